@@ -1,4 +1,4 @@
-"""Describes one thing to act on as a `Block`: what it is, facts about it, and the commands that show it again.
+"""Describes one thing to act on as a `ReportBlock`: what it is, facts about it, and the commands that show it again.
 
 The terminal, Markdown, HTML and the checks for CI show every block alike: none of them knows what it is about.
 """
@@ -18,7 +18,7 @@ MOST_FACTS = 5  # of a law, so that a block takes eight lines where the screen i
 
 
 @dataclass(frozen=True)
-class Block:
+class ReportBlock:
     """Holds a finding. Facts without a value are left out."""
 
     status: str  # whose look it has
@@ -33,13 +33,13 @@ class Block:
     anchor: str = ""  # of the kernel's section on the page of a run
 
     @property
-    def known(self) -> list[tuple[str, str]]:
+    def fields(self) -> list[tuple[str, str]]:
         """Returns the facts that have a value, on one line each."""
         return [(words.clean(name), words.clean(value)) for name, value in self.facts if value]
 
 
 @dataclass(frozen=True)
-class Line:
+class FigureRow:
     """Holds a line of a table of figures."""
 
     kernel: str
@@ -70,7 +70,7 @@ def again(worst: Worst | None) -> list[str]:
     return [] if worst is None else [replay_command(worst.origin)]
 
 
-def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Block:
+def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> ReportBlock:
     """Returns the block of a wrong result. `record` is the path of the saved `run`."""
     result, worst = found.result, found.worst
     reason, besides = _why(found)
@@ -87,7 +87,7 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Block
         commands += again(other.worst)
     short, anchor = "" if run is None else found.short_replay(record, run), _anchor(found.owner)
     note = f", {found.figure}"
-    return Block("wrong", "wrong", found.title, facts, commands, short=short, note=note, anchor=anchor)
+    return ReportBlock("wrong", "wrong", found.title, facts, commands, short=short, note=note, anchor=anchor)
 
 
 def _is_scaled(worst: Worst, gate: Gate) -> bool:
@@ -111,7 +111,7 @@ def _why(found: ResultFacts) -> tuple[str, str]:
     return f"{reason}; {words.basis_of(result, short=True)}", ", ".join(besides)
 
 
-def unproven(found: ResultFacts) -> Block:
+def unproven(found: ResultFacts) -> ReportBlock:
     """Returns the block of a result that is neither right nor wrong, with the next step."""
     result = found.result
     facts = [
@@ -120,24 +120,26 @@ def unproven(found: ResultFacts) -> Block:
         ("besides", f"limit {result_words.limit_of(result)}; {result_words.on_average(result)}"),
         ("next", result_words.remedy(result)),
     ]
-    return Block(result.status, result.status, found.title, facts, anchor=_anchor(found.owner))
+    return ReportBlock(result.status, result.status, found.title, facts, anchor=_anchor(found.owner))
 
 
-def unrepeatable(kernel: KernelFacts) -> Block:
+def unrepeatable(kernel: KernelFacts) -> ReportBlock:
     """Returns the block of a kernel whose calls differ with the same input. Other findings may follow from that."""
     facts = [("why", kernel.run.unrepeatable), ("besides", kernel.besides())]
-    return Block("wrong", "not deterministic", kernel.name, facts, [kernel.replay], anchor=_anchor(kernel))
+    return ReportBlock("wrong", "not deterministic", kernel.name, facts, [kernel.replay], anchor=_anchor(kernel))
 
 
-def broken(kernel: KernelFacts, law: LawRun) -> Block:
+def broken(kernel: KernelFacts, law: LawRun) -> ReportBlock:
     """Returns the block of a broken law."""
     besides = kernel.besides(law)
     facts = [("why", law.message), *law.fact_lines(MOST_FACTS - bool(besides)), ("besides", besides)]
     word = "kernel failed" if law.cause == "failed" else "law broken"
-    return Block("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=_anchor(kernel))
+    return ReportBlock(
+        "wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=_anchor(kernel)
+    )
 
 
-def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str = "…") -> list[Block]:
+def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str = "…") -> list[ReportBlock]:
     """Returns blocks of kernels that raised, crashed or hung, with at most so many lines of their messages.
 
     Kernels with one message, as after a lost device, share a block. A judged kernel and a peer never do: a reader need
@@ -147,7 +149,7 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str 
     for kernel in kernels:
         groups.setdefault((kernel.standing, kernel.word, kernel.run.message, kernel.advice), []).append(kernel)
     return [
-        Block(
+        ReportBlock(
             standing,
             word,
             ", ".join(kernel.name for kernel in members),
@@ -176,3 +178,20 @@ def footnotes(facts: Facts, *, classes: bool = True, baseline: bool = False) -> 
     if baseline and names:
         notes.append(f"PyTorch: the maximum of {words.listed(names)} on the same ordinary inputs")
     return notes
+
+
+def cells_of(each: ResultFacts) -> dict[str, str]:
+    """Returns the texts of a result in the columns of every table of results."""
+    result = each.result
+    measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-", "NaN")]
+    return {
+        "kernel": each.owner.name,
+        "output": words.clean(result.output),
+        "dtype": words.dtype_of(result),
+        **each.classes,
+        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
+        "basis": words.basis_of(result),
+        "basis_short": words.basis_of(result, short=True),
+        "baseline": each.baseline or "-",
+        "verdict": each.label,
+    }

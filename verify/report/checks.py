@@ -17,7 +17,7 @@ from verify.records.bounds.committed import file_name
 from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY, Row, Verdict
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import Block
+from verify.report.blocks import ReportBlock
 from verify.report.gaps import gathered
 from verify.report.present import KernelFacts, ResultFacts, present
 
@@ -136,9 +136,9 @@ def _of_result(found: ResultFacts, first: ResultFacts | None, place: Place) -> C
     return Check(result.status, found.owner.name, name, place, message, replay, repeats=first is None)
 
 
-def _message(title: str, block: Block) -> str:
+def _message(title: str, block: ReportBlock) -> str:
     """Returns a title with the facts of a block below it."""
-    return "\n".join([title, *block.message, *(f"{name}: {value}" for name, value in block.known)])
+    return "\n".join([title, *block.message, *(f"{name}: {value}" for name, value in block.fields)])
 
 
 def _of_laws(kernel: KernelFacts, place: Place) -> list[Check]:

@@ -9,7 +9,7 @@ from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import Block, Line
+from verify.report.blocks import FigureRow, ReportBlock
 from verify.report.gaps import FEW, GapLine
 
 
@@ -70,11 +70,11 @@ def growth(pair: Pair) -> str:
     return "; ".join(f"{before} to {after}" for after, before in map(gate_words.excess, pair.grew))
 
 
-def grown(pair: Pair) -> Block:
+def grown(pair: Pair) -> ReportBlock:
     """Returns the block of a figure that got worse."""
     assert pair.head is not None
     facts = [("error", f"{growth(pair)}, {pair.head.basis}"), *blocks.element(pair.head.worst)]
-    return Block("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst))
+    return ReportBlock("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst))
 
 
 def figure(reading: Reading | None) -> str:
@@ -87,7 +87,7 @@ RIGHT = ("base", "head", "misrounded")
 STANDING = {"worse": "wrong", "incomparable": "skipped", "removed": "skipped"}
 
 
-def line(pair: Pair) -> Line:
+def line(pair: Pair) -> FigureRow:
     """Returns the line of a figure of two records."""
     key, sides = pair.key, [side for side in (pair.base, pair.head) if side is not None]
     shares = dict.fromkeys(words.share(side.figures.misrounded, side.figures.n) for side in sides)
@@ -103,7 +103,7 @@ def line(pair: Pair) -> Line:
     word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
     beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima
     note = words.clean(pair.why) or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
-    return Line(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, "head", note)
+    return FigureRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, "head", note)
 
 
 ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}

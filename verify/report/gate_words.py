@@ -13,7 +13,7 @@ from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, words
-from verify.report.blocks import Block, Line
+from verify.report.blocks import FigureRow, ReportBlock
 from verify.report.gaps import GapLine
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
@@ -150,7 +150,7 @@ COLUMNS = ("output", "dtype", "regime", "bound", "measured", "basis", "status")
 RIGHT = ("bound", "measured")
 
 
-def line(row: Row) -> Line:
+def line(row: Row) -> FigureRow:
     """Returns the line of a row; its columns are in ULP unless they name another unit or figure."""
     key, reading = row.key, row.leading
     figure, bound = ("", "") if reading is None else decisive(row)
@@ -163,7 +163,7 @@ def line(row: Row) -> Line:
         "basis": "" if reading is None else words.basis_short(reading.basis),
     }
     note = words.clean(why(row) if row.waiver else row.reason)
-    return Line(key.kernel, key.arch, cells, SIGN.get(row.status, "skipped"), row.status, "measured", note)
+    return FigureRow(key.kernel, key.arch, cells, SIGN.get(row.status, "skipped"), row.status, "measured", note)
 
 
 def measured(row: Row, between: str = " ") -> str:
@@ -238,7 +238,7 @@ def element(reading: Reading) -> list[tuple[str, str]]:
     return [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
 
 
-def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> Block:
+def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> ReportBlock:
     """Returns the block of a breach. `files` maps the ids of records to their paths, for a short command."""
     reading, bound = row.leading, row.bound
     assert reading is not None
@@ -253,7 +253,7 @@ def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> Block:
     others = [other for other in row.readings if other is not reading]
     facts += [("also", f"{figure(other)}, {other.basis} ({other.source})") for other in others]
     commands, short = blocks.again(reading.worst), short_replay(reading, files)
-    return Block("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, note=note)
+    return ReportBlock("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, note=note)
 
 
 def there(reading: Reading) -> str:

@@ -24,10 +24,10 @@ from urllib.parse import quote
 
 from verify.records import recorded
 from verify.records.files import encode
-from verify.records.record import CLASSES, ORDINARY, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
+from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import blocks, result_words, words
-from verify.report.blocks import Block
+from verify.report.blocks import ReportBlock
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
@@ -289,7 +289,7 @@ def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history
     return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
 
 
-def _findings(facts: Facts) -> list[tuple[str, str, list[Block]]]:
+def _findings(facts: Facts) -> list[tuple[str, str, list[ReportBlock]]]:
     """Returns (anchor, title, blocks) of what there is to act on beside the worst result and failures."""
     differ = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
     wrong = [blocks.wrong(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]]
@@ -361,16 +361,15 @@ def _row(line: ResultRow, each: ResultFacts, history: History | None) -> TableRo
     result = each.result
     figures = judged(result.figures, result.gate)
     baseline = None if result.baseline is None else judged(result.baseline, result.gate)
-    mark = "" if each.maximum == "NaN" else each.mark
-    cells = {
-        "kernel": TableCell(line.kernel.name),
-        "output": TableCell(words.clean(result.output)),
-        "dtype": TableCell(words.dtype_of(result)),
-        **{name: _class_cell(each, name, mark * (name == ORDINARY)) for name in CLASSES},
-        "basis": TableCell(words.basis_of(result, short=True), str(result.basis.n)),
-        "baseline": TableCell(each.baseline, "" if baseline is None else sort_key(baseline.upper)),
-        "verdict": TableCell(each.label, str(LOOKS[line.standing].rank)),
+    keys = {
+        **{name: _class_key(result, name) for name in CLASSES},
+        "basis": str(result.basis.n),
+        "baseline": "" if baseline is None else sort_key(baseline.upper),
+        "verdict": str(LOOKS[line.standing].rank),
     }
+    texts = blocks.cells_of(each) | {"basis": words.basis_of(result, short=True), "baseline": each.baseline}
+    bad = {part.name for part in result.classes if part.reason}
+    cells = {name: TableCell(texts[name], keys.get(name, ""), name in bad) for name, _, _ in COLUMNS}
     theirs = None if baseline is None else baseline.upper
     strip = plot.strip(figures.upper, theirs, result.limit, bad=line.standing == "wrong")
     trend = against.trend(history, each)
@@ -393,12 +392,10 @@ def _anchor(kernel: KernelFacts) -> str:
     return f"kernel-{kernel.index}"
 
 
-def _class_cell(each: ResultFacts, name: str, unit: str) -> TableCell:
-    result = each.result
+def _class_key(result: Result, name: str) -> str:
     found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
-    key = "" if figures is None else sort_key(judged(figures, result.gate).upper)
-    return TableCell(each.classes[name] + unit, key, bool(found and found.reason))
+    return "" if figures is None else sort_key(judged(figures, result.gate).upper)
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Sequence
 
 from verify.report import words
-from verify.report.blocks import Block, Line
+from verify.report.blocks import FigureRow, ReportBlock
 from verify.report.signs import GLYPHS
 
 # These become character references: all but letters, digits and a few signs, underscores at the edge of a word
@@ -108,7 +108,7 @@ def figures_head(columns: Sequence[str], right: Sequence[str]) -> str:
     return f"{table_row(['kernel', *columns])}\n{table_row(['---', *rule])}"
 
 
-def figures_row(line: Line, *, regimes: int = 1) -> str:
+def figures_row(line: FigureRow, *, regimes: int = 1) -> str:
     """Returns a row of a table of figures, which may be about several regimes."""
     cells = [code(text) if name in ("output", "dtype", "regime") else inert(text) for name, text in line.cells.items()]
     if regimes > 1:
@@ -118,10 +118,10 @@ def figures_row(line: Line, *, regimes: int = 1) -> str:
     return table_row([code(line.kernel), *cells, f"{GLYPHS[line.standing]} {word}{note}"])
 
 
-def folded(block: Block) -> str:
+def folded(block: ReportBlock) -> str:
     """Returns a block behind its heading: a table of its facts, its message, and its commands."""
     heading = f"{GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note)}"
-    facts = "".join(f"| {inert(name)} | {inert(value)} |\n" for name, value in block.known)
+    facts = "".join(f"| {inert(name)} | {inert(value)} |\n" for name, value in block.fields)
     table = f"| | |\n| --- | --- |\n{facts}\n" if facts else ""
     message = "<br>".join(code(line) for line in block.message if line)
     commands = "\n".join(map(fenced, block.commands))

@@ -5,7 +5,7 @@ Results in order have a row each while there are few. If there are many, each ke
 
 from __future__ import annotations
 
-from verify.records.record import Run
+from verify.records.record import CLASSES, Run
 from verify.report import blocks, words
 from verify.report.markdown.comment import Budget, code, fenced, folded, inert, table_row
 from verify.report.present import Facts, ResultRow, present
@@ -73,17 +73,8 @@ def _row(row: ResultRow) -> str:
     sign, each = GLYPHS[row.standing], row.result
     if each is None:
         return table_row([code(row.kernel.name), *[""] * 7, f"{sign} {row.kernel.word}"])
-    mark = "" if each.maximum == "NaN" else each.mark
-    ordinary, *others = map(inert, each.classes.values())
-    return table_row(
-        [
-            code(row.kernel.name),
-            code(each.result.output),
-            code(words.dtype_of(each.result)),
-            ordinary + mark,
-            *others,
-            words.basis_of(each.result),
-            each.baseline,
-            f"{sign} " + (f"**{each.label}**" if row.standing == "wrong" else each.label),
-        ]
-    )
+    cells = blocks.cells_of(each)
+    names = [code(cells[name]) for name in ("kernel", "output", "dtype")]
+    figures = [inert(cells[name]) for name in (*CLASSES, "basis", "baseline")]
+    label = inert(each.label)
+    return table_row([*names, *figures, f"{sign} " + (f"**{label}**" if row.standing == "wrong" else label)])

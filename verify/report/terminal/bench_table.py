@@ -22,7 +22,7 @@ LEFT = {"implementation", "dtype", "shape", "output", "gradient", "verdict", "ba
 
 
 @dataclass(frozen=True)
-class Timed:
+class BenchRow:
     """Holds what one line of the table is about: an implementation in one dtype, at one shape if it was timed."""
 
     kernel: KernelRun
@@ -71,9 +71,9 @@ def _by_op(run: Run) -> dict[str, list[KernelRun]]:
     return groups
 
 
-def lines(kernels: list[KernelRun]) -> list[Timed]:
+def lines(kernels: list[KernelRun]) -> list[BenchRow]:
     """Returns lines by dtype, then as recorded, so that implementations of one dtype follow each other."""
-    found = [Timed(kernel, dtype, shape) for kernel in kernels for dtype, shape in _settings(kernel)]
+    found = [BenchRow(kernel, dtype, shape) for kernel in kernels for dtype, shape in _settings(kernel)]
     dtypes = list(dict.fromkeys(line.dtype for line in found))
     return sorted(found, key=lambda line: dtypes.index(line.dtype))
 
@@ -84,7 +84,7 @@ def _settings(kernel: KernelRun) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype, shape) for dtype in dtypes for shape in shapes[dtype] or [()]]
 
 
-def _table(shown: list[Timed], signs: Signs) -> list[str]:
+def _table(shown: list[BenchRow], signs: Signs) -> list[str]:
     timed = any(line.shape for line in shown)
     many = len({line.shape for line in shown if line.shape}) > 1
     columns = ["implementation", "dtype", *(["shape"] if many else []), "output", "basis", "gradient", "basis "]
@@ -99,7 +99,7 @@ def _padded(text: str, name: str, width: int) -> str:
     return text.ljust(width) if name.strip() in LEFT else text.rjust(width)
 
 
-def _cells(line: Timed, columns: list[str], signs: Signs) -> dict[str, str]:
+def _cells(line: BenchRow, columns: list[str], signs: Signs) -> dict[str, str]:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
     outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
     cells = {
@@ -147,7 +147,7 @@ def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
     return f"{signs.status[status]} {WORDS[status]}"
 
 
-def _speed(line: Timed, direction: str) -> Speed | None:
+def _speed(line: BenchRow, direction: str) -> Speed | None:
     for item in line.kernel.speed:
         if (item.dtype, item.shape, item.direction) == (line.dtype, line.shape, direction):
             return item

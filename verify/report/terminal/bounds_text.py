@@ -11,7 +11,7 @@ from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import Block, Line
+from verify.report.blocks import FigureRow, ReportBlock
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
@@ -48,7 +48,7 @@ def _element(change: Change, behind: Behind) -> Reading | None:
     return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
 
 
-def _block(change: Change, behind: Behind, files: Files) -> Block:
+def _block(change: Change, behind: Behind, files: Files) -> ReportBlock:
     """Returns the block of a bound: how it moved, and the worst input behind it; of a looser one its reason too."""
     bound = change.new
     assert bound is not None
@@ -67,7 +67,7 @@ def _block(change: Change, behind: Behind, files: Files) -> Block:
         evidence = bound.evidence
         facts.append(("evidence", f"record {evidence.record}, commit {evidence.commit}, {evidence.date}"))
     name = " ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime))
-    return Block(SIGN[change.kind], change.kind, name, facts, commands, short=short)
+    return ReportBlock(SIGN[change.kind], change.kind, name, facts, commands, short=short)
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
@@ -213,7 +213,7 @@ def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
 COLUMNS = ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change")
 
 
-def _line(change: Change) -> Line:
+def _line(change: Change) -> FigureRow:
     key, bound = change.key, change.new or change.old
     assert bound is not None
     wrong = change.new is not None and change.new.verdict == "wrong"
@@ -228,7 +228,9 @@ def _line(change: Change) -> Line:
         "typical": "-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate),
         "basis": words.basis_short(bound.basis),
     }
-    return Line(key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong)
+    return FigureRow(
+        key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong
+    )
 
 
 def value(bound: Bound | None) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from verify.records.record import CLASSES, ORDINARY
 from verify.records.recorded import judged
 from verify.report import words
-from verify.report.blocks import footnotes
+from verify.report.blocks import cells_of, footnotes
 from verify.report.present import Facts, KernelFacts, ResultFacts
 from verify.report.signs import STYLES, Signs
 from verify.report.terminal.text_page import GAP, Cell, Page
@@ -160,21 +160,13 @@ def rows_of(facts: Facts, signs: Signs) -> list[TerminalRow]:
 
 
 def _cells(each: ResultFacts, signs: Signs) -> dict[str, str]:
-    result, glyph = each.result, signs.status[each.standing]
-    measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-")]
-    return {
-        "kernel": each.owner.name,
-        "output": words.clean(result.output),
-        "dtype": words.dtype_of(result),
+    result, glyph, cells = each.result, signs.status[each.standing], cells_of(each)
+    return cells | {
         "max": each.maximum + each.mark,
         "figure": each.figure,
-        "basis": words.basis_of(result),
-        "basis_short": words.basis_of(result, short=True),
         "p999": words.ulp(judged(result.figures, result.gate).p999),
         "misrounded": words.share(result.figures.misrounded, result.figures.n),
-        **each.classes,
-        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
-        "baseline": each.baseline + each.mark if each.baseline else "-",
+        "baseline": cells["baseline"] + each.mark * bool(each.baseline),
         "verdict": f"{glyph} {each.label}",
         "status": f"{glyph} {each.standing}",
     }

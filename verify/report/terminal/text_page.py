@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
-from verify.report.blocks import Block, Line
+from verify.report.blocks import FigureRow, ReportBlock
 from verify.report.signs import STYLES, Signs
 
 if TYPE_CHECKING:
@@ -106,15 +106,15 @@ class Page:
         row.add_row(Text(name, style="dim"), Text(words.clean(value)))
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
 
-    def block(self, block: Block, *, short: bool = False, omitted: str = "") -> None:
+    def block(self, block: ReportBlock, *, short: bool = False, omitted: str = "") -> None:
         """Adds a heading, a message, facts and commands, without the command `omitted`. `short` shortens the first."""
         self.blank()
         dim = "dim " * (block.status == "peer")
         self.line(self.sign(block.status, block.word, block.style), Cell(block.title, f"{dim}bold default"))
         for text in block.message:
             self.line(text, indent=MARGIN)
-        width = max([NAME, *(min(len(name), MOST_NAME) for name, _ in block.known)])
-        for name, value in block.known:
+        width = max([NAME, *(min(len(name), MOST_NAME) for name, _ in block.fields)])
+        for name, value in block.fields:
             self.field(name, value, width=width)
         first = [block.short] if short and block.short else block.commands[:1]
         for text in [*first, *block.commands[1:]]:
@@ -160,7 +160,7 @@ class Page:
             else:
                 self._stacked(rest, members, right, indent)
 
-    def figures(self, columns: Sequence[str], right: Sequence[str], lines: Sequence[Line]) -> None:
+    def figures(self, columns: Sequence[str], right: Sequence[str], lines: Sequence[FigureRow]) -> None:
         """Adds a table of figures for each kernel, below its name."""
         for kernel, arch in dict.fromkeys((line.kernel, line.arch) for line in lines):
             self.line(Cell(kernel, "bold"), Cell(f"  {arch}" * bool(arch), "dim"))
@@ -170,7 +170,7 @@ class Page:
                 right=right,
             )
 
-    def _cells(self, line: Line) -> list[Cell]:
+    def _cells(self, line: FigureRow) -> list[Cell]:
         red = "red" if line.standing == "wrong" else ""
         cells = [Cell(text, red if name == line.figure else "") for name, text in line.cells.items()]
         return [*cells, Cell(f"{self.signs.status[line.standing]} {line.word}", STYLES[line.standing])]
