@@ -107,6 +107,11 @@ def test_help_fits_the_terminal_and_ends_with_the_examples(
     assert text.endswith("\n  ".join(["\nexamples:", *COMMANDS[prog].examples]) + "\n")
 
 
+def test_a_python_without_docstrings_is_refused() -> None:
+    done = subprocess.run([sys.executable, "-OO", "-m", "verify", "list"], capture_output=True, text=True)
+    assert done.returncode == exits.USAGE and "python -OO" in done.stderr and "next: python -m verify" in done.stderr
+
+
 def test_the_help_of_verify_has_every_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == exits.PASS
     said = " ".join(capsys.readouterr().out.split())
