@@ -21,7 +21,7 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 | `and`, `or`, `not` of tensors are Python's, for which a block is true; `a < b < c` runs | `logic` |
 | an autotuned kernel with several configurations needs a GPU driver | `_first_config` |
 | programs run one after the other | `programs` |
-| types, int64 sums and broadcasts are computed again for each operation: two thirds of a launch | `frontend` |
+| each int32 sum is computed again in int64 for an assertion that only `debug` makes | `install` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
 
 `operators` lists the remaining differences from a GPU.
@@ -29,6 +29,7 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -88,7 +89,7 @@ def install() -> None:
     if _active is not None:
         return
     targets = _targets()
-    from verify.backends.interpreter import arguments, frontend, logic, operators, programs, reduce
+    from verify.backends.interpreter import arguments, logic, operators, programs, reduce
 
     shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
@@ -116,8 +117,10 @@ def install() -> None:
             patches.set(shipped, name, called)
         patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
         _bind_libdevice(patches, shipped)
-        for owner, name, function in frontend.replacements():
-            patches.set(owner, name, function)
+        patches.set(shipped.tl.core.tensor, "__init__", programs.checking(shipped.tl.core.tensor.__init__))
+        builder = shipped.interpreter_builder
+        if not builder.options.debug:
+            patches.set(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
         # it replaces what the modules in the globals of a function need
         patches.language = patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": shipped.tl.core}))
     except BaseException:
@@ -296,17 +299,26 @@ def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float
     return [0.0, 0.0, 0.0]
 
 
+def _bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
+    """Returns a builtin of triton.language that passes the interpreter's semantic."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return function(*args, **kwargs)
+
+    call.__name__, call.__doc__ = function.__name__, function.__doc__  # without the mark of a builtin: bound once
+    return call
+
+
 def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
     """Makes both spellings of libdevice call the interpreter; the portable one has only empty functions."""
     import triton.language.extra.libdevice as portable
     from triton.language import core
     from triton.language.extra.cuda import libdevice as cuda
 
-    from verify.backends.interpreter.frontend import bound
-
     for name, function in inspect.getmembers(cuda):
         if core.is_builtin(function):
-            patches.set(cuda, name, bound(function, shipped.interpreter_semantic))
+            patches.set(cuda, name, _bound(function, shipped.interpreter_semantic))
     for name, function in inspect.getmembers(portable, inspect.isfunction):
         if function.__module__ == portable.__name__:
             patches.set(portable, name, getattr(cuda, name, None) or _not_on_cuda(name))
@@ -346,12 +358,10 @@ def _bind_globals(namespace: dict[str, Any], patches: _Patches, shipped: Any) ->
     """Binds builtins and libdevice functions in the namespace of a kernel to the interpreter."""
     import triton.language as tl
 
-    from verify.backends.interpreter.frontend import bound
-
     portable = sys.modules["triton.language.extra.libdevice"]
     for name, value in list(namespace.items()):
         if isinstance(value, FunctionType):
             if tl.core.is_builtin(value):
-                patches.set_item(namespace, name, bound(value, shipped.interpreter_semantic))
+                patches.set_item(namespace, name, _bound(value, shipped.interpreter_semantic))
             elif value.__module__ == portable.__name__ and value.__name__ in vars(portable):
                 patches.set_item(namespace, name, getattr(portable, value.__name__))

@@ -79,12 +79,19 @@ def spread(data: Array, shape: Sequence[int]) -> Array:
     return np.broadcast_to(data.reshape(now.lanes, *sides), (now.lanes, *shape))
 
 
-def check(data: Array, kind: Any) -> None:
-    """Raises Parted unless a new tensor has the shape of its type, once or for each program."""
-    shape = data.shape[1:] if stacked(data) else data.shape
-    if shape != (tuple(kind.shape) if kind.is_block() else (1,)):
-        raise Parted
-    now.largest = max(now.largest, data.size if shape == data.shape else data.size // now.lanes)
+def checking(original: Callable[..., None]) -> Callable[..., None]:
+    """Returns tensor.__init__ that raises Parted unless a tensor has the shape of its type, once or per program."""
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        original(self, handle, type)
+        if now.lanes and handle is not None:
+            data = handle.data
+            shape = data.shape[1:] if stacked(data) else data.shape
+            if shape != (tuple(type.shape) if type.is_block() else (1,)):
+                raise Parted
+            now.largest = max(now.largest, data.size if shape == data.shape else data.size // now.lanes)
+
+    return init
 
 
 def agreed(data: Array) -> Any:
