@@ -12,7 +12,7 @@ It imports Hypothesis only for the profiles, and never torch.
 * verify-nightly: many cases, seeded by the date, so that two branches tested on one day get the same cases;
 * verify-exhaustive: thousands of cases, and every 16-bit number for ops of one number.
 
-All but verify-ci store the cases that broke a law in an example database and try them first.
+All but verify-ci store drawn cases that broke a law in an example database and draw them first.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from verify.errors import UsageError
 from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
 from verify.laws.law import Broken, Law, Subject, space_of
-from verify.laws.remembered import Remembered
 from verify.laws.shrink import shrink_law
 
 SIZES = Sizes(elements=300, width=300, depth=64)
@@ -155,7 +154,7 @@ def test_a_hook_can_make_a_broken_case_smaller() -> None:
     assert (found.case, found.facts) == (smaller.to_json(), {"from": "hook"})
 
 
-# -- what is remembered --------------------------------------------------------------------------------
+# -- what is stored -------------------------------------------------------------------------------------
 
 
 def breaking_at(dims: tuple[int, ...]) -> Law:
@@ -166,34 +165,22 @@ def breaking_at(dims: tuple[int, ...]) -> Law:
     return law_of(check)
 
 
-def test_a_broken_case_is_remembered_tried_first_and_forgotten_when_it_is_mended() -> None:
-    memory = Remembered(InMemoryExampleDatabase(), b"key")
-    law = breaking_at((0,))
-    first = run_law(law, silu, "float32", here(), replace(PROFILE, examples=200), options=engine.Options(memory=memory))
-    assert first.status == "broken" and first.cases > 1
-    assert [case.to_json() for case in memory.cases()] == [first.case]
-    again = run_law(law, silu, "float32", here(), PROFILE, options=engine.Options(memory=memory))
-    assert (again.status, again.cases, again.case) == ("broken", 1, first.case)
-    mended = run_law(breaking_at((99, 99)), silu, "float32", here(), PROFILE, options=engine.Options(memory=memory))
-    assert mended.status == "ok" and memory.cases() == ()
+def test_a_drawn_case_that_broke_a_law_is_drawn_first_the_next_time() -> None:
+    law, many = breaking_at((0,)), replace(PROFILE, examples=200, fixed=0)
+    options = engine.Options(database=InMemoryExampleDatabase())
+    first = run_law(law, silu, "float32", here(), many, options=options)
+    assert first.status == "broken"
+    one = replace(many, examples=1, seed=99)
+    again = run_law(law, silu, "float32", here(), one, options=options)
+    assert (again.status, again.case) == ("broken", first.case)
+    other = replace(silu, name="other")
+    assert run_law(law, other, "float32", here(), one, options=options).status == "ok", "each kernel has its own"
+    assert run_law(breaking_at((99, 99)), silu, "float32", here(), one, options=options).status == "ok"
 
 
-def test_what_cannot_be_read_any_more_is_dropped() -> None:
-    database = InMemoryExampleDatabase()
-    database.save(b"key", b'{"dtype":"float32","no":"case"}')
-    database.save(b"key", b"\xff")
-    assert Remembered(database, b"key").cases() == ()
-    assert list(database.fetch(b"key")) == []
-
-
-def test_ci_remembers_nothing_and_the_others_share_a_database() -> None:
-    law = breaking_at((0,))
-    places = {name: engine.remembered(law, silu, "float32", here(), PROFILES[name]) for name in PROFILES}
-    assert places["ci"].database is None
-    assert all(places[name].database is not None for name in ("quick", "nightly", "exhaustive"))
-    assert len({place.key for place in places.values()}) == 1
-    assert engine.remembered(law, silu, "bfloat16", here(), PROFILES["quick"]).key != places["quick"].key
-    assert engine.remembered(law, silu, "float32", here(), PROFILE).database is None  # no profile of that name
+def test_ci_stores_nothing_and_the_others_share_a_database() -> None:
+    assert engine.database_of("ci") is None and engine.database_of("test") is None  # no profile of that name
+    assert all(engine.database_of(name) is not None for name in ("quick", "nightly", "exhaustive"))
 
 
 # -- profiles ------------------------------------------------------------------------------------------

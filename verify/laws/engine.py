@@ -1,8 +1,8 @@
 """Runs laws over cases and returns a `LawRun` for each.
 
-Three kinds of cases are tried, in this order. First come cases that broke the law before: pinned in a corpus, or stored
-by an earlier run. Then come the law's fixed cases (each choice once), and then cases that Hypothesis draws. A law's
-check may return a score, such as the error in ULP, which Hypothesis tries to make large. If a law breaks, the result
+Three kinds of cases are tried, in this order: cases that a corpus pins, the law's fixed cases (each choice once), and
+cases that Hypothesis draws, first of all those that broke the law before, from its example database. A law's check may
+return a score, such as the error in ULP, which Hypothesis tries to make large. If a law breaks, the result
 has the shrunk case, the facts about it, and the command that replays it.
 
 Drawn cases depend only on the profile's seed, the law and the dtype. They do not depend on the source text of this
@@ -24,9 +24,9 @@ from typing import Any, Literal
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
-from hypothesis.errors import FlakyFailure
+from hypothesis.database import ExampleDatabase
+from hypothesis.errors import FlakyFailure, InvalidArgument
 from hypothesis.internal.conjecture.providers import HypothesisProvider
-from hypothesis.strategies import SearchStrategy
 from torch import Tensor
 
 from verify.backends import Backend
@@ -40,7 +40,6 @@ from verify.laws.guard import NUMBER_FILL, Guard
 from verify.laws.law import Broken, Law, NotApplicable, Subject, plain_case
 from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
-from verify.laws.remembered import Remembered, database_of
 from verify.measure.call import copies, describe, is_fault
 from verify.records.record import Cause, LawRun, Origin, replay_command
 
@@ -128,10 +127,12 @@ def current_profile() -> Profile:
     return profile_named(name if name in PROFILES else "ci")
 
 
-def remembered(law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: Profile) -> Remembered:
-    """Returns the stored cases that broke a law of a kernel in an earlier run with this profile."""
-    key = "/".join(("verify", kernel.op.name, kernel.name, law.name, dtype, backend.name))
-    return Remembered(database_of(profile.name), key.encode())
+def database_of(profile: str) -> ExampleDatabase | None:
+    """Returns the example database of verify's Hypothesis profile; None if it has none or is not registered."""
+    try:
+        return settings.get_profile(PREFIX + profile).database
+    except InvalidArgument:
+        return None
 
 
 def message(kernel: str, found: LawRun) -> str:
@@ -156,13 +157,14 @@ class Options:
     """Holds options of a search for a case that breaks a law.
 
     pinned: cases that are tried first; None: the cases of the project's corpus for the law.
-    memory: stored cases of earlier runs. Without it nothing is read or stored, so the same call gives the same result.
+    database: where Hypothesis stores drawn cases that break a law, and finds them again. Without it nothing is read or
+        stored, so the same call gives the same result.
     shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
     until: a time of time.monotonic(). After it no case is tried but the first, and no broken case is made smaller.
     """
 
     pinned: Sequence[Case] | None = None
-    memory: Remembered | None = None
+    database: ExampleDatabase | None = None
     shrink: Callable[[Law, Subject, Broken], Broken] | None = None
     until: float = math.inf
 
@@ -180,7 +182,7 @@ def run_law(
     options: Options = DEFAULT,
 ) -> LawRun:
     """Tries one law on one kernel in one dtype."""
-    pinned, memory = options.pinned, options.memory
+    pinned = options.pinned
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, options.until)
     reason = law.reason(subject)
     if reason is not None:
@@ -188,9 +190,9 @@ def run_law(
     _first_call(subject)
     if pinned is None:
         pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
-    trial = _Trial(law, subject, profile)
+    trial = _Trial(law, subject, profile, options.database)
     try:
-        broken = trial.known((*pinned, *(memory.cases() if memory else ())), memory) or trial.fixed() or trial.drawn()
+        broken = trial.tried(pinned) or trial.fixed() or trial.drawn()
     except NotApplicable as reason:
         return _skipped(law, dtype, str(reason))
     undeclared = trial.refused > 0 and kernel.refuses is None and not kernel.peer
@@ -217,8 +219,6 @@ def run_law(
             return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
     if options.shrink is not None and options.until == math.inf:  # a large case takes too long for many tries
         broken = options.shrink(law, subject, broken)
-    if memory is not None:
-        memory.keep(broken.case)
     return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
 
 
@@ -259,36 +259,32 @@ class _Trial:
     law: Law
     subject: Subject
     profile: Profile
+    database: ExampleDatabase | None = None
     cases: int = 0
     refused: int = 0
     refusal: str = ""  # message of the last refusal
     late: bool = False  # True: time ended before the last case
 
-    def known(self, cases: Sequence[Case], memory: Remembered | None) -> Broken | None:
-        """Tries cases that broke the law before. Removes those that no longer break it from the memory."""
+    def tried(self, cases: Sequence[Case]) -> Broken | None:
+        """Returns how the first of these cases that breaks the law does so."""
         for case in cases:
             if self._ends():
                 return None
-            broken = self._check(case)
-            if broken is not None:
+            try:
+                self._score(case)
+            except Broken as broken:
                 return broken
-            if memory is not None:
-                memory.drop(case)
         return None
 
     def fixed(self) -> Broken | None:
         """Tries the law's fixed cases. If one breaks, the search tries to find a smaller one."""
-        for case in self.law.fixed(self.subject)[: self.profile.fixed]:
-            if self._ends():
-                return None
-            broken = self._check(case)
-            if broken is not None:
-                counted = self.cases
-                again = self.subject.until == math.inf and (not broken.failed or self.subject.backend.usable())
-                smaller = self.drawn() if again else None
-                self.cases = counted
-                return smaller or broken
-        return None
+        broken = self.tried(self.law.fixed(self.subject)[: self.profile.fixed])
+        if broken is None or self.subject.until < math.inf or (broken.failed and not self.subject.backend.usable()):
+            return broken
+        counted = self.cases
+        smaller = self.drawn()
+        self.cases = counted
+        return smaller or broken
 
     def drawn(self) -> Broken | None:
         """Tries cases that Hypothesis draws. Hypothesis shrinks a case that breaks the law."""
@@ -318,7 +314,7 @@ class _Trial:
                 target(score, label=label)
 
         try:
-            _search(once, self.law.cases(self.subject), count, seed_of(self.profile.seed, label))
+            self._search(once, count, seed_of(self.profile.seed, label))
         except Broken as broken:
             return broken
         except FlakyFailure as flaky:  # the kernel is not deterministic; one failure is enough
@@ -335,13 +331,6 @@ class _Trial:
         self.late |= over
         return over
 
-    def _check(self, case: Case) -> Broken | None:
-        try:
-            self._score(case)
-        except Broken as broken:
-            return broken
-        return None
-
     def _score(self, case: Case) -> float | None:
         try:
             score = attempt(self.law, self.subject, case)
@@ -353,6 +342,26 @@ class _Trial:
             raise
         self.cases += 1
         return score
+
+    def _search(self, once: Callable[[Case], None], examples: int, seed: int) -> None:
+        """Runs Hypothesis on `once` with a fixed seed. Raises what the smallest failing case raises."""
+        configured = settings(
+            max_examples=examples,
+            deadline=None,  # a deadline would turn a slow machine into a failure
+            derandomize=False,  # it would hash the source of `once`, so an edit there would change the drawn cases
+            database=self.database,
+            print_blob=False,
+            report_multiple_bugs=False,
+            phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+            suppress_health_check=list(HealthCheck),
+        )
+        # settings last, because `seed` takes the database away
+        test: Any = configured(hypothesis.seed(seed)(given(self.law.cases(self.subject))(once)))
+        kernel, about = self.subject.kernel, self.subject
+        key = "/".join(("verify", kernel.op.name, kernel.name, self.law.name, about.dtype, about.backend.name))
+        test._hypothesis_internal_database_key = key.encode()  # by default a hash of the source of `once`
+        with _no_constants_from_source():
+            test()
 
 
 def replay_law(law: Law, kernel: Kernel, case: Case, backend: Backend, target_name: str) -> LawRun:
@@ -446,23 +455,6 @@ def difference(subject: Subject, broken: Broken) -> Broken | None:
 def seed_of(seed: int, label: str) -> int:
     """Returns the seed of one search. It differs for every law and dtype, and is the same for every kernel."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
-
-
-def _search(once: Callable[[Case], None], strategy: SearchStrategy[Case], examples: int, seed: int) -> None:
-    """Runs Hypothesis on `once` with a fixed seed. Raises what the smallest failing case raises."""
-    configured = settings(
-        max_examples=examples,
-        deadline=None,  # a deadline would turn a slow machine into a failure
-        derandomize=False,  # it would hash the source of `once`, so an edit there would change the drawn cases
-        database=None,
-        print_blob=False,
-        report_multiple_bugs=False,
-        phases=(Phase.generate, Phase.target, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    test: Any = hypothesis.seed(seed)(configured(given(strategy)(once)))
-    with _no_constants_from_source():
-        test()
 
 
 @contextmanager
