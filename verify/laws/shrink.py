@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -39,8 +40,6 @@ from verify.truth.ulp import bits_of, from_bits, widen
 EVALUATIONS = 400  # limit for a user who requests a smaller case
 LAW_EVALUATIONS = 120  # limit for every law that breaks in a suite
 EDITS = 4096  # a case spells out at most this many single elements besides a tensor of ones
-# primes, one per dimension: they show which dimension an axis follows
-_PROBES = (10_007, 10_009, 10_037, 10_039, 10_061, 10_067)
 _PLAIN = {"data": (0.0, 1.0), "matrix": (0.0, 1.0), "scale": (1.0, 0.0), "shift": (0.0, 1.0), "upstream": (1.0, 0.0)}
 _FINEST, _COARSE = 32, 4  # parts that are removed, at most: elements may have to keep their positions
 _SHORT = 8  # this many elements are easy to spell out
@@ -116,36 +115,24 @@ def shrink_element(
 # -- what "in the same way" means ----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Way:
-    """Describes how a case breaks, without the numbers that a smaller case changes."""
-
-    rule: str
-    result: str
-    infinite: bool
-    error: float | None
-
-    @staticmethod
-    def of(broken: Broken) -> _Way:
-        error = None if broken.excess is None else abs(broken.excess.error)
-        return _Way(
-            rule=re.sub(r"[-+(\[]*\d[\d.,+\-e()\[\] ]*", "#", broken.rule),
-            result=broken.result,
-            infinite=error is not None and not math.isfinite(error),
-            error=error,
-        )
-
-    def like(self, first: _Way, least: float) -> bool:
-        """True if this is the same failure as the first one, and not a smaller one found during the search."""
-        same = (self.result, self.infinite) == (first.result, first.infinite) and first.rule in ("", self.rule)
-        return same and (self.error is None or self.infinite or self.error >= least)
+def _rule(broken: Broken) -> str:
+    """Returns the rule without the numbers that a smaller case changes."""
+    return re.sub(r"[-+(\[]*\d[\d.,+\-e()\[\] ]*", "#", broken.rule)
 
 
-def _least(broken: Broken) -> float:
-    """Returns the least error of the same failure: half the way, in digits, from the limit to the error."""
-    if broken.excess is None or not math.isfinite(broken.excess.error):
-        return 0.0
-    return math.sqrt(abs(broken.excess.error)) * math.sqrt(broken.excess.limit)
+def _alike(found: Broken, first: Broken) -> bool:
+    """True if this is the same failure as the first one, and not a smaller one found during the search.
+
+    Its error reaches at least half the way, in digits, from the limit to the first one's.
+    """
+    if found.result != first.result or (first.rule and _rule(found) != _rule(first)):
+        return False
+    now, was = (None if each.excess is None else abs(each.excess.error) for each in (found, first))
+    if now is None or not math.isfinite(now):
+        return (now is None) == (was is None or math.isfinite(was))
+    if was is None or first.excess is None:
+        return True
+    return math.isfinite(was) and now >= math.sqrt(was) * math.sqrt(first.excess.limit)
 
 
 # -- a case with its elements at hand ------------------------------------------------------------------
@@ -206,12 +193,10 @@ class _Shrinker:
 
     def __post_init__(self) -> None:
         self.op: Op = self.kernel.op
-        self.first = _Way.of(self.given)
-        self.least = _least(self.given)
         self.best: Case = self.given.case
         self.broken: Broken = self.given
         self.draft: _Draft | None = None
-        self.followed: dict[str, list[tuple[int, int] | None]] = {}
+        self.followed: dict[int, dict[str, list[tuple[int, int] | None]]] = {}  # by the number of dimensions
 
     def shrink(self) -> Shrunk:
         original: Case = self.given.case
@@ -240,7 +225,7 @@ class _Shrinker:
             raise
         except Exception:  # a candidate may not be a valid case at all
             return False
-        if found is None or not _Way.of(found).like(self.first, self.least):
+        if found is None or not _alike(found, self.given):
             return False
         self.best, self.broken = case, found
         return True
@@ -257,17 +242,14 @@ class _Shrinker:
     def _plainer(self) -> None:
         """Tries contiguous layouts, default parameters, one dtype, no gradients and seed 0, one after the other."""
         changes: list[Callable[[Case], Case]] = []
-        for name in self.best.layouts:
-            changes.append(lambda case, name=name: _without(case, "layouts", name))  # type: ignore[misc]
-        for name in self.best.dtypes:
-            changes.append(lambda case, name=name: _without(case, "dtypes", name))  # type: ignore[misc]
-        for name in self.best.params:
-            if name not in self.kernel.params:
-                changes.append(lambda case, name=name: _without(case, "params", name))  # type: ignore[misc]
-        if self.best.upstream and self.first.result in self.kernel.outputs:
-            changes.append(lambda case: _forward_only(case, self.kernel.outputs))
+        for where in ("layouts", "dtypes", "params"):
+            for name in getattr(self.best, where):
+                if where != "params" or name not in self.kernel.params:
+                    changes.append(partial(_without, where, name))
+        if self.best.upstream and self.given.result in self.kernel.outputs:
+            changes.append(partial(_forward_only, self.kernel.outputs))
         if self.best.seed:
-            changes.append(lambda case: msgspec.structs.replace(case, seed=0))
+            changes.append(partial(msgspec.structs.replace, seed=0))
         for change in changes:
             changed = change(self.best)
             if self._accepts(changed) and self.draft is not None:
@@ -331,23 +313,14 @@ class _Shrinker:
         return shapes_of(self.op, dims, self.op.resolve(case.params), self.kernel.outputs)
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
-        """Maps each axis of every tensor to the dimension of the case that it follows, and its multiple of that
-        size.
-        """
-        if self.op.geometry.named:
-            self.followed = self.followed or self._grown(case)
-            return self.followed
-        probes = _PROBES[: len(case.dims)]
-        shapes = self._shapes(case, probes)
-        return {
-            name: [next(((d, size // p) for d, p in enumerate(probes) if size % p == 0), None) for size in shape]
-            for name, shape in shapes.items()
-        }
+        """Maps each axis of every tensor to the dimension of the case that it follows, and its multiple of that size.
 
-    def _grown(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
-        """Does the same for a PyTorch function: triples each size and compares the shapes."""
+        An axis follows a dimension if tripling the dimension triples the axis.
+        """
+        if found := self.followed.get(len(case.dims)):  # shapes of a PyTorch function take a trace each
+            return found
         before = self._shapes(case, case.dims)
-        found: dict[str, list[tuple[int, int] | None]] = {name: [None] * len(shape) for name, shape in before.items()}
+        found = {name: [None] * len(shape) for name, shape in before.items()}
         for dim, size in enumerate(case.dims) if not self.op.geometry.examples else ():
             try:
                 after = self._shapes(case, (*case.dims[:dim], 3 * size, *case.dims[dim + 1 :]))
@@ -355,8 +328,9 @@ class _Shrinker:
                 continue
             for name, shape in before.items():
                 for axis, own in enumerate(shape):
-                    if after[name][axis] == 3 * own and own % size == 0:
+                    if size and after[name][axis] == 3 * own and own % size == 0:
                         found[name][axis] = dim, own // size
+        self.followed[len(case.dims)] = found
         return found
 
     def _place(self) -> dict[int, int]:
@@ -458,12 +432,9 @@ class _Shrinker:
 
     # -- values
 
-    def _role(self, name: str) -> str:
-        return next((operand.role for operand in self.op.operands if operand.name == name), "upstream")
-
     def _simplify(self, name: str) -> None:
         """Replaces as many elements as possible by zeros and ones."""
-        numbers = _PLAIN[self._role(name)]
+        numbers = _PLAIN[next((each.role for each in self.op.operands if each.name == name), "upstream")]
         if self._required().tensors[name].numel() > _SHORT:
             numbers = (1.0, 0.0)  # ones need not be spelled out
         for number in numbers:
@@ -571,22 +542,13 @@ def _truncated(tensor: Tensor, places: Sequence[int], kept: int) -> Tensor | Non
     return from_bits(bits, fmt).reshape(tensor.shape)
 
 
-def _without(case: Case, where: str, name: str) -> Case:
+def _without(where: str, name: str, case: Case) -> Case:
     left: dict[str, Any] = {key: value for key, value in getattr(case, where).items() if key != name}
     return msgspec.structs.replace(case, **{where: left})
 
 
-def _forward_only(case: Case, outputs: Sequence[str]) -> Case:
+def _forward_only(outputs: Sequence[str], case: Case) -> Case:
     """Returns the case without gradients and without its settings for them."""
-    arriving = {"d" + name for name in outputs}
-
-    def operands(given: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in given.items() if name not in arriving}
-
-    return msgspec.structs.replace(
-        case,
-        upstream="",
-        values=operands(case.values),
-        edits=operands(case.edits),
-        layouts=operands(case.layouts),
-    )
+    for name, where in product(outputs, ("values", "edits", "layouts")):
+        case = _without(where, "d" + name, case)
+    return msgspec.structs.replace(case, upstream="")
