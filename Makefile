@@ -78,7 +78,7 @@ test-machines: $(STAMP)
 # docs/findings.md and docs/speed.md are written from answers and records that a machine has to measure first.
 docs: $(STAMP)
 	$(BIN)/python docs/generate_cli.py
-	$(BIN)/python -m verify.laws.reference docs/laws.md
+	$(BIN)/python docs/generate_laws.py
 	$(BIN)/python docs/generate_figures.py
 
 # The bounds come first: `verify bounds propose RUN`, then `verify gate RUN`. The record lies beside its page.

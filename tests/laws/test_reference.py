@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -9,20 +10,18 @@ import pytest
 
 from verify.laws import registry
 from verify.laws.engine import PROFILES
-from verify.laws.reference import BEGIN, END, updated
 
-PAGE = Path(__file__).parents[2] / "docs" / "laws.md"
+GENERATE = runpy.run_path(str(Path(__file__).parents[2] / "docs" / "generate_laws.py"))
+BEGIN, END, PAGE, updated = (GENERATE[name] for name in ("BEGIN", "END", "PAGE", "updated"))
 
 
 def test_the_page_is_what_the_registry_would_write() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert updated(text) == text, "run: python -m verify.laws.reference docs/laws.md"
+    assert updated(text) == text, "run: python docs/generate_laws.py"
 
 
-def test_every_law_has_its_line_and_every_profile_its_figures() -> None:
+def test_every_profile_has_its_figures() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    for law in registry.ALL:
-        assert f"| `{law.name}` | {law.summary} |" in text
     for profile in PROFILES.values():
         assert f"| `{profile.name}` | {profile.examples:,} |" in text
 

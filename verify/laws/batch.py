@@ -32,7 +32,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_o
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import Comparison, demand_each_same
+from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject, plain_case, plain_cases, space_of
 from verify.laws.locality import Rows, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
@@ -126,15 +126,15 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         rule = "a row's result depends on the values of other rows"
         labels, facts = (label, "other rows as drawn"), {**of, "row": f"{chosen} of {count}"}
         told.append((keep, keep, rule, labels, facts, None))
-    comparisons, summing = [], kernel.op.geometry.named and kernel.op.gate != "plain"
+    summing = kernel.op.geometry.named and kernel.op.gate != "plain"
     found = unchanged.demand(*(belonging.local(part, slice(None)) for part in runs))
     for part, (rows, mine, rule, labels, facts, alone) in zip(found, told, strict=True):
         got, expected = belonging.local(part, mine), _only(belonging.local(near.results, rows))
-        same = same_bits([got[name] for name in expected], list(expected.values()))
-        if alone and summing and not same and not broken_by(subject, case, Measured(alone[0], alone[1], got)):
+        if same_bits([got[name] for name in expected], list(expected.values())):
             continue
-        comparisons.append(Comparison(got, expected, rule, labels, facts))
-    demand_each_same(case, comparisons)
+        if alone and summing and not broken_by(subject, case, Measured(alone[0], alone[1], got)):
+            continue
+        demand_same(case, got, expected, rule, labels=labels, facts=facts)
 
 
 def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -41,31 +40,6 @@ def place(tensor: Tensor, index: int) -> str:
         index, at = divmod(index, size) if size else (0, 0)
         position.append(at)
     return f"{list(reversed(position))} of shape {list(tensor.shape)}"
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Holds two runs that must have the same bits, and the rule that is broken if they differ."""
-
-    got: Mapping[str, Tensor]
-    expected: Mapping[str, Tensor]
-    rule: str
-    labels: tuple[str, str] = ("got", "expected")
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-
-def demand_each_same(case: Case, comparisons: Sequence[Comparison]) -> None:
-    """Applies `demand_same` to each comparison.
-
-    Checks all of them at once first, because on a GPU each check waits.
-    """
-    left = [each.got.get(name) for each in comparisons for name in each.expected]
-    right = [value for each in comparisons for value in each.expected.values()]
-    found = [value for value in left if value is not None]
-    if len(found) == len(left) and same_bits(found, right):
-        return
-    for each in comparisons:
-        demand_same(case, each.got, each.expected, each.rule, labels=each.labels, facts=each.facts)
 
 
 def laid(case: Case) -> dict[str, str]:

@@ -30,10 +30,9 @@ from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
-from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import Comparison, demand_each_same, demand_same, laid
+from verify.laws.compare import demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, space_of
 from verify.laws.locality import data_operands
@@ -148,14 +147,9 @@ def _check_overwritten(subject: Subject, case: Case) -> None:
     kept = {f"saved tensor {place}": pair for place, pair in enumerate(saved)}
     now, past = ({label: pair[side] for label, pair in kept.items()} for side in (0, 1))
     operands, outputs, outputs_before, now, past = unchanged.demand(operands, outputs, outputs_before, now, past)
-    demand_each_same(
-        case,
-        [
-            Comparison(operands, operands_before, "an operand is changed by the call or by its backward pass"),
-            Comparison(outputs, outputs_before, "an output is changed by the backward pass"),
-            Comparison(now, past, "a tensor saved for backward is changed by it"),
-        ],
-    )
+    demand_same(case, operands, operands_before, "an operand is changed by the call or by its backward pass")
+    demand_same(case, outputs, outputs_before, "an output is changed by the backward pass")
+    demand_same(case, now, past, "a tensor saved for backward is changed by it")
     if first:
         again = sent_all(arriving, device)
         second = gradients_of(kernel, graph, again, unchanged=unchanged, originals=arriving)
@@ -214,15 +208,11 @@ def _check_stale(subject: Subject, case: Case) -> None:
     stale = "new values in the same memory do not give the results of those values"
     changed = "what an earlier call returned is changed by a later call"
     between = "the gradients of a call depend on another call before its backward pass"
-    demand_each_same(
-        case,
-        [
-            Comparison(now, early, changed, labels=("after", "before")),
-            Comparison(late, other, stale, labels=("same memory", "fresh memory")),
-            Comparison(_outputs_of(kernel, again), _outputs_of(kernel, early), stale, labels=("again", "at first")),
-            Comparison(again, early, between, labels=("no call between", "a call between")),
-        ],
-    )
+    demand_same(case, now, early, changed, labels=("after", "before"))
+    demand_same(case, late, other, stale, labels=("same memory", "fresh memory"))
+    outputs_again, outputs_early = ({name: some[name] for name in kernel.outputs} for some in (again, early))
+    demand_same(case, outputs_again, outputs_early, stale, labels=("again", "at first"))
+    demand_same(case, again, early, between, labels=("no call between", "a call between"))
     # results cached by shape would pass all comparisons above
     same = {name: value for name, value in late.items() if value.numel() and same_bits([value], [early[name]])}
     data = [[value for name in data_operands(kernel) if (value := some[name]) is not None] for some in values]
@@ -258,10 +248,6 @@ def _check_stale(subject: Subject, case: Case) -> None:
     if same and (broken := wrong(1)) is not None and wrong(0) is None:
         facts = {"result": f"{broken.result}, the same bits as for the values before"}
         raise broken.restated(stale, case, facts | broken.facts) from None
-
-
-def _outputs_of(kernel: Kernel, results: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: results[name] for name in kernel.outputs}
 
 
 def _differentiable(subject: Subject) -> str | None:

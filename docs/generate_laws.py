@@ -2,19 +2,19 @@
 
 The page shows the docstring of each module of laws, up to the line `Details:`.
 
-python -m verify.laws.reference docs/laws.md     # rewrite the text between the markers
+    python docs/generate_laws.py     rewrite the text between the markers
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-import sys
 from pathlib import Path
 
 from verify.laws import registry
 from verify.laws.law import Law
 
+PAGE = Path(__file__).with_name("laws.md")
 DETAILS = "\nDetails:\n"
 BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
 
@@ -47,5 +47,4 @@ def updated(document: str) -> str:
 
 
 if __name__ == "__main__":
-    path = Path(sys.argv[1])
-    path.write_text(updated(path.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
