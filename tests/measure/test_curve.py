@@ -14,7 +14,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.backends import Interpreter
 from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
-from verify.measure.tally import Peak, merged_peaks, worse
+from verify.measure.tally import Peak, merged_peaks
 from verify.records.figure import rounded_up
 from verify.records.record import number, value_of
 from verify.truth import formats
@@ -121,13 +121,6 @@ def test_no_elements_at_all() -> None:
     found = peaks_of(torch.empty(0), torch.empty(0).double(), torch.empty(0) > 0, edges)
     assert found == []
     assert recorded("x", formats.named("float32"), edges, found, None).counts == [0]
-
-
-def test_worse_is_a_total_order_with_nan_on_top() -> None:
-    ladder = [0.0, 1.0, math.inf, math.nan]
-    for low, first in enumerate(ladder):
-        for high, second in enumerate(ladder):
-            assert worse(first, second) == (low > high)
 
 
 def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> None:

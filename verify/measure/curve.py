@@ -8,7 +8,6 @@ plot, and rounds maxima up to three digits, so no maximum is too small.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -16,10 +15,10 @@ import torch
 from torch import Tensor
 
 from verify.measure.counting import counted, reduced
-from verify.measure.tally import Peak, worse
+from verify.measure.tally import Peak
 from verify.ops.geometry import Params
 from verify.ops.op import Op
-from verify.records.figure import rounded_up
+from verify.records.figure import ordered, rounded_up
 from verify.records.record import Curve, number, value_of
 from verify.truth.formats import Format
 from verify.truth.ulp import widen
@@ -101,10 +100,9 @@ def recorded(
                 groups[-1] = together
                 continue
         groups.append([place])
-    rank = functools.cmp_to_key(_order)
     # of equal errors the first bin's input remains
-    worst = [max(group, key=lambda at: rank(maxima[at])) for group in groups]
-    highest = [[max((line[at] for at in group), key=rank) for group in groups] for line in lines]
+    worst = [max(group, key=lambda at: ordered(maxima[at])) for group in groups]
+    highest = [[max((line[at] for at in group), key=ordered) for group in groups] for line in lines]
     return Curve(
         operand=operand,
         edges=[*(number(edges[group[0]]) for group in groups), number(edges[-1])],
@@ -113,10 +111,6 @@ def recorded(
         worst=[fmt.hex(inputs[at]) if counts[at] else "" for at in worst],
         baseline=[] if baseline is None else [number(value) for value in highest[1]],
     )
-
-
-def _order(one: float, two: float) -> int:
-    return worse(one, two) - worse(two, one)
 
 
 def _alike(errors: Sequence[float]) -> bool:

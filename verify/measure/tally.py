@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from verify.records.figure import ordered
 from verify.records.record import Figures, Histogram, Number, number, value_of
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is exact to within 3%
@@ -182,9 +183,7 @@ class Peak(msgspec.Struct, frozen=True, array_like=True):
 
     def merge(self, other: Peak) -> Peak:
         """Returns the bin of both sets together."""
-        mine, its = value_of(self.ulp), value_of(other.ulp)
-        first = self.place <= other.place
-        taken = self if worse(mine, its) or (first and not worse(its, mine)) else other
+        taken = max(self, other, key=lambda peak: (ordered(value_of(peak.ulp)), -peak.place))
         return Peak(self.bin, self.count + other.count, taken.ulp, taken.place, taken.bits)
 
 
@@ -194,11 +193,6 @@ def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:
     for peak in (*a, *b):
         found[peak.bin] = found[peak.bin].merge(peak) if peak.bin in found else peak
     return [found[place] for place in sorted(found)]
-
-
-def worse(first: float, second: float) -> bool:
-    """True if the first error is worse: NaN above infinity above every number."""
-    return not math.isnan(second) and (math.isnan(first) or first > second)
 
 
 def worst(leaders: Iterable[Leader], keep: int = KEEP) -> list[Leader]:

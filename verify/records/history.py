@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import os
 import zlib
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import msgspec
 
 from verify.errors import UsageError
 from verify.records import files
+from verify.records.figure import ordered
 from verify.records.readings import APART, Reading, arch_of, leading, readings
 from verify.records.record import Run
 
@@ -59,7 +59,7 @@ class Line:
     def changes(self) -> list[Change]:
         """Returns every pair of successive figures that differ, the oldest first. NaN equals NaN."""
         pairs = itertools.pairwise(self.measured)
-        return [Change(one, two) for one, two in pairs if one.value != two.value and not _nan(one, two)]
+        return [Change(one, two) for one, two in pairs if ordered(one.value) != ordered(two.value)]
 
 
 def by_record(runs: Sequence[Run]) -> list[Line]:
@@ -108,7 +108,3 @@ def latest(folder: str | os.PathLike[str], now: Run, most: int) -> list[Run]:
 
 def _cases(reading: Reading) -> tuple[str, int | None]:
     return reading.properties, reading.basis.seed
-
-
-def _nan(one: Reading, two: Reading) -> bool:
-    return math.isnan(one.value) and math.isnan(two.value)

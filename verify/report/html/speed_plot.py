@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from verify.records.figure import ordered
 from verify.records.record import Number, value_of
 from verify.records.recorded import judged
 from verify.report import words
@@ -53,7 +54,7 @@ def plots(facts: Facts) -> list[Plot]:
             ]
             if not errors:
                 continue
-            error, _ = max(errors, key=lambda pair: _rank(pair[0]))
+            error, _ = max(errors, key=lambda pair: ordered(value_of(pair[0])))
             wrong = any(bad for _, bad in errors) and not kernel.peer
             point = SpeedPoint(each.name, kernel.peer, wrong, speed.milliseconds, speed.of_copy, error)
             group = groups.setdefault((each.call, speed.dtype, speed.direction), {})
@@ -67,11 +68,6 @@ def plots(facts: Facts) -> list[Plot]:
         title = f"{call} {direction}, {words.clean(dtype)}, {' x '.join(map(str, shape))}"
         found.append(Plot(title, points, scatter(points, title)))
     return found
-
-
-def _rank(error: Number) -> tuple[bool, float]:
-    value = value_of(error)
-    return (math.isnan(value), 0.0 if math.isnan(value) else value)
 
 
 def scatter(points: list[SpeedPoint], title: str) -> Markup:
