@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib
 import importlib.metadata
 import importlib.util
 import math
@@ -24,39 +25,17 @@ from typing import TYPE_CHECKING, Any, Union
 import msgspec
 
 from verify import backends
-from verify.declare.requests import Describe, Description, Forget, Listed, ListKernels, ListOps, OpAbout
+from verify.declare import requests as declare
 from verify.declare.target import Declared, Target
-from verify.diagnose.requests import (
-    BlindSpots,
-    Explain,
-    Explanation,
-    FindBlindSpots,
-    LawReplayed,
-    Probe,
-    Probed,
-    Replayed,
-    ReplayElement,
-    ReplayLaw,
-)
+from verify.diagnose import requests as diagnose
 from verify.errors import InternalError, UsageError
-from verify.laws.requests import LawPlan, PlanLaws, TryLaw
-from verify.measure.requests import (
-    Bits,
-    CallKernel,
-    Certify,
-    Contender,
-    ListContenders,
-    ListSideEffects,
-    Measure,
-    Time,
-    Timed,
-)
+from verify.laws import requests as laws
+from verify.measure import requests as measure
 from verify.records.part_store import cache
-from verify.records.record import KernelRun, LawRun, SideEffect
-from verify.referee.requests import CallTime, TimeSolution
-from verify.search.hunt.requests import DoHunt, HuntReply, Hunts, ListHunts, Pin, Pinned
-from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.truth.certificate import Entry
+from verify.records.record import KernelRun, LawRun
+from verify.referee.requests import TimeSolution
+from verify.search.hunt import requests as hunts
+from verify.search.sweep import requests as sweeps
 from verify.workers import process_tree
 from verify.workers.fork_server import forked
 from verify.workers.machine import usable_cores
@@ -239,21 +218,6 @@ def _environment(request: Environment, backend: Backend, progress: OnProgress) -
     return About(backend.name, backend.device, environment, backend.workers(usable_cores()), backend.count())
 
 
-def _gpus(request: CountGpus, backend: Backend, progress: OnProgress) -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _forget(request: Forget, backend: Backend, progress: OnProgress) -> None:
-    """Drops the facts of the environment, which name the commit. `KernelProcesses` ends the process of the target."""
-    _environment_of.cache_clear()
-
-
-def _list(request: ListKernels, backend: Backend, progress: OnProgress) -> Listed:
-    return request.answer()
-
-
 def _one(named: str) -> Kernel:
     from verify.declare.discovery import load
 
@@ -265,7 +229,7 @@ def _one(named: str) -> Kernel:
     return kernels[0]
 
 
-def _measure(request: Measure, backend: Backend, progress: OnProgress) -> KernelRun:
+def _measure(request: measure.Measure, backend: Backend, progress: OnProgress) -> KernelRun:
     from verify.measure.kernel import measure_kernel
 
     kernel = _one(request.target)
@@ -277,14 +241,14 @@ def _measure(request: Measure, backend: Backend, progress: OnProgress) -> Kernel
     return done
 
 
-def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
+def _call(request: measure.CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.budget import give_back
     from verify.measure.call import run_judged
     from verify.measure.remote_call import bits_of_results, let_go
 
     let_go(backend)
     if not request.case:
-        return WithBytes(Bits([], [], ()), ())
+        return WithBytes(measure.Bits([], [], ()), ())
     kernel, case = _one_case(request.target, request.case, backend)
     _compile_anew(case.dtype)
     reply = bits_of_results(run_judged(kernel, case, backend.device))
@@ -293,12 +257,6 @@ def _call(request: CallKernel, backend: Backend, progress: OnProgress) -> WithBy
 
 
 _dtype_called = ""
-
-
-def _time_solution(request: TimeSolution, backend: Backend, progress: OnProgress) -> CallTime:
-    from verify.referee.clock import timed
-
-    return timed(_one(request.target), backend, request.seconds)
 
 
 def _compile_anew(dtype: str) -> None:
@@ -315,27 +273,7 @@ def _compile_anew(dtype: str) -> None:
     _dtype_called = dtype
 
 
-def _describe(request: Describe, backend: Backend, progress: OnProgress) -> Description:
-    from verify.ops.registry import is_shipped
-
-    kernel = _one(request.target)
-    contained = getattr(kernel.function, "contained", False)
-    return Description(kernel.described(), is_shipped(kernel.op), contained=contained)
-
-
-def _side_effects(request: ListSideEffects, backend: Backend, progress: OnProgress) -> list[SideEffect]:
-    return []  # this process calls no kernel: see `verify.measure.apart`
-
-
-def _contenders(request: ListContenders, backend: Backend, progress: OnProgress) -> list[Contender]:
-    from verify.declare.discovery import load
-    from verify.measure.timing import comparable
-
-    target = Target.parse(request.target)
-    return [Contender(Declared.of(item, target.source), repr(comparable(item))) for item in load(target)]
-
-
-def _time(request: Time, backend: Backend, progress: OnProgress) -> list[Timed]:
+def _time(request: measure.Time, backend: Backend, progress: OnProgress) -> list[measure.Timed]:
     from verify.measure import timing
     from verify.measure.autotuners import launched
 
@@ -377,7 +315,7 @@ def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:
     return kernel, case
 
 
-def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> Replayed:
+def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgress) -> diagnose.Replayed:
     from verify.diagnose.replay import replay, replay_smaller
     from verify.diagnose.snippet import snippet, too_long
 
@@ -391,27 +329,10 @@ def _replay(request: ReplayElement, backend: Backend, progress: OnProgress) -> R
     )
     if long:
         found = replay_smaller(kernel, request.target, backend, case, result=result, index=index)
-    return Replayed(found, snippet(kernel, backend, found) if request.snippet else None)
+    return diagnose.Replayed(found, snippet(kernel, backend, found) if request.snippet else None)
 
 
-def _law(request: ReplayLaw, backend: Backend, progress: OnProgress) -> LawReplayed:
-    from verify.diagnose.replay import replay_law
-    from verify.laws import registry
-
-    kernel, case = _one_case(request.target, request.case, backend)
-    found, smaller = replay_law(registry.get(request.law), kernel, case, backend, request.target, shrink=request.shrink)
-    return LawReplayed(found, kernel.name, smaller)
-
-
-def _laws(request: PlanLaws, backend: Backend, progress: OnProgress) -> LawPlan:
-    from verify.laws import engine
-    from verify.laws.profiles import remaining
-
-    rounds = engine.rounds(engine.profile_named(request.profile))
-    return LawPlan(list(remaining(request.without)), len(rounds), list(request.without))
-
-
-def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
+def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     from verify.laws import engine, registry
     from verify.laws.shrink import shrink_law
 
@@ -427,20 +348,7 @@ def _try_law(request: TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     )
 
 
-def _probe(request: Probe, backend: Backend, progress: OnProgress) -> Probed:
-    from verify.diagnose.domain import probe
-
-    return probe(_one(request.target), request.target, backend, progress, request.avoid)
-
-
-def _find_blind_spots(request: FindBlindSpots, backend: Backend, progress: OnProgress) -> list[BlindSpots]:
-    """Returns the errors of a definition that would pass."""
-    from verify.diagnose.blind import every_blind_spot
-
-    return every_blind_spot(_one(request.target), backend.name, request.dtypes)
-
-
-def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explanation:
+def _explain(request: diagnose.Explain, backend: Backend, progress: OnProgress) -> diagnose.Explanation:
     """Divides the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
     from verify.laws import registry
@@ -459,17 +367,44 @@ def _explain(request: Explain, backend: Backend, progress: OnProgress) -> Explan
     return explain(kernel, request.target, backend, case, result=result, index=index)
 
 
-def _certify(request: Certify, backend: Backend, progress: OnProgress) -> list[Entry]:
-    from verify.measure.certify import certify
+def _law(request: diagnose.ReplayLaw, backend: Backend, progress: OnProgress) -> diagnose.LawReplayed:
+    from verify.diagnose.replay import replay_law
+    from verify.laws import registry
 
-    return certify(request.ops, device=backend.device, seed=request.seed, progress=progress)
+    kernel, case = _one_case(request.target, request.case, backend)
+    found, smaller = replay_law(registry.get(request.law), kernel, case, backend, request.target, shrink=request.shrink)
+    return diagnose.LawReplayed(found, kernel.name, smaller)
 
 
-def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbout]:
+def _laws(request: laws.PlanLaws, backend: Backend, progress: OnProgress) -> laws.LawPlan:
+    from verify.laws import engine
+    from verify.laws.profiles import remaining
+
+    rounds = engine.rounds(engine.profile_named(request.profile))
+    return laws.LawPlan(list(remaining(request.without)), len(rounds), list(request.without))
+
+
+def _describe(request: declare.Describe, backend: Backend, progress: OnProgress) -> declare.Description:
+    from verify.ops.registry import is_shipped
+
+    kernel = _one(request.target)
+    contained = getattr(kernel.function, "contained", False)
+    return declare.Description(kernel.described(), is_shipped(kernel.op), contained=contained)
+
+
+def _contenders(request: measure.ListContenders, backend: Backend, progress: OnProgress) -> list[measure.Contender]:
+    from verify.declare.discovery import load
+    from verify.measure.timing import comparable
+
+    target = Target.parse(request.target)
+    return [measure.Contender(Declared.of(item, target.source), repr(comparable(item))) for item in load(target)]
+
+
+def _ops(request: declare.ListOps, backend: Backend, progress: OnProgress) -> list[declare.OpAbout]:
     from verify import ops
 
     return [
-        OpAbout(
+        declare.OpAbout(
             name=op.name,
             summary=op.summary,
             operands=[o.name + ("?" if o.optional else "") for o in op.operands],
@@ -483,69 +418,44 @@ def _ops(request: ListOps, backend: Backend, progress: OnProgress) -> list[OpAbo
     ]
 
 
-def _hunts(request: ListHunts, backend: Backend, progress: OnProgress) -> Hunts:
-    from verify.search.hunt.serve import allowed
-
-    return allowed(_one(request.target), request.dtypes, request.results)
-
-
-def _hunt(request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
-    from verify.search.hunt.serve import serve
-
-    return serve(_one(request.target), request, backend, progress)
+def _in(module: str) -> Any:
+    """Imports a module of verify at the first request that needs it: a worker starts without most of them."""
+    return importlib.import_module(f"verify.{module}")
 
 
-def _pin(request: Pin, backend: Backend, progress: OnProgress) -> Pinned:
-    from verify.search.hunt.pinning import pin
-
-    return pin(_one(request.target), request, backend)
-
-
-def _list_spaces(request: ListSpaces, backend: Backend, progress: OnProgress) -> Spaces:
-    from verify.search.sweep import serve
-
-    return serve.spaces(request, backend)
-
-
-def _sweep_chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
-    from verify.search.sweep import serve
-
-    return serve.chunks(request, backend, progress)
-
-
-def _record_sweep(request: RecordSweep, backend: Backend, progress: OnProgress) -> KernelRun:
-    from verify.search.sweep import serve
-
-    return serve.record(request)
-
-
+# By request: its answer from the request itself, the backend and a function that reports progress.
 HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     Environment: _environment,
-    CountGpus: _gpus,
-    ListKernels: _list,
-    Forget: _forget,
-    ListOps: _ops,
-    Measure: _measure,
-    CallKernel: _call,
-    Describe: _describe,
-    ListSideEffects: _side_effects,
-    ListContenders: _contenders,
-    Time: _time,
-    TimeSolution: _time_solution,
-    ReplayElement: _replay,
-    ReplayLaw: _law,
-    PlanLaws: _laws,
-    TryLaw: _try_law,
-    Explain: _explain,
-    FindBlindSpots: _find_blind_spots,
-    Probe: _probe,
-    Certify: _certify,
-    ListSpaces: _list_spaces,
-    SweepChunks: _sweep_chunks,
-    RecordSweep: _record_sweep,
-    ListHunts: _hunts,
-    DoHunt: _hunt,
-    Pin: _pin,
+    CountGpus: lambda it, on, say: importlib.import_module("torch").cuda.device_count(),
+    # the facts of the environment name the commit; `KernelProcesses` ends the process of the target
+    declare.Forget: lambda it, on, say: _environment_of.cache_clear(),
+    declare.ListKernels: lambda it, on, say: it.answer(),
+    declare.ListOps: _ops,
+    declare.Describe: _describe,
+    measure.Measure: _measure,
+    measure.CallKernel: _call,
+    measure.ListSideEffects: lambda it, on, say: [],  # this process calls no kernel: see `verify.measure.apart`
+    measure.ListContenders: _contenders,
+    measure.Time: _time,
+    measure.Certify: lambda it, on, say: _in("measure.certify").certify(
+        it.ops, device=on.device, seed=it.seed, progress=say
+    ),
+    TimeSolution: lambda it, on, say: _in("referee.clock").timed(_one(it.target), on, it.seconds),
+    diagnose.ReplayElement: _replay,
+    diagnose.ReplayLaw: _law,
+    diagnose.Explain: _explain,
+    diagnose.FindBlindSpots: lambda it, on, say: _in("diagnose.blind").every_blind_spot(
+        _one(it.target), on.name, it.dtypes
+    ),
+    diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
+    laws.PlanLaws: _laws,
+    laws.TryLaw: _try_law,
+    sweeps.ListSpaces: lambda it, on, say: _in("search.sweep.serve").spaces(it, on),
+    sweeps.SweepChunks: lambda it, on, say: _in("search.sweep.serve").chunks(it, on, say),
+    sweeps.RecordSweep: lambda it, on, say: _in("search.sweep.serve").record(it),
+    hunts.ListHunts: lambda it, on, say: _in("search.hunt.serve").allowed(_one(it.target), it.dtypes, it.results),
+    hunts.DoHunt: lambda it, on, say: _in("search.hunt.serve").serve(_one(it.target), it, on, say),
+    hunts.Pin: lambda it, on, say: _in("search.hunt.pinning").pin(_one(it.target), it, on),
 }
 
 
