@@ -199,8 +199,6 @@ def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture
         (("replay", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),
         (("run", "--without", "compield"), "argument --without: no law is named 'compield' (closest: compiled)"),
         (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
-        (("bounds", "propose", "r.json", "--margin", "11"), "a share is a number from 0 to 10, 0.1 for a tenth"),
-        (("bounds", "propose", "r.json", "--margin", "-1"), "a share is a number from 0 to 10"),
     ],
 )
 def test_what_an_option_does_not_take_is_said(

@@ -32,8 +32,7 @@ def propose(options: argparse.Namespace) -> int:
         verify bounds propose run.json --move 'judged by the noise of the program'
 
     records: RUN.json ...  records of runs
-    --kernel ... --bounds --headroom
-    --margin SHARE  how much looser a bound may be than its measurement supports before it is tightened (default 0.05)
+    --kernel ... --bounds
     --move REASON  also replace bounds of results that are judged by another gate now, or on other cases; the reason
         stays in the file. Bounds of wrong, vacuous and undecided results stay unchanged
     --dry-run  show, and write nothing
@@ -53,8 +52,6 @@ def propose(options: argparse.Namespace) -> int:
         [load(path) for path in options.records],
         book,
         kernels=options.kernel,
-        margin=committed.MARGIN if options.margin is None else options.margin,
-        headroom=options.headroom,
         move=options.move,
         today=_today(),
     )
@@ -141,7 +138,6 @@ def accept(options: argparse.Namespace) -> int:
         runs,
         book,
         today=_today(),
-        headroom=options.headroom,
     )
     assert change.new is not None
     behind = changes.behind([change], runs)

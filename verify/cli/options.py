@@ -59,17 +59,6 @@ def size(text: str) -> int:
     return int(digits) * scale
 
 
-def share(text: str) -> float:
-    """Parses a share, such as 0.1 for a tenth."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 10:
-        raise argparse.ArgumentTypeError(f"a share is a number from 0 to 10, 0.1 for a tenth; received {text!r}")
-    return value
-
-
 def rounds(text: str) -> int:
     """Parses a number of timed rounds: 1 to 10,000."""
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
@@ -181,7 +170,6 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "ROUNDS": rounds,
     "N,N": shape,
     "SIZE": size,
-    "SHARE": share,
     "X": float,
     "DTYPE": dtype_name,
     "LAW": law_name,
@@ -221,7 +209,6 @@ case: [CASE] = ""  the case as JSON, from a message or report
 --all  also list figures in order
 --pin  add what was found to the corpus, which every run tries again
 --reason TEXT = ""  why, in words that stay in the file
---headroom SHARE  added to observed maxima: other seeds find larger ones (default: 0.25 or more, by cases)
 --on-ci  write although this is a CI machine
 --resume PATH  keep finished parts there, and continue from those of an earlier start
 --gpus all|N|LIST  spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2

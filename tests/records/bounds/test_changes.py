@@ -96,14 +96,6 @@ def test_what_tightens(value: float, basis: Basis, old: Bound, expected: float |
     assert (change.kind, change.new.value, change.new.basis) == ("tighter", expected, basis)
 
 
-def test_margin_and_headroom_can_be_given() -> None:
-    records = [run(kernel(result(0.9)))]
-    assert propose(records, book(bound(1.0)), margin=0.2).changes == ()
-    assert only(propose(records, book(bound(1.0)), margin=0.0)).new.value == 0.9  # type: ignore[union-attr]
-    seen = [run(kernel(result(0.9, basis=SEEN)))]
-    assert only(propose(seen, book(), headroom=0.5)).new.value == 1.35  # type: ignore[union-attr]
-
-
 def test_gradients_of_a_sweep_get_headroom_for_the_upstream_that_it_did_not_try() -> None:
     swept = {"basis": ALL, "source": "sweep"}
     records = [run(kernel(result(0.6, output="dx", **swept), result(0.6, **swept)))]

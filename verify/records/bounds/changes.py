@@ -14,7 +14,6 @@ from typing import Any, Literal
 from verify.errors import UsageError, nearest
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import (
-    MARGIN,
     PROMISES,
     Acceptance,
     Book,
@@ -63,8 +62,6 @@ def propose(
     book: Book,
     *,
     kernels: Sequence[str] = (),
-    margin: float = MARGIN,
-    headroom: float | None = None,
     move: str | None = None,
     today: str = "",
 ) -> Proposal:
@@ -74,14 +71,14 @@ def propose(
     """
     if move is not None and not move.strip():
         raise UsageError("moving bounds needs a reason, which stays in the files; --move is empty")
-    verdict = gate.judge(runs, book, kernels=kernels, margin=margin, headroom=headroom)
+    verdict = gate.judge(runs, book, kernels=kernels)
     changes, left = [], []
     for row in verdict.rows:
         moves = move is not None and any(_asks_otherwise(row, item) for item in row.readings)
         failed = [item for item in row.readings if moves and item.status != "ok"]
         change = None
         if not failed:
-            change = _moved(row, move or "", today, headroom) if moves else _proposed(row, margin, headroom)
+            change = _moved(row, move or "", today) if moves else _proposed(row)
         if change is not None:
             changes.append(change)
         elif failed:
@@ -97,33 +94,33 @@ def _asks_otherwise(row: Row, reading: Reading) -> bool:
     return bound is not None and (bound.gate != reading.gate or bound.properties.get(reading.source, asked) != asked)
 
 
-def _moved(row: Row, reason: str, today: str, headroom: float | None) -> Change | None:
+def _moved(row: Row, reason: str, today: str) -> Change | None:
     """Returns the replacement of a bound. None if no bound may rest on the readings, or if they have two gates."""
     if len(_usable(row.readings)) < len(row.readings) or len({item.gate for item in row.readings}) > 1:
         return None
     assert row.bound is not None
     reading = leading(list(row.readings))
-    promise = supported(row.readings, headroom)
+    promise = supported(row.readings)
     entry = Acceptance(today, row.bound.value, promise[0], reason.strip())
     new = dataclasses.replace(_bound(row, reading, promise, entry.reason), accepted=(*row.bound.accepted, entry))
     return Change(_kind(row.bound, new), row.bound, new)
 
 
-def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
+def _proposed(row: Row) -> Change | None:
     """Returns a new, tighter or restated bound, or None if the readings change nothing or cannot carry a bound."""
     usable = _usable(row.readings)
     if not usable or len(usable) < len(row.readings):
         return None
     reading = leading(usable)
     if row.bound is None:
-        return Change("new", None, _bound(row, reading, supported(usable, headroom), "first measured"))
+        return Change("new", None, _bound(row, reading, supported(usable), "first measured"))
     old = row.bound
     if row.beyond or any(item.gate != old.gate or exceeded(item, old) for item in usable):
         return None
     asked: dict[str, str] = {**old.properties, **{str(item.source): item.properties for item in usable}}
     stale = old.evidence.source in asked and asked[old.evidence.source] != old.properties.get(old.evidence.source)
-    promise = tightened(usable, old, margin=margin, headroom=headroom)
-    if stale and (value := supported(usable, headroom)[0]) < old.value:
+    promise = tightened(usable, old)
+    if stale and (value := supported(usable)[0]) < old.value:
         promise = (value, *promise[1:])
     if promise[0] < old.value:
         return Change("tighter", old, _bound(row, reading, promise, f"tightened from {old.value:g}"))
@@ -135,9 +132,7 @@ def _proposed(row: Row, margin: float, headroom: float | None) -> Change | None:
     return None
 
 
-def accept(
-    text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str, headroom: float | None = None
-) -> Change:
+def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str) -> Change:
     """Returns the looser bound that a record needs, for exactly one key, with the reason that the file keeps."""
     if not reason.strip():
         raise UsageError("a loosening needs a reason, which stays in the file; --reason is empty")
@@ -166,7 +161,7 @@ def accept(
             f"{text} is within its bound: {reading.value:.6g}{UNIT[reading.gate]}, the bound is {old.value:g}",
             hint="verify bounds propose RUN  (never loosens)",
         )
-    promise = supported(usable, headroom)
+    promise = supported(usable)
     if reading.gate == old.gate:  # only what is exceeded gets looser
         pairs = zip(PROMISES, promise, old.promise, strict=True)
         promise = tuple(new if name in beyond else then for name, new, then in pairs)  # type: ignore[assignment]

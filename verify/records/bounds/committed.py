@@ -119,12 +119,12 @@ class Book:
 # -- figures --------------------------------------------------------------------------------------------
 
 
-def headroom_of(reading: Reading, asked: float | None = None) -> float:
+def headroom_of(reading: Reading) -> float:
     """Returns the share that is added to a maximum.
 
-    It is 0 if the maximum is proven. Otherwise it is `asked`, or by default depends on the number of cases. The last
-    rounding gives up to half a unit with every seed; the error before it varies. The gradients of a sweep are proven
-    for dy = 1 alone, but the bound holds for every dy, so they get headroom.
+    It is 0 if the maximum is proven. Otherwise it depends on the number of cases. The last rounding gives up to half a
+    unit with every seed; the error before it varies. The gradients of a sweep are proven for dy = 1 alone, but the
+    bound holds for every dy, so they get headroom.
     """
     basis = reading.basis
     if reading.counts and not reading.value:  # a wrong integer is no matter of chance
@@ -132,27 +132,24 @@ def headroom_of(reading: Reading, asked: float | None = None) -> float:
     seen = basis.kind == "observed"
     if not seen and not reading.one_upstream:
         return 0.0
-    if asked is not None:
-        return asked
     if not seen or basis.n >= MANY:
         return HEADROOM
     excess = HEADROOM_OF_EXCESS * (1 - LEAST / max(reading.value, LEAST))
     return HEADROOM_OF_FEW if basis.n < FEW else max(HEADROOM, excess)
 
 
-def proposal(reading: Reading, headroom: float | None = None) -> float:
+def proposal(reading: Reading) -> float:
     """Returns the largest error that a measurement supports: rounded up, with headroom unless it is proven."""
-    return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading, headroom))
+    return rounded_up(max(reading.value, LEAST), headroom=headroom_of(reading))
 
 
-def supported(found: Sequence[Reading], headroom: float | None = None) -> Promise:
+def supported(found: Sequence[Reading]) -> Promise:
     """Returns the limits that the readings of one key support."""
     shares, means = [], []
     for each in found:
         share, mean = each.share, each.typical
-        if headroom_of(each, headroom):
-            relative = HEADROOM if each.gate == "plain" else HEADROOM_OF_ROWS
-            share, mean = by_chance(each, relative if headroom is None else headroom)
+        if headroom_of(each):
+            share, mean = by_chance(each, HEADROOM if each.gate == "plain" else HEADROOM_OF_ROWS)
             if share is not None and each.gate != "plain":
                 share += SHARE_OF_ROWS
         shares += [] if share is None else [min(1.0, rounded_up(share))]
@@ -160,7 +157,7 @@ def supported(found: Sequence[Reading], headroom: float | None = None) -> Promis
     verdict: Verdict = max((each.verdict for each in found if each.decides), key=badness, default="")
     if not verdict and any(each.verdict == "wrong" for each in found):
         verdict = "wrong"  # so that a reader knows what the bound is of
-    return proposal(leading(list(found)), headroom), max(shares, default=None), max(means, default=None), verdict
+    return proposal(leading(list(found))), max(shares, default=None), max(means, default=None), verdict
 
 
 def by_chance(reading: Reading, headroom: float) -> tuple[float | None, float | None]:
@@ -188,21 +185,19 @@ def badness(verdict: Verdict) -> int:
     return ("", *RESULT_STATUSES).index(verdict)
 
 
-def tightened(
-    found: Sequence[Reading], bound: Bound, *, margin: float = MARGIN, headroom: float | None = None
-) -> Promise:
+def tightened(found: Sequence[Reading], bound: Bound) -> Promise:
     """Returns the limits of a bound, each of them lowered if the readings support that: by the margin and as strongly.
 
     A better basis tightens without a margin: it replaces an observation by a proof. An observation goes below the value
     that was last accepted only if readings of several seeds prove as much as the bound.
     """
-    reading, new = leading(list(found)), supported(found, headroom)
+    reading, new = leading(list(found)), supported(found)
     may = as_strong(reading.basis, bound.basis)
     if reading.basis.kind == "observed" and bound.accepted and new[0] < bound.accepted[-1].new:
         seeds = {item.basis.seed for item in found if as_strong(item.basis, bound.basis)} - {None}
         may = may and len(seeds) >= SEEDS_BELOW_ACCEPTED
     better = STRENGTH[reading.basis.kind] > STRENGTH[bound.basis.kind]
-    slack = 1.0 if better else 1 + max(margin, headroom_of(reading, headroom))
+    slack = 1.0 if better else 1 + max(MARGIN, headroom_of(reading))
 
     def lower(now: float | None, then: float | None) -> Any:
         return now if now is not None and (then is None or (may and now * slack < then)) else then

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, get_args
 
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
-from verify.records.bounds.committed import MARGIN, PROMISES, Book, Bound, badness, tightened
+from verify.records.bounds.committed import PROMISES, Book, Bound, badness, tightened
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, Source, arch_of, leading, readings
 from verify.records.record import UNPROVEN, KernelRun, ResultStatus, Run
 
@@ -131,8 +131,6 @@ def judge(
     book: Book,
     *,
     kernels: Sequence[str] = (),
-    margin: float = MARGIN,
-    headroom: float | None = None,
     base: Sequence[Run] = (),
 ) -> Verdict:
     """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels.
@@ -149,7 +147,7 @@ def judge(
                 found.setdefault(reading.key, []).append(reading)
     failures = _failures(runs, chosen)
     before = {(each.key, each.source): each.verdict for run in base for each in readings(run)}
-    rows = [_row(key, items, book, margin, headroom, before) for key, items in found.items()]
+    rows = [_row(key, items, book, before) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
     absent = [book.bounds[key] for key in expected - set(found)]
     asked = _asked_of_stages(runs, absent)
@@ -209,20 +207,13 @@ def _failures(runs: Iterable[Run], chosen: Callable[[str], bool]) -> dict[tuple[
     return found
 
 
-def _row(
-    key: Key,
-    found: list[Reading],
-    book: Book,
-    margin: float,
-    headroom: float | None,
-    before: Mapping[tuple[Key, Source], ResultStatus],
-) -> Row:
+def _row(key: Key, found: list[Reading], book: Book, before: Mapping[tuple[Key, Source], ResultStatus]) -> Row:
     bound = book.bounds.get(key)
     beyond = [exceeded(reading, bound, before.get((key, reading.source))) for reading in found]
     judged = [_judge(reading, bound, book, bool(more)) for reading, more in zip(found, beyond, strict=True)]
     status, reason = min(judged, key=lambda pair: SEVERITY.index(pair[0]))
     if status == "ok" and bound is not None:
-        pairs = zip(bound.promise, tightened(found, bound, margin=margin, headroom=headroom), strict=True)
+        pairs = zip(bound.promise, tightened(found, bound), strict=True)
         if any(old not in (None, "", new) for old, new in pairs):  # what a bound of format 2 lacks makes it no looser
             status, reason = "improved", "`verify bounds propose` tightens the bound"
     return Row(key, status, reason, bound, tuple(found), beyond=tuple(each for more in beyond for each in more))
