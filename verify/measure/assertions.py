@@ -24,8 +24,9 @@ from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
 from verify.errors import KernelError, UsageError, closest, from_zero, said_by
 from verify.measure.call import Measured, items_of, outputs_of, unlike_plain
-from verify.measure.case import KERNEL, Piece, Question, judge_case, question_of
+from verify.measure.case import KERNEL, Question, judge_case, question_of
 from verify.measure.element import worst_element
+from verify.measure.findings import Findings
 from verify.measure.judge import JudgedBy, judge_by, with_noise_again
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
@@ -271,9 +272,11 @@ class _Closeness:
             self.questions[key] = self._question(results)
         declared, group, question = self.questions[key]
         given = {KERNEL: results}
-        pieces = judge_case(declared, group, question.explaining(given), given, {})[KERNEL]
-        failed = [text for name, piece in pieces.items() if (text := self._failure(declared, question, name, piece))]
-        if failed or set(pieces) != set(results):
+        judged = judge_case(declared, group, question.explaining(given), given, {})[KERNEL]
+        failed = [
+            text for name, findings in judged.items() if (text := self._failure(declared, question, name, findings))
+        ]
+        if failed or set(judged) != set(results):
             raise AssertionError("\n".join(failed) or "a result was not judged, which is no pass")
 
     def _one(self) -> dict[str, Tensor]:
@@ -338,15 +341,15 @@ class _Closeness:
         problem = problem_of(self.op, case, measured.inputs, measured.upstream, wanted)
         return declared, group, question_of(declared, case, measured, problem, "", 0, SMALL)
 
-    def _failure(self, declared: Kernel, question: Question, name: str, piece: Piece) -> str:
+    def _failure(self, declared: Kernel, question: Question, name: str, findings: Findings) -> str:
         """Returns the message about a result that breaks its limits, with its worst element; empty if it keeps them."""
-        found = check_limit(declared, question.case.dtype, name, piece.parts, piece.trivial)
-        if found.status == "ok" and any(part.n > 0 for part in piece.parts.values()):
+        found = check_limit(declared, question.case.dtype, name, findings.parts, findings.trivial)
+        if found.status == "ok" and any(part.n > 0 for part in findings.parts.values()):
             return ""
         reason = (found.reason or "nothing was judged").replace(" on ordinary inputs", "")
         lines = [f"{self.label}.{name} is {found.status}: {reason}"]
-        if piece.worst:
-            worst = piece.worst[0][1]
+        if findings.worst:
+            worst = findings.worst[0][1]
             at = f" at [{', '.join(map(str, worst.index))}]" if worst.index else ""
             lines += [f"  {operand:<7} {text}" for operand, text in worst.inputs.items()]
             lines += [f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]

@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
 from torch import Tensor
 
 from verify.cases import Case
 from verify.measure.counting import tally
+from verify.measure.findings import Blind
 from verify.measure.judge import JudgedBy
 from verify.measure.result import rms_limit
 from verify.ops.graph.blind import mutated
@@ -29,13 +29,6 @@ _MOST = 1 << 14  # the largest product of a case's sizes
 # The least rms of a change that is reported, in units of the rms that noise and rounding explain. No accuracy could
 # show a smaller change.
 SEEN = 0.5
-
-
-class Blind(msgspec.Struct, frozen=True, order=True):
-    """Holds one error that passes: its share of the limit, and its description."""
-
-    share: float
-    words: str
 
 
 def blind_spots(

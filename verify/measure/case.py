@@ -3,7 +3,7 @@
 The results come from the kernel, from PyTorch (the baseline) and from modes of inference, such as the kernel under
 `torch.no_grad()`. `verify.measure.kernel` uses this module in three steps. `question_of` evaluates the float64
 references. `judge_case` compares all results with the truth: at a tie, each source with the choice that explains it. It
-may run in a fork, so it returns pieces that can be sent. `Collected.add` merges the pieces of all cases of a group.
+may run in a fork, so it returns findings that can be sent. `Collected.add` merges those of all cases of a group.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from verify.cases.plan import Group
 from verify.cases.regimes import deciding_values
 from verify.cases.values import SPECIAL
 from verify.declare.declaration import Kernel
-from verify.measure.blind import Blind, blind_spots
+from verify.measure.blind import blind_spots
 from verify.measure.blind import case_of as blind_case
 from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
-from verify.measure.digest import Digest, of_many
+from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
+from verify.measure.findings import KEEP_SPECIAL, Collected, Findings, PartName, Ranked
 from verify.measure.judge import (
     CONTENDER_ROUNDS,
     OPEN_LIMIT,
@@ -43,9 +44,8 @@ from verify.measure.judge import (
     with_noise_again,
 )
 from verify.measure.misread import mistake
-from verify.measure.neighbourhood import Peaks, coordinate, join, peaks_of
-from verify.measure.result import KEEP_SPECIAL, Findings
-from verify.measure.tally import KEEP, Peak, Tally, merged_peaks, worst
+from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
+from verify.measure.tally import KEEP, Peak, Tally, worst
 from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Largest, Op, Problem, Regime, chosen, remembering
@@ -72,95 +72,7 @@ Parts = tuple[tuple[Regime, str], ...]  # the parts of a result: a regime and a 
 KERNEL, BASELINE = "kernel", "baseline"  # sources of results; a mode of inference is a source too
 
 
-class Piece(msgspec.Struct, frozen=True):
-    """Holds the outcome of judging one result of one case. `Collected` explains the fields.
-
-    `worst`, `special` and `each` hold only elements that are worse than those kept from earlier cases.
-    """
-
-    parts: dict[tuple[str, str], Tally]  # by regime and class
-    bounds: dict[str, Regime]
-    worst: list[tuple[float, Worst]]
-    special: list[tuple[float, Worst]]
-    each: dict[tuple[str, str], tuple[float, Worst]]
-    escalated: int
-    certificate: str
-    curve: list[Peak]
-    operand: str
-    edges: tuple[float, ...]
-    trivial: dict[str, Tally] = {}
-    blind: list[Blind] = []
-    mistake: str = ""  # how the kernel reads a quantised operand wrongly
-    whole: int = 0  # number of elements of the result, if only some of them were judged
-    digest: str = ""  # digest of all elements, if only some of them were judged
-    near: Peaks = {}  # the largest errors by neighbourhoods, of a kernel that is held against PyTorch
-
-
-Pieces = dict[str, dict[str, Piece]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
-
-
-@dataclass
-class Collected:
-    """Accumulates the pieces of one result over the cases of a group."""
-
-    fmt: Format
-    parts: dict[tuple[str, str], Tally] = field(default_factory=dict)  # by regime and class
-    bounds: dict[str, Regime] = field(default_factory=dict)
-    worst: list[tuple[float, Worst]] = field(default_factory=list)  # (error, element) for ordinary inputs
-    special: list[tuple[float, Worst]] = field(default_factory=list)  # the same for infinite or NaN inputs
-    each: dict[tuple[str, str], tuple[float, Worst]] = field(default_factory=dict)  # the worst element of each part
-    escalated: int = 0
-    certificates: list[str] = field(default_factory=list)
-    n: int = 0
-    whole: int = 0  # number of elements, judged or not
-    cases: list[Case] = field(default_factory=list)  # the cases that gave this result
-    curve: list[Peak] = field(default_factory=list)  # places count the elements of all cases
-    operand: Format | None = None  # format of the operand of the curve
-    edges: tuple[float, ...] = ()  # edges of the bins of the curve
-    trivial: dict[str, Tally] = field(default_factory=dict)  # tallies of trivial answers on ordinary inputs
-    blind: list[Blind] = field(default_factory=list)  # errors in the definition that would pass
-    mistake: str = ""  # how the kernel reads a quantised operand wrongly
-    near: Peaks = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.digest = Digest(self.fmt)
-
-    def add(self, case: Case, got: Tensor, piece: Piece) -> None:
-        """Merges the piece of one case. Cases are added in their order, even if a later one was judged first."""
-        for key, part in piece.parts.items():
-            self.parts[key] = self.parts.get(key, Tally()).merge(part)
-        for name, part in piece.trivial.items():
-            self.trivial[name] = self.trivial.get(name, Tally()).merge(part)
-        self.blind += piece.blind
-        join(self.near, piece.near)
-        self.mistake = self.mistake or piece.mistake
-        self.bounds |= piece.bounds
-        self.cases.append(case)
-        self.escalated += piece.escalated
-        if piece.digest:
-            self.digest.add_digest(piece.digest)
-        else:
-            self.digest.add(got)
-        if piece.operand:
-            self.operand, self.edges = formats.named(piece.operand), piece.edges
-            moved = [msgspec.structs.replace(peak, place=peak.place + self.n) for peak in piece.curve]
-            self.curve = merged_peaks(self.curve, moved)
-        self.n += got.numel()
-        self.whole += piece.whole or got.numel()
-        if piece.certificate not in self.certificates:
-            self.certificates.append(piece.certificate)
-        for kept, found, most in ((self.worst, piece.worst, KEEP), (self.special, piece.special, KEEP_SPECIAL)):
-            kept += found
-            kept.sort(key=lambda entry: -entry[0])  # stable: among equal errors the earlier case comes first
-            del kept[most:]
-        for key, entry in piece.each.items():
-            if entry[0] > self.each.get(key, (0.0,))[0]:
-                self.each[key] = entry
-
-    @property
-    def findings(self) -> Findings:
-        """Returns the statistics of all cases."""
-        return Findings(self.parts, self.escalated, self.certificates, self.each, self.bounds)
+CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
 class NoAnswer(Exception):
@@ -345,11 +257,11 @@ def judge_case(
     known: dict[str, dict[str, Collected]],
     *,
     few: bool = False,
-) -> Pieces:
-    """Judges all results of one case and returns a piece for each.
+) -> CaseFindings:
+    """Judges all results of one case and returns the findings about each.
 
     given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
-    known: the pieces of earlier cases, by source and result. Only elements worse than those are described.
+    known: the findings about earlier cases, by source and result. Only elements worse than those are described.
     few: True judges as few elements exactly of a single case as of one among others.
     """
     # with several cases the ten worst elements come from different cases; a single case must give all ten
@@ -385,7 +297,7 @@ def judge_case(
             got = given[by][name].to(truths[name].value.device)
             fmt, floor = asked.formats[name], asked.floors[name]
             truths[name] = with_noise_again(asked.op, asked.host, name, got, truths[name], fmt, floor)
-    pieces: Pieces = {}
+    judged: CaseFindings = {}
     theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
         own = by != BASELINE
@@ -400,22 +312,22 @@ def judge_case(
             held=getattr(kernel.function, "contained", False),
             theirs=theirs,
         )
-        pieces[by] = judging.pieces(results, known.get(by, {}))
+        judged[by] = judging.findings(results, known.get(by, {}))
     ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
     if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
-        for name, piece in pieces[KERNEL].items():
-            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
+        for name, findings in judged[KERNEL].items():
+            if name not in known[KERNEL] or not known[KERNEL][name].findings.mistake:
                 near = truths_of[id(question)][name].value
                 got = given[KERNEL][name].to(near.device)
                 words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
-                pieces[KERNEL][name] = msgspec.structs.replace(piece, mistake=words)
-    if pieces.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
-        first = next(iter(pieces[KERNEL]))
+                judged[KERNEL][name] = msgspec.structs.replace(findings, mistake=words)
+    if judged.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
+        first = next(iter(judged[KERNEL]))
         asked = question.others.get(KERNEL, question)
         truths = truths_of[id(asked)]
-        found = blind_spots([asked.judged_by(name, truths[name]) for name in pieces[KERNEL]], question.limits)
-        pieces[KERNEL][first] = msgspec.structs.replace(pieces[KERNEL][first], blind=found)
-    return {by: pieces[by] for by in given}
+        found = blind_spots([asked.judged_by(name, truths[name]) for name in judged[KERNEL]], question.limits)
+        judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
+    return {by: judged[by] for by in given}
 
 
 def _looks_for_blind_spots(question: Question, group: Group) -> bool:
@@ -439,18 +351,17 @@ class _Judging:
     held: bool  # True: errors are compared with PyTorch's in their neighbourhood
     theirs: dict[str, Tensor]
 
-    def pieces(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Piece]:
-        """Returns a piece for every result of one case."""
-        question = self.question
+    def findings(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Findings]:
+        """Returns the findings about every result of one case."""
         found = {}
         for name, truth in self.truths.items():
             if name in results:
-                before = known.get(name) or Collected(fmt=question.formats[name])
-                found[name] = self._piece(name, truth, results[name].to(truth.value.device), before)
+                before = known[name].findings if name in known else Findings()
+                found[name] = self._of_result(name, truth, results[name].to(truth.value.device), before)
         return found
 
-    def _piece(self, name: str, truth: Truth, got: Tensor, before: Collected) -> Piece:
-        """Judges one result and returns its piece."""
+    def _of_result(self, name: str, truth: Truth, got: Tensor, before: Findings) -> Findings:
+        """Judges one result."""
         question = self.question
         op = question.op
         segments, parts = self.parts_of(name, tuple(got.shape))
@@ -462,7 +373,7 @@ class _Judging:
             apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
             near = peaks_of(outcome.errors, coordinate(op, question.problem, truth.value), apart)
         outcome = self._compared(name, outcome, segments, len(parts))
-        tallies: dict[tuple[str, str], Tally] = {}
+        tallies: dict[PartName, Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
             if part.n:
                 key = (regime.name, class_of(regime, of_class))
@@ -474,19 +385,20 @@ class _Judging:
             operand, edges = of_operand.name, edges_for(op, question.problem.params, of_operand)
             curve = _curve(values, edges, outcome, segments, parts)
         worst, special, of_each = _new_worst(question, name, got, outcome, parts, before, each=self.each)
-        return Piece(
+        return Findings(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
             worst=worst,
             special=special,
             each=of_each,
             escalated=outcome.escalated,
-            certificate=outcome.certificate,
+            certificates=[outcome.certificate],
+            n=got.numel(),
+            whole=got.numel() if question.whole is None else math.prod(question.whole.shape),
             curve=curve,
             operand=operand,
             edges=edges,
             trivial=trivial_at_ordinary(by, segments, parts) if self.trivial else {},
-            whole=0 if question.whole is None else math.prod(question.whole.shape),
             digest="" if question.whole is None else question.whole.digest,
             near=near,
         )
@@ -539,10 +451,10 @@ def _new_worst(
     got: Tensor,
     outcome: JudgedResult,
     parts: Parts,
-    known: Collected,
+    known: Findings,
     *,
     each: bool,
-) -> tuple[list[tuple[float, Worst]], list[tuple[float, Worst]], dict[tuple[str, str], tuple[float, Worst]]]:
+) -> tuple[list[Ranked], list[Ranked], dict[PartName, Ranked]]:
     """Describes the elements of one case that are among the worst so far.
 
     Returns three collections: elements with ordinary inputs, elements with infinite or NaN inputs, and with `each` the
@@ -569,7 +481,7 @@ def _new_worst(
             for leader in part.leaders
             if value_of(leader.upper) > 0.0
         ]
-        found: list[tuple[float, Worst]] = []
+        found: list[Ranked] = []
         errors = [error for error, _ in before]
         for leader in worst(leaders, most):
             error = value_of(leader.upper)
@@ -578,7 +490,7 @@ def _new_worst(
             found.append((error, element(error, leader.place)))
             errors = sorted([*errors, error], reverse=True)[:most]
         lists.append(found)
-    of_each: dict[tuple[str, str], tuple[float, Worst]] = {}
+    of_each: dict[PartName, Ranked] = {}
     for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
         if each and part.leaders:
             key = (regime.name, class_of(regime, of_class))

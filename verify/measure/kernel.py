@@ -38,9 +38,8 @@ from verify.measure.call import Measured, run_baseline, run_judged
 from verify.measure.case import (
     BASELINE,
     KERNEL,
-    Collected,
+    CaseFindings,
     NoAnswer,
-    Pieces,
     Question,
     judge_case,
     question_of,
@@ -49,6 +48,7 @@ from verify.measure.case import (
 from verify.measure.case_runner import Calls, CaseRunner, patient
 from verify.measure.curve import recorded
 from verify.measure.element import by_accuracy
+from verify.measure.findings import Collected
 from verify.measure.neighbourhood import excess
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
@@ -242,7 +242,7 @@ class Judging:
             self.covered["pairs"] = planned[0].covered
             groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
-            with ForkMap(self.judges, Pieces, _collect, lost=lose, until=self.until) as forks:
+            with ForkMap(self.judges, CaseFindings, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case, following in itertools.zip_longest(each.group.cases, each.group.cases[1:]):
                         if self.budget.fail_fast and self._proven_wrong(dtype, each):
@@ -283,7 +283,7 @@ class Judging:
         self,
         judging: _GroupJudging,
         case: Case,
-        forks: ForkMap[Asked, Pieces],
+        forks: ForkMap[Asked, CaseFindings],
         report: Callable[[float], None],
         following: Case | None,
     ) -> None:
@@ -314,7 +314,7 @@ class Judging:
         return turn(self.backend, needed(self.kernel, case, self.backend, self.budget)[0])
 
     def _has_memory_for(
-        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, Pieces], lower: Callable[[], None]
+        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, CaseFindings], lower: Callable[[], None]
     ) -> bool:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
@@ -469,7 +469,7 @@ class Judging:
     def _proven_wrong(self, dtype: str, judging: _GroupJudging) -> str:
         """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
         for name, each in judging.found[KERNEL].items():
-            found = check_limit(self.kernel, dtype, name, each.parts).classes.get(ORDINARY)
+            found = check_limit(self.kernel, dtype, name, each.findings.parts).classes.get(ORDINARY)
             if found is not None and found.reason:
                 return f"{name} {dtype}: {found.reason}"
         return ""
@@ -489,7 +489,7 @@ class Judging:
         """Yields the results of a group: the kernel's, then those of modes of inference."""
         kernel, group, found = self.kernel, judging.group, judging.found
         own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
-        blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
+        blind = sorted((each for item in own.values() for each in item.findings.blind), reverse=True)[:KEPT]
         self.notes.extend(f"{dtype}: {each.words}" for each in blind)
         whole = not group.only_gradients and not group.pinned
         special = self._special(dtype) if whole and own and not self.runner.ended else {}
@@ -511,33 +511,33 @@ class Judging:
 
     def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
         """Returns the entry of one result, with its curve, its verdict and PyTorch's figures."""
-        kernel = self.kernel
+        kernel, found, beside = self.kernel, item.findings, None if peer is None else peer.findings
         curve = None
-        if item.operand is not None:
-            beside = None if peer is None else peer.curve
-            curve = recorded(deciding_operand(kernel.op), item.operand, item.edges, item.curve, beside)
-        judged = check_limit(kernel, dtype, name, item.parts, item.trivial)
-        lists = [item.worst, item.special]
+        if found.operand:
+            of_operand, theirs = formats.named(found.operand), None if beside is None else beside.curve
+            curve = recorded(deciding_operand(kernel.op), of_operand, found.edges, found.curve, theirs)
+        judged = check_limit(kernel, dtype, name, found.parts, found.trivial)
+        lists = [found.worst, found.special]
         if judged.only_special:  # the reason names special inputs, so these come first
             lists.reverse()
         described = [entry for entries in lists for _, entry in entries]
-        basis = Basis("exhaustive", item.n) if group.exhaustive else Basis("observed", item.n, self.seed)
-        if item.whole > item.n:
-            basis = Basis("observed", item.n, self.seed, item.whole)
-        findings = replace(
-            item.findings, shown=described if judged.reason and not kernel.peer else described[:KEEP_RIGHT]
-        )
+        basis = Basis("exhaustive", found.n) if group.exhaustive else Basis("observed", found.n, self.seed)
+        if found.whole > found.n:
+            basis = Basis("observed", found.n, self.seed, found.whole)
+        most = None if judged.reason and not kernel.peer else KEEP_RIGHT
+        findings = msgspec.structs.replace(found, shown=described[:most])
         baseline = None
-        if peer is not None:
-            baseline = label(self.backend.device), replace(peer.findings, shown=[entry for _, entry in peer.worst[:1]])
+        if beside is not None:
+            shown = [entry for _, entry in beside.worst[:1]]
+            baseline = label(self.backend.device), msgspec.structs.replace(beside, shown=shown)
         made = result_of(kernel, dtype, name, findings, judged, basis, baseline)
         return msgspec.structs.replace(
             made,
-            reason=f"{item.mistake}. {made.reason}" if made.reason and item.mistake else made.reason,
+            reason=f"{found.mistake}. {made.reason}" if made.reason and found.mistake else made.reason,
             output=group.named(name),
             properties=_properties(kernel, name, dtype, group, item.cases),
             curve=curve,
-            excess=number(excess(item.near, peer.near, made.limit)) if peer is not None and item.near else None,
+            excess=number(excess(found.near, beside.near, made.limit)) if beside is not None and found.near else None,
             bits=item.digest.text,
             format=INTEGERS if name in kernel.op.integers else "" if item.fmt.name == dtype else item.fmt.name,
         )
@@ -558,15 +558,15 @@ class _GroupJudging:
 Asked = tuple[_GroupJudging, Case, Given]  # a question's group, case and results
 
 
-def _collect(asked: Asked, pieces: Pieces) -> None:
+def _collect(asked: Asked, found: CaseFindings) -> None:
     """Adds the answer to a question to the findings of its group."""
     judging, case, given = asked
     judging.open -= 1
-    for by, of_results in pieces.items():
+    for by, of_results in found.items():
         into = judging.found.setdefault(by, {})
-        for name, piece in of_results.items():
+        for name, item in of_results.items():
             got = given[by][name]
-            into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, piece)
+            into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, item)
 
 
 def _of_inference(result: Result, mode: str, properties: str) -> Result:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
+from verify.measure.findings import Findings, PartName
 from verify.measure.tally import Tally
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.op import Regime
@@ -25,45 +25,16 @@ from verify.records.record import (
     RegimeFigures,
     Result,
     ResultStatus,
-    Worst,
     value_of,
 )
 from verify.truth.formats import named
 
 KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
-KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
 # limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
 RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
 RANDOMLY = 1.5  # times these limits for results that are rounded at random
 SURE = 3.0  # a mean must exceed its limit by this many standard errors
 _UNBOUNDED = Regime("", math.nan, math.nan)
-
-
-PartName = tuple[str, str]  # names of a regime and a class
-
-
-@dataclass(frozen=True)
-class Findings:
-    """Holds the findings about one result of one implementation. Infinite and NaN inputs are one regime."""
-
-    parts: Mapping[PartName, Tally]  # in the order of the record
-    escalated: int = 0
-    certificates: Sequence[str] = ()
-    each: Mapping[PartName, tuple[float, Worst]] = field(default_factory=dict)  # the worst element of each part
-    bounds: Mapping[str, Regime] = field(default_factory=dict)  # the regimes with their ends
-    shown: Sequence[Worst] = ()  # the worst elements for the record
-
-    @property
-    def regimes(self) -> dict[str, Tally]:
-        """Returns the tallies merged by regime."""
-        found: dict[str, Tally] = {}
-        for (regime, _), item in self.parts.items():
-            found[regime] = found.get(regime, Tally()).merge(item.without_places())
-        return found
-
-    def worst(self, of: Callable[[PartName], bool]) -> Worst | None:
-        """Returns the worst element of the parts that `of` accepts; None if there is none."""
-        return max((item for name, item in self.each.items() if of(name)), key=itemgetter(0), default=(0.0, None))[1]
 
 
 @dataclass(frozen=True)
@@ -265,7 +236,7 @@ def result_of(
                 figures=item.figures(),
                 baseline=theirs[name].figures() if name in theirs else None,
                 operand=operand,
-                worst=findings.worst(lambda part, name=name: part[0] == name),  # type: ignore[misc]
+                worst=findings.worst_of(lambda part, name=name: part[0] == name),  # type: ignore[misc]
             )
         )
     classes = []
@@ -277,7 +248,7 @@ def result_of(
                 figures=check.figures,
                 limit=check.limit,
                 baseline=baseline.figures() if baseline.n else None,
-                worst=findings.worst(lambda part, name=name: part[1] == name and part[0] not in APART),  # type: ignore[misc]
+                worst=findings.worst_of(lambda part, name=name: part[1] == name and part[0] not in APART),  # type: ignore[misc]
                 reason=check.reason,
             )
         )
@@ -294,12 +265,12 @@ def result_of(
         figures=counted.figures(),
         regimes=regimes,
         histogram=counted.histogram(),
-        worst=list(findings.shown),
+        worst=findings.shown,
         escalated=findings.escalated,
         certificate="; ".join(findings.certificates),
         baseline=None if beside is None else finite(beside.parts).figures(),
         baseline_name=baseline_name,
-        baseline_worst=[] if beside is None else list(beside.shown),
+        baseline_worst=[] if beside is None else beside.shown,
         classes=classes,
     )
 

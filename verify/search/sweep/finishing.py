@@ -15,14 +15,8 @@ from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, worst_element
-from verify.measure.result import (
-    KEEP_RIGHT,
-    KEEP_SPECIAL,
-    Findings,
-    PartName,
-    check_limit,
-    result_of,
-)
+from verify.measure.findings import KEEP_SPECIAL, Findings, PartName
+from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.ops.op import Point
 from verify.records.figure import LEAST
@@ -116,7 +110,9 @@ class _Finished:
         escalated = self.part.escalated + len(found.exact)
         # The inputs that the reason names come first.
         shown = [*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary]
-        findings = Findings(parts, escalated, self.part.certificates, each, self.bounds, shown)
+        findings = Findings(
+            parts, self.bounds, each=each, escalated=escalated, certificates=self.part.certificates, shown=shown
+        )
         peer = None
         if self.baseline is not None:
             other = _Judging(kernel, space, self.name, self.baseline)
