@@ -38,7 +38,6 @@ from verify.records.merge import merge
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
 from verify.records.source_digest import digest, own_digest
-from verify.records.stage_time import StageTime
 from verify.search.hunt.requests import Hunts, ListHunts
 from verify.search.sweep.requests import ListSpaces
 from verify.workers.machine import usable_cores
@@ -109,16 +108,21 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
     if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
         # the others start while the first worker lists the kernels
         _pool(night).begin(night.jobs or usable_cores())
-    _claim(night)
+    kept = _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
     lost: list[Gap] = []  # stages without a record
     in_error = False
     shares = sum(stage.share for stage in planned)
-    clock = StageTime(night.folder)
+
+    def took(name: str, begun: float) -> float:
+        """Returns the seconds of a stage, with those of earlier starts, and keeps them for a later start."""
+        seconds = round((kept.known(f"seconds of {name}", float) or 0.0) + time.monotonic() - begun, 1)
+        kept.keep(f"seconds of {name}", seconds)
+        return seconds
+
     for stage in planned:
         begun = time.monotonic()
-        clock.begin(stage.name)
         until = None
         if night.budget is not None:
             closing = min(CLOSING_SECONDS, night.budget * CLOSING_SHARE)
@@ -129,21 +133,22 @@ def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: f
         try:
             record = stage.do(night, until)
         except NothingToDoError as nothing:
-            stages.append(Stage(name=stage.name, status="skipped", message=str(nothing), seconds=clock.end(stage.name)))
+            seconds = took(stage.name, begun)
+            stages.append(Stage(name=stage.name, status="skipped", message=str(nothing), seconds=seconds))
             continue
         except Exception as error:
             # an error in one stage must not stop the others or the report
             in_error = in_error or not isinstance(error, UsageError)
             kind: GapKind = "not possible" if isinstance(error, UsageError) else "harness error"
             message = error.message if isinstance(error, UsageError) else _no_verdict(error)
-            stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=clock.end(stage.name)))
+            stages.append(Stage(name=stage.name, status="incomplete", message=message, seconds=took(stage.name, begun)))
             lost.append(Gap(kind, f"{stage.name}: {message}"))
             continue
         except BaseException:  # an interrupted stage has no result, and its time counts
-            clock.end(stage.name)
+            took(stage.name, begun)
             raise
         records.append(record)
-        stages.append(_stage(stage.name, record, clock.end(stage.name)))
+        stages.append(_stage(stage.name, record, took(stage.name, begun)))
     if not records:
         reasons = [f"{each.name}: {each.message}" for each in stages]
         said = "no stage of the nightly run gave a record: " + "; ".join(reasons or ["none was chosen"])
@@ -183,8 +188,11 @@ def _no_verdict(error: Exception) -> str:
 # -- the folder of a night ------------------------------------------------------------------------------
 
 
-def _claim(night: Night) -> None:
-    """Writes the settings to a new folder. Raises UsageError if the folder was begun with other settings."""
+def _claim(night: Night) -> PartStore:
+    """Writes the settings to a new folder, and returns the file, which has the seconds of the stages too.
+
+    Raises UsageError if the folder was begun with other settings.
+    """
     asked = {
         "targets": list(night.targets),
         "peers": list(night.peers),
@@ -198,6 +206,7 @@ def _claim(night: Night) -> None:
     kept = PartStore(night.folder / SETTINGS)
     kept.claim(asked, "nightly run", f"verify nightly --output {night.folder}.2  (or remove {night.folder})")
     night.lost = kept.lost
+    return kept
 
 
 def unit_path(night: Night, stage: str, name: str) -> Path:

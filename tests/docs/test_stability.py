@@ -13,7 +13,7 @@ TEXT = (ROOT / "docs" / "stability.md").read_text()
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", TEXT)
 # The clock of the day: how long a stage took over several starts of a night, how old a kept file is, when a file of
 # --each ended.
-OF_THE_DAY = {"records/stage_time.py", "records/part_store.py", "cli/run.py"}
+OF_THE_DAY = {"records/part_store.py", "cli/run.py"}
 
 
 def test_each_fault_has_a_test() -> None:

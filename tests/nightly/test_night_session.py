@@ -14,7 +14,7 @@ import torch
 from tests.cli.here import Here
 from tests.report.sample import passing
 from tests.workers.fake import FakeWorker
-from verify import backends, nightly, worker
+from verify import nightly, worker
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
@@ -202,18 +202,8 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
-    monkeypatch.setattr(nightly, "_claim", lambda night: None)
+    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
     return Night(tmp_path / "night", ("k.py",))
-
-
-def test_whatever_a_stage_runs_into_the_next_one_goes_on(night: Night) -> None:
-    def broken(night: Night, until: float | None) -> Run:
-        raise KeyError("lost")
-
-    stages = (PlannedStage("broken", 1.0, broken), PlannedStage("sound", 1.0, lambda night, until: passing()))
-    found = nightly._run(night, stages, "verify nightly", 0.0)
-    assert [stage.status for stage in found.stages] == ["incomplete", "ok"]
-    assert found.incomplete == [Gap("harness error", f"broken: {IN_ERROR}: KeyError: 'lost'")]
 
 
 def test_a_budget_in_which_the_whole_night_fits_cuts_no_stage_short(
@@ -262,7 +252,7 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
             made.append(self)
 
     monkeypatch.setattr(process, "Worker", Counted)
-    monkeypatch.setattr(nightly, "_claim", lambda night: None)
+    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
     mine = Night(tmp_path / "night", ("k.py",))
     seen: list[list[Any]] = []
 
@@ -276,58 +266,8 @@ def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monke
     assert mine.own_pool is None
 
 
-@pytest.mark.parametrize("targets", [["k.py"], ["k.py", "m.py"]])
-def test_on_a_gpu_processes_begin_while_the_first_lists_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, targets: list[str]
-) -> None:
-    """They take seconds to start."""
-    begun: list[Any] = []
-    monkeypatch.setattr(backends.Cuda, "driver", tmp_path)
-    monkeypatch.setattr(Pool, "begin", lambda pool, count: begun.append(count))
-    worker = Fake({"one": declared("one").run("ok", "")})
-    session.run(targets, Session(pool=Pool.of([worker]), by_dtype=True, jobs=8, dtypes=("float32",)), "verify run")
-    assert begun == [len(targets)]
-
-
-@pytest.mark.parametrize("gpu", [True, False])
-def test_on_a_gpu_processes_begin_while_the_first_says_what_there_is_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
-) -> None:
-    """They import torch for seconds. What they hold of the GPU's memory ends with the stage, but for the first."""
-    made: list[Any] = []
-    lists: list[int] = []  # processes that have begun when a target's kernels are listed
-
-    class Slow(Fake):
-        def __init__(self, backend: str | None) -> None:
-            super().__init__({"one": declared("one").run("ok", "")})
-            self.begun = False
-            made.append(self)
-
-        def begin(self, ahead: Any = None) -> None:
-            self.begun = True
-
-        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
-            if isinstance(request, ListKernels) and self is made[0]:
-                lists.append(sum(each.begun for each in made))
-            return super().ask(request, timeout=timeout)
-
-    monkeypatch.setattr(process, "Worker", Slow)
-    monkeypatch.setattr(backends.Cuda, "driver", tmp_path if gpu else tmp_path / "none")
-    at_the_end: list[list[int]] = []
-
-    def then(night: Night, until: float | None) -> Run:
-        at_the_end.append([worker.stops for worker in made])
-        raise nightly.NothingToDoError("the test ends here")
-
-    mine = Night(tmp_path / "night", ("k.py",), jobs=3)
-    stages = PlannedStage("accuracy", 1.0, nightly.accuracy), PlannedStage("sweep", 1.0, then)
-    nightly.run(mine, stages, "verify nightly")
-    assert lists == [3 if gpu else 0], "asked for the night's settings, and not again for the stage"
-    assert at_the_end == [[0, 1, 1] if gpu else [0]]
-
-
 def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nightly, "_claim", lambda night: None)
+    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
     worker = Fake({})
     mine = Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
 
