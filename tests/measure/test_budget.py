@@ -159,28 +159,6 @@ def test_forks_leave_no_tensor_of_their_cases_on_the_device(
     assert found.status == "ok" and len(tensors) == 3
 
 
-def test_cases_of_equal_sizes_find_the_sizes_of_their_boxes_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where integers are operands, they may decide what a box needs."""
-    made = list[int]()
-
-    class Counted(slices.Cut):
-        def __init__(self, *given: Any, **options: Any) -> None:
-            made.append(1)
-            super().__init__(*given, **options)
-
-    monkeypatch.setattr(budgeting, "Cut", Counted)
-    x, label = torch.rand(24, 40), torch.arange(24)
-    for given, once in (({"x": x}, True), ({"x": x, "label": label}, False)):
-        op, found, counts = _declared("softmax" if once else "loss").op, list[Any](), list[int]()
-        for _ in range(2):
-            program, run = op.meaning.program(Problem(dict(given), {}, {}, ("y",)))  # type: ignore[union-attr]
-            made.clear()
-            found.append([[line.tolist() for line in each.box] for each in cuts_of(program, run, "y", [5], TINY, 0)])
-            counts.append(len(made))
-        assert found[0] == found[1]
-        assert counts[1] < counts[0] if once else counts[1] == counts[0]
-
-
 QUICK = ("gelu", "softmax")  # tests/ops/graph/test_slices.py cuts convolutions in every run
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from verify.declare.standin import baseline_of
 from verify.errors import BeyondEffort, Refused
 from verify.measure import case as judging
 from verify.measure import kernel as running
-from verify.measure.call import Measured, run_baseline, run_judged, run_kernel
+from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -32,7 +32,7 @@ from verify.ops.graph import like, single
 from verify.ops.graph.program import Program
 from verify.ops.graph.second import by_program
 from verify.ops.linear import LINEAR
-from verify.ops.op import Op, Point, Problem
+from verify.ops.op import Point
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
 from verify.report.present import KernelFacts
@@ -430,42 +430,6 @@ def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
     assert 0 < max(refused.values()) <= 2, "the first time in a batch too"
 
 
-def test_an_exact_value_is_worked_out_once_for_the_kernel_and_its_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], middle=33, wide=(65,)))
-    few_cases(monkeypatch, "randn", "mean 1e3")
-    asked: Counter[tuple[int, str, int, str, int]] = Counter()
-    problems: list[Problem] = []  # kept, so that no two have the same id
-
-    def counted(op: Op) -> Op:
-        def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-            problems.append(problem)
-
-            def count(index: int, route: str, make: Callable[[int], Any]) -> Callable[[int], Any]:
-                def value(precision: int) -> Any:
-                    asked[id(problem), result, index, route, precision] += 1
-                    return make(precision)
-
-                return value
-
-            found = op.points(problem, result, indices)
-            return [
-                Point(mp=count(index, "mpmath", point.mp), arb=count(index, "Arb", point.arb))  # type: ignore[arg-type]
-                for index, point in zip(indices, found, strict=True)
-            ]
-
-        return replace(op, points=points)
-
-    kernel = verify.kernel(op="softmax", dtypes=["float16"], name="same")(lambda x: torch.softmax(x, -1))
-    kernel = replace(kernel, op=counted(kernel.op))
-    run = measured(kernel)
-    assert only(run, "dx").baseline == only(run, "dx").figures, "they have the same bits"
-    assert len(asked) > 50 and set(asked.values()) == {1}
-    monkeypatch.setattr(judging, "remembering", lambda op, problem: op)
-    again = measured(kernel)
-    assert max(asked.values()) > 2
-    assert msgspec.structs.replace(again, seconds=run.seconds, peak=run.peak) == run, "to the last digit"
-
-
 @pytest.mark.parametrize("backend", ["cuda", "interpreter"])
 @pytest.mark.parametrize("op", ["layer_norm", "linear"])
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
@@ -599,23 +563,6 @@ def test_a_wrong_kernel_whose_calls_differ_says_that(later: float, said: str) ->
     kernel = verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False, name="k")(lambda x: silu(x) * next(factors))
     found = measured(kernel)
     assert (found.status, found.unrepeatable) == ("wrong", said)
-
-
-def test_a_case_is_repeated_once_for_all_results_that_are_wrong_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each result repeated its own worst case, and the first call came on top."""
-    few_cases(monkeypatch, "randn")
-    kernel = verify.kernel(op="softmax", dtypes=["float32"], name="k")(lambda x: 1.5 * softmax(x))
-    called = list[str]()
-
-    def run(case: Case) -> Measured:
-        called.append(case.to_json())
-        return run_judged(kernel, case, "cpu")
-
-    found = measure_kernel(kernel, Measure("a.py::k"), CPU, run=run)
-    assert [result.status for result in found.results] == ["wrong", "wrong"] and not found.unrepeatable
-    repeated = [name for name, count in Counter(called).items() if count > 1]
-    assert len(called) == len(set(called)) + len(repeated) and len(repeated) < 3, "y, dx and the first call"
-    assert set(repeated) == {called[0], *(result.worst[0].origin.case for result in found.results)}
 
 
 def running_sums(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,6 @@ import pytest
 from tests.workers.fake import FakeWorker
 from verify.declare.target import Declared
 from verify.errors import IN_ERROR, SPENT, InternalError, JudgeFailed, KernelError, TruthError, UsageError, VerifyError
-from verify.measure import session
 from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun
@@ -134,27 +133,3 @@ def test_a_judge_that_dies_ends_no_command() -> None:
     worker = Fake(2, Died("SIGKILL", who="judge"))
     found = collect(Letters(Work(pool=Pool.of([worker]), contain=False)), "verify letters")
     assert found.incomplete == [Gap("judge failed", "the judge died: SIGKILL", "b")] and worker.asked == 3
-
-
-@pytest.mark.parametrize(("targets", "begun"), [(["a.py"], []), (["a.py", "b.py"], [2])])
-def test_several_targets_begin_several_workers_while_they_are_listed(
-    monkeypatch: pytest.MonkeyPatch, targets: list[str], begun: list[int]
-) -> None:
-    """On a CPU, where one small target is measured before a second worker has imported torch."""
-
-    class Listing(Exception):
-        """The first request."""
-
-    class Began(Pool):
-        def begin(self, count: int) -> None:
-            asked.append(count)
-
-        def probe(self) -> None:
-            raise Listing
-
-    asked = list[int]()
-    monkeypatch.setattr(session, "gpu_expected", lambda: False)
-    settings = session.Session(by_dtype=True, jobs=2)
-    with pytest.raises(Listing):
-        session.Measuring(targets, settings).open(Began.of([]))
-    assert asked == begun

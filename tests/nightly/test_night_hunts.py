@@ -219,23 +219,6 @@ def test_impossible_counts_say_the_rule(bad: dict[str, int]) -> None:
         Settings(**bad).check()  # type: ignore[arg-type]
 
 
-def test_exact_arithmetic_reads_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates of float64 are made and judged on the CPU, wherever the kernel runs; those of float32 beside it."""
-    seen: list[tuple[str, str]] = []
-
-    def search(*arguments: Any, device: str, kernel_device: str, **options: Any) -> Any:
-        seen.append((device, kernel_device))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(outcome, "search", search)
-    elsewhere = backends.Cuda("meta")
-    monkeypatch.setattr(outcome, "space_of", lambda kernel, dtype, *_, **__: type("S", (), {"dtype": dtype}))
-    for dtype in ("float32", "float64"):
-        with pytest.raises(KeyboardInterrupt):
-            outcome.hunt(night_silu, "k.py::k", elsewhere, Hunt(dtype, "y"), Settings(generations=1, population=2))
-    assert seen == [("meta", "meta"), ("cpu", "meta")]
-
-
 def test_a_night_keeps_each_hunt_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verify import nightly
 

@@ -14,9 +14,8 @@ import torch
 
 import verify
 from tests.workers.fake import FakeWorker, raising, texts
-from verify import backends, nightly
+from verify import backends
 from verify.cases.strategies import Sizes, space
-from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError
 from verify.laws import engine, schedule
@@ -182,33 +181,6 @@ def test_every_law_of_every_kernel_is_in_the_record() -> None:
     assert [kernel.name for kernel in done.kernels] == ["small", "large"], "as they were asked for"
     assert {law.cases for kernel in done.kernels for law in kernel.laws} == {111}
     assert [(law.law, law.dtype) for law in done.kernels[0].laws] == [(law, dtype) for law in LAWS for dtype in DTYPES]
-
-
-def test_a_night_asks_once_what_its_kernels_declare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    others = [("peer", {"peer": True}), ("gpu", {"backends": ("cuda",)}), ("far", {"lacking": ("liger_kernel",)})]
-    asked: list[str] = []
-
-    class Lists(Fake):
-        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
-            if not isinstance(request, ListKernels):
-                return super().ask(request, timeout=timeout)
-            asked.append(request.target)
-            small = declared("small")
-            left_out = [msgspec.structs.replace(small, target=f"k.py::{name}", **more) for name, more in others]
-            return Listed("", [small, *left_out, declared("large")])
-
-    worker = Lists()
-    night = nightly.Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
-    done = nightly.laws(night, None)
-    nightly._judged(night)  # for another stage
-    assert asked == ["k.py"]
-    assert [kernel.target for kernel in done.kernels] == ["k.py::small", "k.py::large"]
-    assert {kernel for kernel, *_ in worker.asked} == {"small", "large"}
-    monkeypatch.setattr(
-        nightly, "declared_by", lambda *_, **__: [msgspec.structs.replace(declared("small"), peer=True)]
-    )
-    with pytest.raises(nightly.NothingToDoError, match="no kernel is judged here"):
-        nightly.laws(night, None)
 
 
 def test_many_workers_do_what_one_does() -> None:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from verify import worker
-from verify.backends import Cuda
 from verify.errors import UsageError
 from verify.workers import machine
 from verify.workers.machine import gpus
@@ -49,26 +47,6 @@ def test_impossible_gpus(request_: str, seen: int, message: str, monkeypatch: py
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=message):
         gpus(request_, seen)
-
-
-def test_triton_is_read_early_where_it_compiles_and_only_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from triton.runtime.cache import triton_key
-
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(Cuda, "driver", tmp_path)
-    assert worker._may_compile(None) and worker._may_compile("cuda") and not worker._may_compile("interpreter")
-    assert not worker._may_compile("cpu")
-    for name, value in (("CUDA_VISIBLE_DEVICES", ""), ("CUDA_VISIBLE_DEVICES", "-1"), ("TRITON_INTERPRET", "1")):
-        with monkeypatch.context() as changed:
-            changed.setenv(name, value)
-            assert not worker._may_compile(None), (name, value)
-    monkeypatch.setattr(Cuda, "driver", tmp_path / "none")
-    assert not worker._may_compile(None)
-
-    triton_key.cache_clear()
-    worker._identify_triton()
-    assert triton_key.cache_info().currsize == 1
 
 
 def test_cores_are_those_of_this_process_and_no_more_than_its_quota(

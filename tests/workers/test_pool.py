@@ -284,13 +284,3 @@ def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> 
     assert [worker.stops for worker in made] == [1, 1, 1]
     assert pool.about().backend == "cuda" and pool.requests == {"environment": 1}
     assert isinstance(Environment(), Request)
-
-
-def test_processes_are_begun_before_they_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[process.Worker] = []
-    monkeypatch.setattr(process.Worker, "begin", lambda self: begun.append(self))
-    pool = Pool.started("interpreter")
-    pool.begin(3)
-    assert begun == list(pool.workers)
-    Pool.of([Fake(lambda: 0)]).begin(3)  # what others start begins when it is asked
-    assert len(begun) == 3

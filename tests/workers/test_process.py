@@ -17,7 +17,7 @@ import pytest
 from verify import worker as worker_side
 from verify.backends import Backend, Cuda, Interpreter
 from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, UsageError
-from verify.measure import apart, session
+from verify.measure import session
 from verify.measure.requests import Measure
 from verify.workers import process, process_tree, serving
 from verify.workers.calls import receive
@@ -179,23 +179,6 @@ def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | N
     answerer, asked = worker_side.Answerer(None), msgspec.json.encode(CountGpus())
     serving.answer(asked, lambda event, parts=(): events.append(event), answerer.respond, answerer.usable)
     return events
-
-
-def test_the_collector_of_a_worker_skips_what_was_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It took a seventh of the time of judging. A process that lends itself to be a worker keeps its own rule."""
-    changed = list[object]()
-    monkeypatch.setattr(worker_side.gc, "freeze", lambda: changed.append("freeze"))
-    monkeypatch.setattr(worker_side.gc, "set_threshold", changed.append)
-    monkeypatch.setattr(worker_side, "_ready", lambda name: Interpreter("cpu"))
-    monkeypatch.setattr(apart, "KernelProcesses", lambda requested, ready, *rest: SimpleNamespace(backend=ready()))
-    worker_side.Answerer(None).begin()
-    assert not changed
-    here, there = Pipe()
-    with here, there:
-        answerer = worker_side.Answerer(None, here)
-        answerer.begin()
-        answerer.begin()
-    assert changed == ["freeze", 20_000]
 
 
 def test_how_far_a_request_is_comes_before_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
