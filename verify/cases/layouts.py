@@ -8,6 +8,7 @@ leading part decides, and the values of the result are those of `result.contiguo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -23,10 +24,6 @@ def lay_out(tensor: Tensor, layout: str) -> Tensor:
     return LAYOUTS[layout](tensor)
 
 
-def _contiguous(tensor: Tensor) -> Tensor:
-    return tensor.contiguous()
-
-
 def _transposed(tensor: Tensor) -> Tensor:
     """Swaps the last two dimensions in memory. A vector remains contiguous."""
     if tensor.ndim < 2:
@@ -34,42 +31,40 @@ def _transposed(tensor: Tensor) -> Tensor:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _stepped(tensor: Tensor) -> Tensor:
-    """Stores each row with a NaN after each element, so that the last dimension has stride 2."""
-    if tensor.ndim == 0:
-        return _offset(tensor)
-    wide = _poisoned((*tensor.shape[:-1], 2 * tensor.shape[-1]), tensor)
-    view = wide[..., ::2]
+def _within(tensor: Tensor, shape: tuple[int, ...], cut: Callable[[Tensor], Tensor]) -> Tensor:
+    """Returns the tensor in the part that `cut` takes of memory of this shape. NaN is around it."""
+    view = cut(torch.full(shape, torch.nan, dtype=torch.float32, device=tensor.device).to(tensor.dtype))
     view.copy_(tensor)
     return view
 
 
 def _offset(tensor: Tensor) -> Tensor:
     """Starts one element into the storage, contiguous. Vector loads are then misaligned."""
-    store = _poisoned((tensor.numel() + 3,), tensor)
-    view = store[1 : 1 + tensor.numel()].view(tensor.shape)
-    view.copy_(tensor)
-    return view
+    count = tensor.numel()
+    return _within(tensor, (count + 3,), lambda wide: wide[1 : 1 + count].view(tensor.shape))
+
+
+def _stepped(tensor: Tensor) -> Tensor:
+    """Stores each row with a NaN after each element, so that the last dimension has stride 2."""
+    if tensor.ndim == 0:
+        return _offset(tensor)
+    return _within(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]), lambda wide: wide[..., ::2])
 
 
 def _padded(tensor: Tensor) -> Tensor:
     """Puts NaN behind each row."""
     if tensor.ndim == 0:
         return _offset(tensor)
-    wide = _poisoned((*tensor.shape[:-1], tensor.shape[-1] + 5), tensor)
-    view = wide[..., : tensor.shape[-1]]
-    view.copy_(tensor)
-    return view
+    width = tensor.shape[-1]
+    return _within(tensor, (*tensor.shape[:-1], width + 5), lambda wide: wide[..., :width])
 
 
 def _apart(tensor: Tensor) -> Tensor:
     """Puts a row of NaN behind each matrix, as in `x[:, :-1]`. A vector remains contiguous."""
     if tensor.ndim < 2:
         return tensor.contiguous()
-    wide = _poisoned((*tensor.shape[:-2], tensor.shape[-2] + 1, tensor.shape[-1]), tensor)
-    view = wide[..., : tensor.shape[-2], :]
-    view.copy_(tensor)
-    return view
+    *rows, height, width = tensor.shape
+    return _within(tensor, (*rows, height + 1, width), lambda wide: wide[..., :height, :])
 
 
 def _reversed_dims(tensor: Tensor) -> Tensor:
@@ -109,22 +104,12 @@ def _overlapping(tensor: Tensor) -> Tensor:
     if line.numel() < rows + width - 1:
         return tensor.contiguous()
     view = line.as_strided((rows, width), (1, 1))
-    leading = tensor.shape[:-1]
-    strides = []
-    step = 1
-    for size in reversed(leading):
-        strides.append(step)
-        step *= size
-    return view.as_strided(tuple(tensor.shape), (*reversed(strides), 1))
-
-
-def _poisoned(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Returns fresh memory full of NaN."""
-    return torch.full(shape, torch.nan, dtype=torch.float32, device=like.device).to(like.dtype)
+    strides = [math.prod(tensor.shape[dim + 1 : -1]) for dim in range(tensor.ndim - 1)]
+    return view.as_strided(tuple(tensor.shape), (*strides, 1))
 
 
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "contiguous": _contiguous,
+    "contiguous": torch.Tensor.contiguous,
     "transposed": _transposed,
     "stepped": _stepped,
     "offset": _offset,

@@ -69,21 +69,16 @@ def by_element(problem: Problem, result: str, shape: tuple[int, ...], rank: Call
     found: Tensor | None = None
     named = [(name, value) for name, value in problem.inputs.items() if value is not None]
     named += [("", value) for value in problem.upstream.values()] if result.startswith("d") else []
-    tensors = [tensor for _, tensor in named]
     for place, (name, tensor) in enumerate(named):
         ranks = rank(tensor.detach(), name)
         if ranks.shape != shape and ranks.shape[-1] == 2 * shape[-1]:  # two packed halves in, one out
             ranks = torch.maximum(*ranks.chunk(2, -1))
         elif ranks.shape != shape:  # one in, two packed halves out
             ranks = torch.cat([ranks, ranks], -1)
-        elif len(tensors) > 1 and place == 0 and _is_packed(tensors, shape):
+        elif place == 0 and len(named) > 1 and shape and named[-1][1].shape[-1] * 2 == shape[-1]:
+            # the operand has two halves and the upstream gradient belongs to one
             either = torch.maximum(*ranks.chunk(2, -1))
             ranks = torch.cat([either, either], -1)
         found = ranks if found is None else torch.maximum(found, ranks)
     assert found is not None
     return found
-
-
-def _is_packed(tensors: list[Tensor], shape: tuple[int, ...]) -> bool:
-    """True if the operand has two halves and the upstream gradient belongs to one."""
-    return bool(shape) and tensors[-1].shape[-1] * 2 == shape[-1]

@@ -49,7 +49,7 @@ def _prune(self: Any, kwargs: dict[str, Any]) -> list[Any]:
     key = repr([given[name] for name in self.keys if not hasattr(given.get(name, self), "dtype")] + dtypes)
     first = zlib.crc32(key.encode()) % len(allowed)
     in_turn = allowed[first:] + allowed[:first]
-    with _stopwatch(self, _once):
+    with _untimed(self, calls=1):
         for config in in_turn[:-1]:
             if _own["_bench"](self, *self.nargs.values(), config=config, **kwargs)[0] == 0.0:
                 return [config]
@@ -85,7 +85,7 @@ def launched(timed: bool = False) -> Iterator[list[Launched]]:
             seen.append(Launched(self, list(self.configs)))
             untuned.enter_context(_empty_cache(self))
             if not timed:
-                untuned.enter_context(_stopwatch(self, _twice))
+                untuned.enter_context(_untimed(self, calls=2))
         return own["run"](self, *args, **kwargs)
 
     def prune(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -117,8 +117,17 @@ def _empty_cache(tuner: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _stopwatch(tuner: Any, instead: Callable[..., list[float]]) -> Iterator[None]:
-    """Replaces the stopwatch of a tuner inside the context."""
+def _untimed(tuner: Any, calls: int) -> Iterator[None]:
+    """Replaces the stopwatch of a tuner inside the context: it runs a configuration, which raises if it cannot run.
+
+    It reports 0 for each, so the first one wins.
+    """
+
+    def instead(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
+        for _ in range(calls):
+            call()
+        return [0.0] * len(quantiles)
+
     # not every version of Triton has one
     own = {name: value for name, value in vars(tuner).items() if name == "do_bench"}
     tuner.do_bench = instead
@@ -127,19 +136,6 @@ def _stopwatch(tuner: Any, instead: Callable[..., list[float]]) -> Iterator[None
     finally:
         del tuner.do_bench
         vars(tuner).update(own)
-
-
-def _once(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
-    """Replaces a stopwatch. Runs the configuration once, which raises if it cannot run."""
-    call()
-    return [0.0] * len(quantiles)
-
-
-def _twice(call: Callable[[], Any], quantiles: Sequence[float] = (), **options: Any) -> list[float]:
-    """Replaces a stopwatch. Runs the configuration twice and reports 0 for each, so the first one wins."""
-    call()
-    call()
-    return [0.0] * len(quantiles)
 
 
 @contextmanager

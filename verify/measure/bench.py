@@ -23,7 +23,7 @@ from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.measure.requests import Contender, ListContenders, Time, Timed
 from verify.measure.session import Session, run
 from verify.records.identity import identity
-from verify.records.record import Gap, KernelRun, Run, Speed
+from verify.records.record import Gap, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import START_SECONDS, Answers, AnyWorker
@@ -83,18 +83,18 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
             item.kernel.run("skipped", item.kernel.missing() or "accuracy was not requested") for item in found
         ]
         result = msgspec.structs.replace(result, kernels=unmeasured)
+    kernels = []
+    for item in result.kernels:
+        notes = [f"not timed, {reason}" for reason in timings.reasons.get(item.target, [])]
+        speed = timings.speeds.get(item.target, [])
+        kernels.append(msgspec.structs.replace(item, speed=speed, notes=[*item.notes, *notes]))
     whole = msgspec.structs.replace(
         result,
         profile="bench",
-        kernels=[_with_speed(item, timings) for item in result.kernels],
+        kernels=kernels,
         incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [Gap("not timed", NOT_TIMED)])],
     )
     return msgspec.structs.replace(whole, id=identity(whole))
-
-
-def _with_speed(kernel: KernelRun, timings: _Timings) -> KernelRun:
-    notes = [f"not timed, {reason}" for reason in timings.reasons.get(kernel.target, [])]
-    return msgspec.structs.replace(kernel, speed=timings.speeds.get(kernel.target, []), notes=[*kernel.notes, *notes])
 
 
 # -- which implementations ------------------------------------------------------------------------------
@@ -108,7 +108,8 @@ def contenders(worker: Answers, settings: Bench, session: Session) -> list[Conte
     for target in settings.wanted:
         if target in known:
             continue
-        if not _looks_like_target(target):
+        parsed = Target.parse(target)
+        if not (parsed.is_file or "." in target or parsed.kernel is not None):
             raise UsageError(
                 f"{target!r} is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: "
                 f"{', '.join(sorted(known))}",
@@ -129,11 +130,6 @@ def contenders(worker: Answers, settings: Bench, session: Session) -> list[Conte
         )
     both = list(found.values())
     return [*both, *_stand_ins(worker, both, beside_peers=settings.beside_peers)]
-
-
-def _looks_like_target(text: str) -> bool:
-    target = Target.parse(text)
-    return target.is_file or "." in text or target.kernel is not None
 
 
 def _declared(worker: Answers, target: str) -> list[Contender]:

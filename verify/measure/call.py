@@ -110,7 +110,7 @@ class Unchanged:
 
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
     """Runs a declared kernel on contiguous copies of the case's inputs."""
-    return run_kernel(kernel, case, device, prepare=_compact)
+    return run_kernel(kernel, case, device, prepare=lambda each: each if _is_compact(each) else _contiguous_copy(each))
 
 
 def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -159,10 +159,6 @@ def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _is_compact(tensor: Tensor) -> bool:
     """True if a tensor is contiguous and fills its storage."""
     return tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
-
-
-def _compact(tensor: Tensor) -> Tensor:
-    return tensor if _is_compact(tensor) else _contiguous_copy(tensor)
 
 
 def _contiguous_copy(tensor: Tensor) -> Tensor:

@@ -321,17 +321,14 @@ def judge_case(
                 got = given[KERNEL][name].to(near.device)
                 words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
                 judged[KERNEL][name] = msgspec.structs.replace(findings, mistake=words)
-    if judged.get(KERNEL) and not kernel.peer and not group.pinned and _looks_for_blind_spots(question, group):
+    whole, own = question.whole is None, not kernel.peer and not group.pinned
+    if judged.get(KERNEL) and own and whole and question.case == blind_case(group.cases):
         first = next(iter(judged[KERNEL]))
         asked = question.others.get(KERNEL, question)
         truths = truths_of[id(asked)]
         found = blind_spots([asked.judged_by(name, truths[name]) for name in judged[KERNEL]], question.limits)
         judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
     return {by: judged[by] for by in given}
-
-
-def _looks_for_blind_spots(question: Question, group: Group) -> bool:
-    return question.whole is None and question.case == blind_case(group.cases)
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Tally(msgspec.Struct, frozen=True):
         def p999(counts: BinCounts, upper: Number) -> Number:
             """Returns the error that 99.9% of the elements do not exceed; NaN if more elements are NaN."""
             among = self.nan > self.n - math.ceil(0.999 * self.n)
-            return "nan" if among else _smaller(quantile(counts, 0.999), upper)
+            return "nan" if among else number(min(quantile(counts, 0.999), value_of(upper)))
 
         return Figures(
             n=self.n,
@@ -252,8 +252,3 @@ def _octave(index: int) -> int:
 def _larger(a: Number, b: Number) -> Number:
     """Returns the larger of two numbers of a record, which may be the words "inf" and "nan"."""
     return a if value_of(a) >= value_of(b) else b
-
-
-def _smaller(a: float, b: Number) -> Number:
-    """Returns the smaller of a float and a number of a record, as a number of a record."""
-    return number(min(a, value_of(b)))

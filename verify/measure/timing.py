@@ -349,23 +349,18 @@ def _speed(
 ) -> Speed:
     median = statistics.median(times[name])
     ratio = statistics.median(times[reference]) / median
+    several = len(times[name]) > 1
+    low, _, high = statistics.quantiles(times[name], n=4, method="inclusive") if several else (0.0, 0.0, 0.0)
     return Speed(
         dtype=problem.case.dtype,
         direction=direction,
         shape=problem.case.dims,
         milliseconds=median,
         of_copy=ratio if reference == COPY else None,
-        spread=_between_quartiles(times[name]),
+        spread=high - low,
         of_product=ratio if reference == PRODUCT else None,
         rounds=len(times[name]),
     )
-
-
-def _between_quartiles(values: Sequence[float]) -> float:
-    if len(values) < 2:
-        return 0.0
-    low, _, high = statistics.quantiles(values, n=4, method="inclusive")
-    return high - low
 
 
 def comparable(kernel: Kernel) -> tuple[Any, ...]:

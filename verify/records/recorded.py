@@ -107,7 +107,9 @@ def worst_of_run(
                 continue
             if index not in (None, worst.origin.index):
                 continue
-            rank = item.status == "wrong", _size_in(item, regime) if regime else badness(item)
+            figures = next((part.figures for part in parts(item) if part.name == regime), item.figures)
+            key: tuple[float, ...] = size_of(figures, item.gate, item.limit) if regime else badness(item)
+            rank = item.status == "wrong", key
             if best is None or rank > best[0]:
                 best = rank, _recorded(run, item, worst)
     if best is None:
@@ -118,12 +120,6 @@ def worst_of_run(
             hint="verify report RUN.json  (what the record holds)",
         )
     return best[1]
-
-
-def _size_in(item: Result, regime: str) -> tuple[float, ...]:
-    """Returns a sort key of results: the error in one part."""
-    figures = next((part.figures for part in parts(item) if part.name == regime), item.figures)
-    return size_of(figures, item.gate, item.limit)
 
 
 def is_found(run: Run, worst: Worst, target: str, **place: Any) -> bool:

@@ -59,7 +59,11 @@ def applied(
         places = [place for place, row in enumerate(rows) if _is_about(waiver, row)]
         if not places:
             raise _unknown(waiver, rows)
-        excused = [place for place in places if rows[place].status in EXCUSED and _may_excuse(waiver, rows[place])]
+        excused = []
+        for place in places:
+            # a kernel's waiver excuses only that it does not run, any other only figures
+            of_kernel, crashed = waiver.key == _name(rows[place].key.kernel), rows[place].status == "crashed"
+            excused += [place] if rows[place].status in EXCUSED and of_kernel == crashed else []
         for place in excused:
             status = rows[place].status if today > waiver.expires else "waived"
             rows[place] = dataclasses.replace(rows[place], status=status, waiver=waiver)
@@ -81,16 +85,8 @@ def _is_about(waiver: Waiver, row: Row) -> bool:
     wanted, parts = waiver.key.split("/"), str(row.key).split("/")
     if len(wanted) == 1:
         return wanted[0] == parts[0]
-    return len(wanted) == len(parts) and wanted[0] == parts[0] and _matches(wanted[1:], parts[1:])
-
-
-def _matches(wanted: Sequence[str], parts: Sequence[str]) -> bool:
-    return all(one in (ANY, part) for one, part in zip(wanted, parts, strict=True))
-
-
-def _may_excuse(waiver: Waiver, row: Row) -> bool:
-    """True if the kinds match: a kernel's waiver excuses only that it does not run, any other only figures."""
-    return (waiver.key == _name(row.key.kernel)) == (row.status == "crashed")
+    same = len(wanted) == len(parts) and wanted[0] == parts[0]
+    return same and all(one in (ANY, part) for one, part in zip(wanted[1:], parts[1:], strict=True))
 
 
 def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
