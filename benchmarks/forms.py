@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
 from verify.records.record import value_of
@@ -90,8 +90,8 @@ def figures(name: str) -> dict[str, float]:
     fmt, floor, found = named("float32"), (ULP - 0.5) / NOISE, {}
     truths = evaluate(op, problem, dict.fromkeys(results, fmt))
     for result, got in results.items():
-        truth = with_noise_again(op, problem, result, got, truths[result], fmt)
-        judged = judge_by(JudgedBy(op, problem, result, truth, fmt, floor=floor), got, effort=Effort(0, 0, 0, 0))
+        by = JudgedBy(op, problem, result, truths[result], fmt, floor=floor).with_noise_again(got)
+        judged = judge_by(by, got, effort=Effort(0, 0, 0, 0))
         upper = judged.tallies[0].figures().scaled_upper
         found[result] = math.nan if upper is None else value_of(upper)
     return found

@@ -279,10 +279,9 @@ def figures(kernel: Any, case: Any, measured: Any) -> dict[str, dict[str, Any]]:
     """The figures of each result of one call, by certified intervals of every element."""
     from verify.cases import problem_of
     from verify.measure.counting import tally
-    from verify.measure.judge import with_noise_again
+    from verify.measure.judge import JudgedBy
     from verify.truth import formats
     from verify.truth.fast import evaluate
-    from verify.truth.ulp import errors
 
     op, results = kernel.op, measured.results
     problem = problem_of(op, case, measured.inputs, measured.upstream, tuple(results))
@@ -290,9 +289,9 @@ def figures(kernel: Any, case: Any, measured: Any) -> dict[str, dict[str, Any]]:
     found = {}
     for name, truth in evaluate(op, problem, kinds).items():
         got, fmt, gate = results[name].to(truth.value.device), kinds[name], op.gate_of(name)
-        near = with_noise_again(op, problem, name, got, truth, fmt).for_result(got)
-        unit = near.unit(gate, kernel.noise_floor(case.dtype, name))
-        seen = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=unit, policy=kernel.policy)
+        floor = kernel.noise_floor(case.dtype, name)
+        by = JudgedBy(op, problem, name, truth, fmt, kernel.policy, floor=floor).with_noise_again(got)
+        _, seen = by.compared(got)
         of = tally(seen)[0].figures()
         found[name] = {
             "format": fmt.name,

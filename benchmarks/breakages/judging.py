@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
-from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
@@ -62,8 +62,7 @@ def judge(
 
     def one(result: str, got: Tensor) -> Judgement:
         floor = kernel.noise_floor(dtype, result)
-        truth = with_noise_again(kernel.op, problem, result, got, truths[result], fmt, floor)
-        by = JudgedBy(kernel.op, problem, result, truth, fmt, floor=floor)
+        by = JudgedBy(kernel.op, problem, result, truths[result], fmt, floor=floor).with_noise_again(got)
         for effort in (Effort(0, 0, 0, 0), Effort(0, 1, 16, 1)):
             judged = judge_by(by, got, effort=effort)
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]}, trivial[result])

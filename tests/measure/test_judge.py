@@ -15,7 +15,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import KernelError, TruthError
 from verify.measure import judge as judging
-from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by
 from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Problem
@@ -371,7 +371,7 @@ def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None
     got[3, 5] = float(truth.value[3, 5] + 4 * truth.noise[3, 5])
     noise[3, 5] /= 4  # as an accident of sixteen runs has it
     unlucky = replace(truth, noise=noise)
-    again = with_noise_again(op, problem, "y", got, unlucky, fmt)
+    again = JudgedBy(op, problem, "y", unlucky, fmt).with_noise_again(got).truth
     assert again.noise is not None and 0.7 < float(again.noise[3, 5] / truth.noise[3, 5]) < 1.4
     others = torch.ones_like(noise, dtype=torch.bool)
     others[3, 5] = False
@@ -389,4 +389,4 @@ def test_noise_is_not_sampled_again_for_results_within_the_limit_or_far_beyond(t
     op, problem, truth = _normalized()
     assert truth.noise is not None
     got = (truth.value + times * truth.noise).float()
-    assert with_noise_again(op, problem, "y", got, truth, named("float32")) is truth
+    assert JudgedBy(op, problem, "y", truth, named("float32")).with_noise_again(got).truth is truth

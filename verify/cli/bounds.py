@@ -121,7 +121,7 @@ def accept(options: argparse.Namespace) -> int:
 
     key: KEY  kernel/output/dtype/regime, as `verify gate` prints it
     records: RUN.json ...  records of runs
-    --reason! --bounds --headroom --on-ci
+    --reason! --bounds --on-ci
     --json: the changes
     """
     from verify.records.bounds import changes, committed

@@ -23,7 +23,8 @@ def main(options: argparse.Namespace) -> int:
     Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: accepted, wrong,
     cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, a function with its
     tests, a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or
-    FILE.py::KERNEL (docs/judge.md). Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held the solution.
+    FILE.py::KERNEL (docs/judge.md). Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held
+    the solution.
 
         verify judge problem.py solution.py
         verify judge problem.py solution.py --json judgement.json

@@ -57,7 +57,7 @@ from verify.measure.budget import Budget, beyond, differing, sampled
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
 from verify.measure.element import Whole, worst_element
-from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
@@ -65,7 +65,7 @@ from verify.records.record import CLASSES, Origin, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format
-from verify.truth.ulp import errors, fetched, widen
+from verify.truth.ulp import fetched, widen
 
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
 _LONG_FROM = 1 << 12  # a profile with at least this many elements has cases with a long dimension
@@ -286,10 +286,10 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     for name, truth in truths.items():
         got = results[name]
         floor = kernel.noise_floor(subject.dtype, name)
-        truth = with_noise_again(kernel.op, problem, name, got, truth, kinds[name], floor)
-        shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, truth, kinds[name])
-        segments, parts = classed(kernel.op, case, problem, name, shape, kernel.largest.get(subject.dtype))
         by = JudgedBy(kernel.op, problem, name, truth, kinds[name], kernel.policy, case.seed, floor)
+        by = by.with_noise_again(got)
+        shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, by.truth, kinds[name])
+        segments, parts = classed(kernel.op, case, problem, name, shape, kernel.largest.get(subject.dtype))
         # a rounding at half an ULP decides nothing if the limit is beyond; that saves 50,000 exact values of a case
         blurred = 0.0 if kernel.op.gate == "noise" else max(0.0, min(_NARROW, (least - 0.5) / 2))
         effort = Effort(sample=0, keep=1, blurred=blurred)
@@ -350,10 +350,9 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
     largest, by_noise = 0.0, kernel.op.gate == "noise"
     for name, truth in facts.truths.items():
         got = facts.results[name]
-        near, unit = truth.for_result(got), truth.unit(kernel.op.gate_of(name), kernel.noise_floor(dtype, name))
-        found = errors(
-            got, near.value, facts.kinds[name], low=near.low, bound=near.bound, scale=unit, policy=kernel.policy
-        )
+        floor = kernel.noise_floor(dtype, name)
+        by = JudgedBy(kernel.op, facts.problem, name, truth, facts.kinds[name], kernel.policy, floor=floor)
+        _, found = by.compared(got)
         size, width = found.ulp.abs(), found.width
         if found.scaled is not None and found.scaled_width is not None:
             size, width = found.scaled.abs(), found.scaled_width

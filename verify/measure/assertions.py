@@ -27,7 +27,7 @@ from verify.measure.call import Measured, items_of, outputs_of, unlike_plain
 from verify.measure.case import KERNEL, Question, judge_case, question_of
 from verify.measure.element import worst_element
 from verify.measure.findings import Findings
-from verify.measure.judge import JudgedBy, judge_by, with_noise_again
+from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit
 from verify.ops.graph.called import name_of
@@ -88,12 +88,11 @@ def assert_ulp(
     _demand_compared(definition.name, {result: actual}, _shapes(definition, dims, problem.params))
     fmt = formats.of(actual.dtype)
     truth = evaluate(definition, problem, {result: fmt})[result]
-    truth = with_noise_again(definition, problem, result, actual, truth, fmt)
     floor, limit = 0.0, max_ulp
     if definition.gate_of(result) == "noise":  # the ULP limit also holds where a program's noise is smaller
         limit = default_noise(fmt.name)
         floor = (max_ulp - 0.5) / limit
-    by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor)
+    by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor).with_noise_again(actual)
     outcome = judge_by(by, actual)
     tally = outcome.tallies[0]
     upper = value_of(tally.maximum(definition.gate_of(result)).upper)

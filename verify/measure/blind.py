@@ -21,7 +21,6 @@ from verify.ops.graph.blind import mutated
 from verify.records.figure import UNIT, shown
 from verify.records.record import Figures, value_of
 from verify.truth.formats import torch_dtype
-from verify.truth.ulp import errors
 
 BUDGET = 24  # the number of changed definitions tried in one case
 KEPT = 5
@@ -65,9 +64,7 @@ def blind_spots(
 
 def _judged(by: JudgedBy, value: Tensor) -> Figures:
     answer = value.to(torch_dtype(by.fmt))
-    near = by.truth.for_result(answer)
-    unit = by.truth.unit(by.op.gate_of(by.result), by.floor)
-    return tally(errors(answer, near.value, by.fmt, low=near.low, bound=near.bound, scale=unit))[0].figures()
+    return tally(by.compared(answer)[1])[0].figures()
 
 
 def case_of(cases: Sequence[Case]) -> Case | None:

@@ -41,7 +41,6 @@ from verify.measure.judge import (
     JudgedBy,
     JudgedResult,
     judge_by,
-    with_noise_again,
 )
 from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
@@ -295,8 +294,7 @@ def judge_case(
         truths = truths_of[id(asked)]
         for name in truths.keys() & given.get(by, {}).keys():
             got = given[by][name].to(truths[name].value.device)
-            fmt, floor = asked.formats[name], asked.floors[name]
-            truths[name] = with_noise_again(asked.op, asked.host, name, got, truths[name], fmt, floor)
+            truths[name] = asked.judged_by(name, truths[name]).with_noise_again(got).truth
     judged: CaseFindings = {}
     theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
     for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):

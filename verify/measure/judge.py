@@ -26,7 +26,7 @@ from verify.ops.op import Op, Problem
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
-from verify.truth.ulp import Errors, Policy, bits_of, errors, from_bits, same_bits
+from verify.truth.ulp import Errors, Policy, Yardstick, bits_of, errors, from_bits, same_bits
 
 # at most this many elements of a result with an open rounding are judged exactly, unless a caller sets fewer
 OPEN_LIMIT = 50_000
@@ -47,45 +47,6 @@ class JudgedResult:
     errors: Errors  # of every element; exact where known
 
 
-def with_noise_again(
-    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, floor: float = 0.0
-) -> Truth:
-    """Returns the truth with the noise of elements just beyond the default limit sampled again.
-
-    The noise of an element is the root mean square of a few runs. Of a million elements, some get half the noise that
-    more runs would give. A correct kernel then has up to twice its error there. Errors of broken kernels are far beyond
-    that.
-    """
-    if op.gate_of(result) != "noise":
-        return with_noise_beside(op, problem, result, got, truth, fmt, floor)
-    if op.meaning is None or truth.noise is None:
-        return truth
-    near, least = truth.for_result(got), default_noise(fmt.name)
-    found = errors(got, near.value, fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0), policy=Policy())
-    assert found.scaled is not None and found.scaled_width is not None
-    size = found.scaled.abs() + found.scaled_width
-    beyond = size > least
-    if not bool(beyond.any()) or not float(size.max()) <= _JUST * least:
-        return truth
-    again = op.meaning.deviation(problem, result).to(truth.noise.device)
-    beyond = beyond.reshape(truth.noise.shape)
-    return replace(truth, noise=torch.where(beyond, torch.maximum(truth.noise, again), truth.noise))
-
-
-def with_noise_beside(
-    op: Op, problem: Problem, result: str, got: Tensor, truth: Truth, fmt: Format, floor: float
-) -> Truth:
-    """Returns the truth with noise beside ULP (`floor` > 0), sampled only if an element is beyond the limit in ULP."""
-    if op.meaning is None or truth.noise is None or op.gate_of(result) != "plain" or not floor > 0:
-        return truth
-    near = truth.for_result(got)
-    plain = errors(got, near.value, fmt, low=near.low, bound=near.bound)
-    # not (x <= limit): a NaN is beyond it
-    if bool((plain.ulp.abs() + plain.width <= 0.5 + floor * default_noise(fmt.name)).all()):
-        return truth
-    return replace(truth, noise=op.meaning.deviation(problem, result).to(truth.noise.device))
-
-
 @dataclass(frozen=True)
 class JudgedBy:
     """Holds one result of one case with its truth and its rules. `floor` is the least noise, in ULP."""
@@ -98,6 +59,53 @@ class JudgedBy:
     policy: Policy = field(default_factory=Policy)
     seed: int = 0
     floor: float = 0.0
+
+    @property
+    def unit(self) -> Tensor | Yardstick | None:
+        """Returns the unit of the error that decides; None for ULP."""
+        return self.truth.unit(self.op.gate_of(self.result), self.floor)
+
+    def compared(self, got: Tensor) -> tuple[Truth, Errors]:
+        """Returns the truth to judge an output tensor by, of several right ones the nearest, and its errors."""
+        near = self.truth.for_result(got)
+        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=self.unit, policy=self.policy)
+        return near, found
+
+    def with_noise_again(self, got: Tensor) -> JudgedBy:
+        """Returns the same with the noise of elements just beyond the default limit sampled again.
+
+        The noise of an element is the root mean square of a few runs. Of a million elements, some get half the noise
+        that more runs would give. A correct kernel then has up to twice its error there. Errors of broken kernels are
+        far beyond that.
+        """
+        noise = self.truth.noise
+        if self.op.gate_of(self.result) != "noise":
+            return self.with_noise_beside(got)
+        if self.op.meaning is None or noise is None:
+            return self
+        near, least = self.truth.for_result(got), default_noise(self.fmt.name)
+        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0))
+        assert found.scaled is not None and found.scaled_width is not None
+        size = found.scaled.abs() + found.scaled_width
+        beyond = size > least
+        if not bool(beyond.any()) or not float(size.max()) <= _JUST * least:
+            return self
+        again = self.op.meaning.deviation(self.problem, self.result).to(noise.device)
+        again = torch.where(beyond.reshape(noise.shape), torch.maximum(noise, again), noise)
+        return replace(self, truth=replace(self.truth, noise=again))
+
+    def with_noise_beside(self, got: Tensor) -> JudgedBy:
+        """Returns the same with noise beside ULP (`floor` > 0), sampled if an element is beyond the limit in ULP."""
+        noise = self.truth.noise
+        if self.op.meaning is None or noise is None or self.op.gate_of(self.result) != "plain" or not self.floor > 0:
+            return self
+        near = self.truth.for_result(got)
+        plain = errors(got, near.value, self.fmt, low=near.low, bound=near.bound)
+        # not (x <= limit): a NaN is beyond it
+        if bool((plain.ulp.abs() + plain.width <= 0.5 + self.floor * default_noise(self.fmt.name)).all()):
+            return self
+        deviation = self.op.meaning.deviation(self.problem, self.result).to(noise.device)
+        return replace(self, truth=replace(self.truth, noise=deviation))
 
 
 @dataclass(frozen=True)
@@ -117,16 +125,7 @@ def judge_by(
     """Judges one output tensor. `segments` numbers the regime of each element."""
     op, problem, result, truth, fmt, policy = by.op, by.problem, by.result, by.truth, by.fmt, by.policy
     effort = effort or Effort()
-    near = truth.for_result(got)
-    found = errors(
-        got,
-        near.value,
-        fmt,
-        low=near.low,
-        bound=near.bound,
-        scale=truth.unit(op.gate_of(result), by.floor),
-        policy=policy,
-    )
+    near, found = by.compared(got)
     size = found.ulp.numel()
     if segments is None:
         segments = torch.zeros(size, dtype=torch.int64, device=found.ulp.device)

@@ -256,7 +256,7 @@ def deviation_of(
 
 def _unless_exact(value: Tensor, quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor | None:
     """Returns the deviation of sums; None if all are exact in every order."""
-    exact = in_every_order(quantum, squares, count, format)
+    exact = in_every_order(quantum, squares, count, format.unit)
     return None if bool(exact.all()) else of_sum(value, squares, count, format).masked_fill(exact, 0.0)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from verify.errors import KernelError
 from verify.measure.call import run_tensors
 from verify.measure.counting import Counts, counts_of
-from verify.measure.judge import with_noise_beside
+from verify.measure.judge import JudgedBy
 from verify.measure.tally import Tally
 from verify.ops.op import Problem, chosen
 from verify.search.hunt.space import Candidates, SearchSpace, one_of, size_of
@@ -71,7 +71,8 @@ class Assessor:
                 f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
                 f"it returned {tuple(got.shape)}"
             )
-        truth = with_noise_beside(space.kernel.op, problem, space.result, got, truth, space.fmt, space.floor)
+        by = JudgedBy(space.kernel.op, problem, space.result, truth, space.fmt, floor=space.floor)
+        truth = by.with_noise_beside(got).truth
         truth = truth.for_result(got)
         judged = errors(
             got,

@@ -18,7 +18,7 @@ from torch import Tensor
 from verify.cases import Case, problem_of
 from verify.measure.call import run_kernel
 from verify.measure.element import worst_element
-from verify.measure.judge import Effort, JudgedBy, judge_by, with_noise_again
+from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.records.record import Origin, Worst
 from verify.search.hunt.search import Elite
 from verify.search.hunt.space import SearchSpace
@@ -110,9 +110,8 @@ class _Rerun:
         # In other dtypes this also checks the certificate of the device's reference, on which the search relied.
         truth = evaluate(op, host if exact else problem, {space.result: space.fmt})[space.result]
         got, truth = measured.results[space.result].cpu(), truth.cpu()
-        truth = with_noise_again(op, host, space.result, got, truth, space.fmt, space.floor)
         by = JudgedBy(op, host, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
-        return _Measured(case, got, by)
+        return _Measured(case, got, by.with_noise_again(got))
 
     def alone(self, case: Case) -> Find:
         """Runs a case of copies and returns its worst element."""

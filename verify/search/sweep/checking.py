@@ -23,7 +23,7 @@ from verify.errors import UsageError
 from verify.measure.call import no_gradient
 from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
-from verify.measure.judge import settled, with_noise_beside
+from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak, Tally
 from verify.ops.op import Problem, chosen
 from verify.records.readings import APART
@@ -126,7 +126,8 @@ class _Collector:
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
         floor = kernel.noise_floor(self.space.dtype, result)
-        truth = with_noise_beside(kernel.op, problem, result, got, truth, self.of_result, floor)
+        by = JudgedBy(kernel.op, problem, result, truth, self.of_result, floor=floor)
+        truth = by.with_noise_beside(got).truth
         near = truth.for_result(got)
         unit = near.unit(kernel.op.gate_of(result), floor)
         found = errors(
