@@ -101,7 +101,7 @@ def text(done: CompletedRun, then: str) -> list[str]:
 def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
     """Returns the lines about the worst find of one result."""
     from verify.records.record import replay_command, value_of
-    from verify.report import words
+    from verify.report import blocks, words
 
     figure = found.figures.max_ulp if found.gate == "plain" else found.figures.scaled_max
     unit = UNIT[found.gate]
@@ -121,11 +121,7 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         lines.append(f"    why       {found.reason}")
     if found.worst and (found.reason or not found.counts):
         worst = found.worst[0]
-        inputs = [f"{name} = {value}" for name, value in worst.inputs.items()]
-        if inputs:
-            lines.append(f"    input     {', '.join(inputs)} at {list(worst.index)}")
-        bits = "" if found.counts else f" ({worst.got_hex})"
-        lines += [f"    got       {worst.got}{bits}", f"    truth     {worst.truth}"]
+        lines += [f"    {name:<9} {text}" for name, text in blocks.element(worst, counts=found.counts)]
         if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
             plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
             lines.append(f"    error     {plain} ULP, {of_scale}{unit}")
