@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +39,15 @@ def evaluate(
     drifts: Sequence[np.ndarray] | None = None,
     disturbed: int | None = None,
     last: bool = False,
+    shuffled: int | None = None,
 ) -> Evaluation:
     """Returns what f is at inputs + tiny drifts.
 
-    disturbed: the seed of roundings after every step. last: of equal places the last one wins.
+    disturbed: the seed of roundings after every step. last: of equal places the last one wins. shuffled: the seed of an
+    order of equal places.
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds)
+    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, shuffled)
     given: list[Any] = []
     leaves: list[np.ndarray] = []
     for x in inputs:
@@ -96,6 +98,17 @@ def choices(
     source = random.Random(0)
     tried += [[np.array([source.uniform(-1, 1) for _ in range(n)]) for n in sizes] for _ in range(some)]
     return [first, *(evaluate(f, inputs, upstream, drifts, last=bool(at % 2)) for at, drifts in enumerate(tried))]
+
+
+def others(
+    f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], tried: int
+) -> Iterator[Evaluation]:
+    """Yields further choices: random directions, and any of the numbers that no direction moves apart."""
+    sizes = [x.numel() for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
+    for seed in range(tried):
+        source = random.Random(seed + 1)
+        drifts = [np.array([source.uniform(-1, 1) for _ in range(n)]) for n in sizes]
+        yield evaluate(f, inputs, upstream, drifts, shuffled=seed)
 
 
 def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:

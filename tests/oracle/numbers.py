@@ -38,11 +38,13 @@ class Run:
         disturbed: int | None = None,
         last: bool = False,
         kinds: Sequence[Any] = (),
+        shuffled: int | None = None,
     ) -> None:
         self.bits, self.directed, self.ties = bits, directed, 0
         self.nears = 0  # numbers in whose place roundings may choose another
         self.kinds = kinds  # the formats of the operands
-        self.last = last  # of equal numbers that move alike, as places do, the last one wins
+        self.last = last  # of equal numbers that move alike, as copies of a constant do, the last one wins
+        self.order = None if shuffled is None else random.Random(shuffled)  # or any of them
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
@@ -207,7 +209,8 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
         if way * sign > 0:
             place, tied = at, [row[at]]
         elif way == 0 and row[at] is not row[place]:
-            place = at if Run.now.last else place
+            order = Run.now.order  # any of those that tie so far is as likely
+            place = at if (order.random() * (len(tied) + 1) < 1 if order else Run.now.last) else place
             tied.append(row[at])
     winner = row[place]
     for each in row:
@@ -223,7 +226,9 @@ def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]
     if any(mp.isnan(each.value) for each in row):
         raise Oracled("NaN in a sort")
     way = -1 if descending else 1
-    places = range(len(row))[:: -1 if Run.now.last else 1]
+    places = list(range(len(row)))[:: -1 if Run.now.last else 1]
+    if Run.now.order:
+        Run.now.order.shuffle(places)
     order = sorted(places, key=cmp_to_key(lambda i, j: way * sign_between(row[i], row[j])[0]))
     near: set[int] = set()
     for at in range(len(row) - 1):
