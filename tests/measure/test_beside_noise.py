@@ -245,6 +245,14 @@ def test_a_constant_is_rounded_in_every_step_alike() -> None:
     assert accepts(by_steps, like, x) and not accepts(by_steps * 1.001, like, x)
 
 
+def test_a_constant_of_a_remainder_may_be_rounded_to_16_bits() -> None:
+    x = torch.tensor([-2.40625, 1.328125, 3.34375, 0.0625]).bfloat16()
+    like = lambda x: torch.fmod(x, 0.1)  # noqa: E731
+    for constant in (0.1, 0.10009765625):
+        assert accepts(torch.fmod(x.double(), constant).bfloat16(), like, x)
+    assert not accepts(torch.fmod(x.double(), 0.1015625).bfloat16(), like, x)
+
+
 MOVES: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda y: y.mT,
     "stacked": lambda y: torch.stack([y, y]),

@@ -286,7 +286,7 @@ def _of_map(
             chains[id(step)] = made
     if is_exact(step, run):
         return None
-    lost, added = _lost_by_constants(step, run, value, format), step.function in ("add", "subtract")
+    lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
     if lost is not None and added and format.unit >= unit_of(torch.float32):
         rounded = size * (format.unit / _ROOT3)
         if not bool((lost <= rounded).all()):
@@ -363,11 +363,8 @@ def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) 
     return torch.where(low, format.lowest / _ROOT3, size * part).masked_fill(exact, 0.0)
 
 
-def _lost_by_constants(step: Map, run: Run, value: Tensor, format: Rounding) -> Tensor | None:
+def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
     """Returns how far float32 moves the constants of a step, such as 0.9; None if it holds all of them.
-
-    Eager PyTorch adds a constant that is rounded to the format of the result, of 16 bits too. That matters only where
-    most of it cancels.
 
     A kernel holds the rounded 0.9. So 0.9 x is not exact even where the product of the definition is, as for every
     tenth x, and x - 0.9 is off by as much near x = 0.9. Many kernels multiply by the reciprocal of a divisor such as
@@ -377,10 +374,6 @@ def _lost_by_constants(step: Map, run: Run, value: Tensor, format: Rounding) -> 
         return None
     held = [each.reciprocal() if step.function == "divide" else each for each in _constants(step, run)]
     lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
-    if step.function in ("add", "subtract") and (kind := format.stored.get(id(step))) is not None:
-        cut = [(each.to(kind).double() - each).abs() for each in held]
-        cancels = [value.abs() < each.abs() for each in held]
-        lost = [torch.where(mask, most, least) for mask, most, least in zip(cancels, cut, lost, strict=True)]
     lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None
 
