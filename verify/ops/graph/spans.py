@@ -325,13 +325,6 @@ def _bent(function: Function, a: Span) -> Span:
     return _within(function, a, lo, hi, undefined, a.is_infinite() | pole)
 
 
-def between(first: Span, second: Span) -> Span:
-    """Returns the smallest interval that encloses both."""
-    lo, hi = torch.minimum(first.lo, second.lo), torch.maximum(first.hi, second.hi)
-    nothing = torch.isnan(lo) & ~(torch.isnan(first.lo) & torch.isnan(second.lo))
-    return Span(lo.masked_fill(nothing, -math.inf), hi.masked_fill(nothing, math.inf))
-
-
 def extreme(a: Span, b: Span, largest: bool) -> Span:
     """Returns the larger of two numbers if `largest`, else the smaller."""
     pick = torch.maximum if largest else torch.minimum
