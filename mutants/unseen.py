@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 MODULES = ("unseen_attention", "unseen_triton", "unseen_torch")
-DEFINED = re.compile(r'^@pair\("(.*?)".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
+DEFINED = re.compile(r'^@pair\(\s*"(.*?)".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 
 
 def specimens() -> Iterator[dict[str, str]]:
