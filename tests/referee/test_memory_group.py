@@ -41,6 +41,18 @@ def test_the_kernel_ends_what_exceeds_a_group(group: str, size: int, code: int) 
     assert memory_group.ended(group) == bool(code)
 
 
+def test_a_group_of_a_dead_supervisor_is_removed_and_no_other(group: str) -> None:
+    top = Path(group).parent
+    (dead := top / f"verify-{1 << 30}").mkdir()
+    (living := top / "verify-1").mkdir()
+    try:
+        memory_group.remove(group)
+        assert memory_group.make(96 * MIB) == group
+        assert not dead.exists() and living.exists()
+    finally:
+        living.rmdir()
+
+
 def test_without_a_group_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_group, "_VERSIONS", ((str(tmp_path), "memory.max", "memory.swap.max", "memory.events"),))
     assert memory_group.make(MIB) == "" and not list(tmp_path.iterdir())

@@ -23,9 +23,10 @@ def make(size: int) -> str:
     """Returns the folder of a new group whose processes have so many bytes; "" where none can be made."""
     for top, limit, swap, _ in _VERSIONS:
         folder = os.path.join(top, f"verify-{os.getpid()}")
-        for old in glob.glob(os.path.join(top, "verify-*")):  # a supervisor that was killed left it
-            with suppress(OSError):  # it has processes
-                os.rmdir(old)
+        for old in glob.glob(os.path.join(top, "verify-*")):
+            if not os.path.exists(f"/proc/{old.rpartition('-')[2]}"):  # its supervisor was killed
+                with suppress(OSError):  # it has processes
+                    os.rmdir(old)
         try:
             os.mkdir(folder)
             _write(folder, limit, size)
