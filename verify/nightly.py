@@ -46,6 +46,7 @@ from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
 SETTINGS = "night.parts"
+TIMING = 0.7  # share of the time of "bench"; the rest is for the accuracy of PyTorch's own implementation
 SWEPT_AT_ONCE = 4  # kernels swept on one GPU: while one keeps it busy, others compile and judge their results
 HUNT_SECONDS = 20.0  # the longest search for one result
 HUNT_GENERATIONS = 32  # generations of one hunt; its finding depends on this number, unless the seconds end it earlier
@@ -257,7 +258,7 @@ def laws(night: Night, until: float | None) -> Run:
         pool=_grown(night),
         until=until,
         kept=PartStore(night.folder / "laws.parts"),
-        progress=partial(_said, night, "laws"),
+        progress=lambda text: night.progress(f"laws {text}"),
     )
     return schedule.run(judged, settings, "verify nightly: laws")
 
@@ -342,13 +343,14 @@ def bench(night: Night, until: float | None) -> Run:
 
     def timings() -> Run:
         own = _pool(night).more is not None  # in a cluster, other machines with other caches may measure
+        now = time.monotonic()
         session = Session(
             backend=night.backend,
             seed=night.seed,
             timeout=night.timeout,
             pool=_pool(night) if own else None,  # reports the environment
-            until=_share(until, TIMING),
-            progress=partial(_said, night, "bench"),
+            until=None if until is None else now + TIMING * max(0.0, until - now),
+            progress=lambda text: night.progress(f"bench {text}"),
         )
         ahead = (night.jobs or _about(night).workers) if own else 0  # they share the GPU that times
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
@@ -377,15 +379,6 @@ def in_brief(kernel: KernelRun) -> KernelRun:
     return msgspec.structs.replace(kernel, results=results)
 
 
-TIMING = 0.7  # share of the stage's time; the rest is for the accuracy of PyTorch's own implementation
-
-
-def _share(until: float | None, share: float) -> float | None:
-    """Returns the time at which a share of the remaining time will have passed."""
-    now = time.monotonic()
-    return None if until is None else now + max(0.0, until - now) * share
-
-
 # the first stages get more than they need: later ones use the rest, and hunts and laws can do with less
 STAGES = (
     PlannedStage("accuracy", 4.0, accuracy),
@@ -394,11 +387,6 @@ STAGES = (
     PlannedStage("hunt", 1.6, hunt),
     PlannedStage("laws", 1.9, laws),
 )
-
-
-def _said(night: Night, stage: str, text: str) -> None:
-    """Reports progress of a stage."""
-    night.progress(f"{stage} {text}")
 
 
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
@@ -414,7 +402,7 @@ def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[st
         until=until,
         by_dtype=True,
         kept=kept,
-        progress=partial(_said, night, stage),
+        progress=lambda text: night.progress(f"{stage} {text}"),
         known=night.known,
     )
     found = run_kernels(targets, session, f"verify nightly: {stage}")

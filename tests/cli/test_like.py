@@ -14,7 +14,7 @@ import verify
 from tests.records.bounds.gate_records import kernel, result, run
 from verify.backends import Interpreter
 from verify.cases.fingerprint import fingerprint
-from verify.cases.plan import EFFORTS, plan
+from verify.cases.plan import PLAN_SIZES, plan
 from verify.cli import main
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -93,4 +93,4 @@ def test_the_cases_are_those_of_the_other_backend() -> None:
         [group] = plan(declared, "float64", plan_of, 3)
         assert measured.properties == fingerprint(declared, "y", "float64", group.cases)
         assert measured.basis.n == sum(math.prod(case.dims) for case in group.cases)
-    assert len({each.float64_elements for each in EFFORTS.values()}) == 2
+    assert len({each.float64_elements for each in PLAN_SIZES.values()}) == 2

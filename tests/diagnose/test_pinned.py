@@ -11,7 +11,7 @@ import torch
 import verify
 from verify import backends
 from verify.cases import Case, corpus
-from verify.cases.plan import EFFORTS
+from verify.cases.plan import PLAN_SIZES
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.record import Result, value_of
@@ -28,7 +28,7 @@ def needle(x: torch.Tensor) -> torch.Tensor:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text("[tool.verify]\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], elements=1 << 12))
+    monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 12))
     return tmp_path
 
 

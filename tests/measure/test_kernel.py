@@ -16,7 +16,7 @@ import torch
 import verify
 from verify.backends import Interpreter, named
 from verify.cases import Case, inputs_of
-from verify.cases.plan import EFFORTS, Group, plan
+from verify.cases.plan import PLAN_SIZES, Group, plan
 from verify.cases.regimes import NONFINITE
 from verify.cases.sizes import REACHES
 from verify.declare.standin import baseline_of
@@ -59,8 +59,8 @@ def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
         ]
 
     monkeypatch.setattr(running, "plan", few)
-    for scale, effort in EFFORTS.items():
-        monkeypatch.setitem(EFFORTS, scale, replace(effort, elements=1 << 14))
+    for scale, effort in PLAN_SIZES.items():
+        monkeypatch.setitem(PLAN_SIZES, scale, replace(effort, elements=1 << 14))
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -370,7 +370,7 @@ def test_where_there_is_no_answer_a_kernel_has_no_verdict_on_any_machine(
 
 
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(EFFORTS, "small", replace(EFFORTS["small"], elements=1 << 12))
+    monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 12))
     monkeypatch.setattr(judging, "OPEN_PEER", 0)
     judged, peer = (
         only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
@@ -434,7 +434,7 @@ def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
 @pytest.mark.parametrize("op", ["layer_norm", "linear"])
 def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
     kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
-    effort = EFFORTS[named(backend).scale]
+    effort = PLAN_SIZES[named(backend).scale]
     group, summed = plan(kernel, "bfloat16", backend, 0)
     assert [case.dims[0] for case in summed.cases] == list(effort.summed[0])
     assert plan(kernel, "bfloat16", "cuda", 0, rows_of=backend)[1] == summed
@@ -448,7 +448,7 @@ def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: 
 
 def test_a_plan_for_elementwise_kernels_holds_more_elements_than_any_effort_names_whatever_the_seed() -> None:
     kernel = verify.kernel(op="geglu", dtypes=["float32", "bfloat16", "float64"])(lambda x: x)
-    for backend, effort in (("interpreter", EFFORTS["small"]), ("cuda", EFFORTS["large"])):
+    for backend, effort in (("interpreter", PLAN_SIZES["small"]), ("cuda", PLAN_SIZES["large"])):
         for dtype in kernel.dtypes:
             [[case], [other]] = [plan(kernel, dtype, backend, seed)[0].cases for seed in (0, 1)]
             elements = effort.float64_elements if dtype == "float64" else effort.elements

@@ -81,8 +81,8 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Effort:
-    """Holds how much to measure. float64 is judged element by element in exact arithmetic, so it gets less.
+class PlanSizes:
+    """Holds how much a plan measures. float64 is judged element by element in exact arithmetic, so it gets less.
 
     narrow, wide, large: used in turn, one for each regime.
     longest: a row longer than any block, for some regimes, with two rows.
@@ -105,8 +105,8 @@ class Effort:
     longest: int = 0
 
 
-EFFORTS = {
-    "small": Effort(
+PLAN_SIZES = {
+    "small": PlanSizes(
         elements=1 << 18,
         float64_elements=1 << 12,
         narrow=(1, 3, 2, 5),
@@ -120,7 +120,7 @@ EFFORTS = {
     ),
     # An exact verdict takes longer for wider rows, on a CPU and on a GPU. So every regime has a middle width, and
     # widths that fill a block or leave it almost half empty take turns.
-    "large": Effort(
+    "large": PlanSizes(
         elements=1 << 20,
         float64_elements=1 << 13,
         narrow=(1, 3, 2, 5),
@@ -143,7 +143,7 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
     `rows_of` names another backend for sums over many rows: the interpreter would take hours where a GPU takes no time.
     """
     groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
-    return [*groups, *_summed(kernel, dtype, EFFORTS[backends.named(rows_of or backend).scale], seed)]
+    return [*groups, *_summed(kernel, dtype, PLAN_SIZES[backends.named(rows_of or backend).scale], seed)]
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
@@ -204,10 +204,10 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
             weighted = _case(kernel, dtype, seed, dims=(1 << 14,), fill="mixed", upstream="normal")
             groups.append(Group((weighted,), label=" (random dy)", only_gradients=True))
         return groups
-    effort = EFFORTS[scale]
-    count = effort.float64_elements if fmt.name == "float64" else effort.elements
+    sizes = PLAN_SIZES[scale]
+    count = sizes.float64_elements if fmt.name == "float64" else sizes.elements
     # The width depends on the op and the dtype, not on the seed, so that figures of two seeds can be compared. A kernel
-    # that is right only for the numbers of elements in `EFFORTS` is wrong for some here.
+    # that is right only for the numbers of elements in `PLAN_SIZES` is wrong for some here.
     width = 193 + int(counter.below(0, f"plan/{kernel.op.name}/{dtype}", 1, 64)[0])
     dims = (count // width + count // 16384 + 1, width)
     upstream = "normal" if gradients else ""
@@ -216,17 +216,17 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
 
 def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """Returns every row regime at a narrow and a middle width, some at a wide one, some at the longest."""
-    effort = EFFORTS[scale]
+    sizes = PLAN_SIZES[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(ROW_REGIMES):
-        narrow = effort.narrow[place % len(effort.narrow)]
-        widths = [narrow, effort.middle] + [effort.wide[place % len(effort.wide)]] * (place % 2)
-        shapes = [(effort.rows, width) for width in widths]
-        if effort.longest and place % 3 == 2:
-            shapes.append((2, effort.longest))
+        narrow = sizes.narrow[place % len(sizes.narrow)]
+        widths = [narrow, sizes.middle] + [sizes.wide[place % len(sizes.wide)]] * (place % 2)
+        shapes = [(sizes.rows, width) for width in widths]
+        if sizes.longest and place % 3 == 2:
+            shapes.append((2, sizes.longest))
         if dtype == "float64":
-            shapes = [(effort.rows, narrow), (effort.rows, effort.exact_width)]
+            shapes = [(sizes.rows, narrow), (sizes.rows, sizes.exact_width)]
         for dims in shapes:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return [Group(tuple(cases))]
@@ -248,7 +248,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
             if recipe in _AT_LARGE or not _is_large(kernel, dims)
         ]
     else:
-        plain = sizes_of(kernel.op, 64 if dtype == "float64" else EFFORTS[scale].graph_elements)[:1]
+        plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
         alone = [*plain, *long_dims(kernel, dtype, REACHES[scale]), *empty_sizes(kernel)]
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys(alone)]
         covered = pairs_of(kernel, dtype, scale)
@@ -297,11 +297,11 @@ def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]
 
 def _contraction(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """Returns every matrix regime at the fixed shapes, and at large ones in turn."""
-    effort = EFFORTS[scale]
+    sizes = PLAN_SIZES[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate(MATRIX_REGIMES):
-        shapes = effort.matrices + ((effort.large[place % len(effort.large)],) if effort.large else ())
+        shapes = sizes.matrices + ((sizes.large[place % len(sizes.large)],) if sizes.large else ())
         for dims in shapes if dtype != "float64" else shapes[:1]:
             cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
     return [Group(tuple(cases))]
@@ -323,10 +323,10 @@ def summed_dims(kernel: Kernel, numbers: Sequence[int]) -> list[tuple[int, ...]]
     return [dims for dims in (fitted_rows(kernel, each) for each in wanted) if math.prod(dims) <= _SUMMED_ELEMENTS]
 
 
-def _summed(kernel: Kernel, dtype: str, effort: Effort, seed: int) -> list[Group]:
+def _summed(kernel: Kernel, dtype: str, sizes: PlanSizes, seed: int) -> list[Group]:
     """Returns cases with many rows. Most are in float32, which shows the loss of a few among many."""
     results = summed_results(kernel)
-    rows = effort.summed[dtype == ("float32" if "float32" in kernel.dtypes else kernel.dtypes[0])]
+    rows = sizes.summed[dtype == ("float32" if "float32" in kernel.dtypes else kernel.dtypes[0])]
     cases = [
         _case(
             kernel,

@@ -250,11 +250,6 @@ def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
 
-def _patterns(wanted: WantedElements) -> Tensor:
-    bits = torch.arange(wanted.count, dtype=torch.int64, device=wanted.device)
-    return from_bits(bits % (1 << min(wanted.fmt.bits, 62)), wanted.fmt)
-
-
 def _bits(wanted: WantedElements) -> Tensor:
     fmt, words = wanted.fmt, wanted.stream.words(wanted.count)
     return from_bits(words if fmt.bits == 64 else (words >> 7) & ((1 << fmt.bits) - 1), fmt)
@@ -315,19 +310,17 @@ def _shuffled(wanted: WantedElements) -> Tensor:
     return _mixed(wanted)[order]
 
 
-def _ones(wanted: WantedElements) -> Tensor:
-    return torch.ones(wanted.count, dtype=torch_dtype(wanted.fmt), device=wanted.device)
-
-
 ELEMENT: dict[str, ElementRecipe] = {
-    "patterns": _patterns,
+    "patterns": lambda wanted: from_bits(
+        torch.arange(wanted.count, device=wanted.device) % (1 << min(wanted.fmt.bits, 62)), wanted.fmt
+    ),
     "bits": _bits,
     "active": _active,
     "near": _near,
     "normal": _normal,
     "mixed": _mixed,
     "shuffled": _shuffled,
-    "ones": _ones,
+    "ones": lambda wanted: torch.ones(wanted.count, dtype=torch_dtype(wanted.fmt), device=wanted.device),
 }
 
 
@@ -347,10 +340,6 @@ def _zero_rows(wanted: WantedRows) -> Tensor:
     """Returns normal rows between rows of zeros, as padding has them."""
     bell = wanted.bell()
     return _by_row(wanted, [bell, torch.zeros_like(bell)])
-
-
-def _constant(wanted: WantedRows) -> Tensor:
-    return (wanted.levels() * 2000.0 - 1000.0).expand(wanted.count, wanted.width).clone()
 
 
 def _outlier(wanted: WantedRows) -> Tensor:
@@ -375,13 +364,8 @@ def _repeated(wanted: WantedRows) -> Tensor:
     return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
 
 
-def _alternating(wanted: WantedRows) -> Tensor:
-    sign = 1.0 - 2.0 * (torch.arange(wanted.width, device=wanted.device) % 2).double()
-    return (wanted.levels() + 0.5) * sign[None, :]
-
-
-def _ramp(wanted: WantedRows) -> Tensor:
-    return (wanted.levels() + 0.5) * torch.arange(wanted.width, device=wanted.device).double()[None, :]
+def _columns(wanted: WantedRows) -> Tensor:
+    return torch.arange(wanted.width, device=wanted.device)[None, :]
 
 
 def _spread(wanted: WantedRows) -> Tensor:
@@ -423,7 +407,7 @@ def _sparse(wanted: WantedRows) -> Tensor:
 def _one_hot(wanted: WantedRows) -> Tensor:
     """Returns rows with one 1 and zeros."""
     place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")
-    return (torch.arange(wanted.width, device=wanted.device)[None, :] == place[:, None]).double()
+    return (_columns(wanted) == place[:, None]).double()
 
 
 def _powers(wanted: WantedRows) -> Tensor:
@@ -440,7 +424,7 @@ def _medley(wanted: WantedRows) -> Tensor:
     They are equal, nearly equal, all negative, rising, ordinary but for a 0.5, of alternating signs, or one-hot.
     """
     bell, level = wanted.bell(), wanted.levels() + 0.5
-    ramp = torch.arange(wanted.width, device=wanted.device).double()[None, :].expand_as(bell)
+    ramp = _columns(wanted).double().expand_as(bell)
     kinds = [
         ((8 * level).round() / 8).expand_as(bell),  # sums of these are exact in any order
         level + bell * 2.0**-9,
@@ -457,10 +441,9 @@ def _special(wanted: WantedRows) -> Tensor:
     """Returns ordinary rows between rows with NaN and infinities, and rows with zeros of both signs and subnormals."""
     bell = wanted.bell()
     place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
-    column = torch.arange(wanted.width, device=wanted.device)[None, :]
     strange = bell.clone()
     for more, number in ((0, math.nan), (1, math.inf), (2, -math.inf)):
-        strange = torch.where(column == (place + more) % max(wanted.width, 1), number, strange)
+        strange = torch.where(_columns(wanted) == (place + more) % max(wanted.width, 1), number, strange)
     small = torch.where(_uniform(wanted) < 0.5, bell, torch.copysign(torch.where(bell.abs() < 0.5, 0.0, 1e-39), bell))
     return _by_row(wanted, [bell, strange, bell, small])
 
@@ -480,12 +463,12 @@ ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),
     "mean 1e4": _bell(plus=1.0e4),
-    "constant": _constant,
+    "constant": lambda wanted: (wanted.levels() * 2000.0 - 1000.0).expand(wanted.count, wanted.width).clone(),
     "nearly constant": _bell(times=2.0**-9, plus=1000.0),
     "outlier": _outlier,
     "lone outlier": _lone_outlier,
-    "alternating": _alternating,
-    "ramp": _ramp,
+    "alternating": lambda wanted: (wanted.levels() + 0.5) * (1.0 - 2.0 * (_columns(wanted) % 2).double()),
+    "ramp": lambda wanted: (wanted.levels() + 0.5) * _columns(wanted).double(),
     "spread": _spread,
     "tiny 1e-20": _bell(times=1.0e-20),
     "tiny 1e-38": _bell(times=1.0e-38),

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 
 from verify.cases import Case
-from verify.cases.plan import EFFORTS, SUMMED_ROWS, summed_dims, summed_results
+from verify.cases.plan import PLAN_SIZES, SUMMED_ROWS, summed_dims, summed_results
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts
 from verify.laws.accuracy import broken_by, judge_measured
@@ -144,7 +144,7 @@ def _some_rows(subject: Subject) -> list[Dims]:
     """
     geometry, counts = subject.kernel.op.geometry, row_counts(subject.sizes.rows)
     if geometry.by_element:
-        effort = EFFORTS[subject.backend.scale]
+        effort = PLAN_SIZES[subject.backend.scale]
         judged = effort.float64_elements if subject.dtype == "float64" else effort.elements
         counts = tuple(judged // 3 + more for more in row_counts(judged // 9)[-8:])
     return [fitted_rows(subject.kernel, geometry.dims_of(count, 3, 5)) for count in counts]

@@ -21,7 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 import verify
 from examples.quantisers import mx, mxfp8
 from verify.backends import Interpreter
-from verify.cases.plan import EFFORTS, plan
+from verify.cases.plan import PLAN_SIZES, plan
 from verify.measure import kernel as measuring
 from verify.measure.requests import Measure
 from verify.records.bounds import changes, committed
@@ -276,8 +276,8 @@ def few_cases() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "plan", few)
-        for scale, effort in EFFORTS.items():
-            patch.setitem(EFFORTS, scale, replace(effort, elements=1 << 12))
+        for scale, effort in PLAN_SIZES.items():
+            patch.setitem(PLAN_SIZES, scale, replace(effort, elements=1 << 12))
         yield
 
 
