@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import torch
@@ -47,14 +46,14 @@ from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
 from verify.measure.tally import KEEP, Peak, Tally, worst
 from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
-from verify.ops.op import Fast, Largest, Op, Problem, Regime, chosen, remembering
+from verify.ops.op import Fast, Op, Problem, Regime, chosen, remembering
 from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
 from verify.truth.formats import Format
-from verify.truth.ulp import Policy, bits_of
+from verify.truth.ulp import bits_of
 from verify.workers.phases import phase
 
 SAMPLE_EACH = 4  # elements of each case whose certificate is checked, if the group has several cases
@@ -86,6 +85,7 @@ class Question:
     would wait for the GPU. For small results `problem` is `host`, and the references are in CPU memory too.
     """
 
+    kernel: Kernel  # its limits and its policy decide
     op: Op  # caches exact values, see `remembering`
     definition: Op  # the same op without the cache: a truth may evaluate all elements, too many to keep
     case: Case
@@ -95,11 +95,7 @@ class Question:
     kind: str  # kind of device that evaluates the references
     formats: dict[str, Format]
     target: str
-    policy: Policy
     seed: int
-    largest: Largest | None
-    floors: dict[str, float]  # the least noise of each result, in ULP
-    limits: dict[str, float]  # the limit of each result on ordinary inputs
     whole: Whole | None = None  # None: all elements are judged
     others: Mapping[str, Question] = field(default_factory=dict)  # by source: the same at other choices at ties
 
@@ -135,8 +131,8 @@ class Question:
 
     def judged_by(self, result: str, truth: Truth) -> JudgedBy:
         """Returns one result with its truth and its rules."""
-        fmt, floor = self.formats[result], self.floors[result]
-        return JudgedBy(self.op, self.host, result, truth, fmt, self.policy, self.seed, floor)
+        fmt, floor = self.formats[result], self.kernel.noise_floor(self.case.dtype, result)
+        return JudgedBy(self.op, self.host, result, truth, fmt, self.kernel.policy, self.seed, floor)
 
     @property
     def on_host(self) -> bool:
@@ -186,8 +182,8 @@ def question_of(
         # for no points traces it here.
         for name in wanted:
             kernel.op.points(host, name, ())
-    rules = _rules_of(kernel, case, kinds)
     return Question(
+        kernel=kernel,
         op=remembering(kernel.op, host),
         definition=kernel.op,
         case=case,
@@ -195,9 +191,9 @@ def question_of(
         host=host,
         fast=fast,
         kind=kind,
+        formats=kinds,
         target=target,
         seed=seed,
-        **rules,
     )
 
 
@@ -216,6 +212,7 @@ def sampled_question(
     problem = replace(whole, inputs={key: chosen(value) for key, value in whole.inputs.items()}, upstream=upstream)
     definition = sample.op(kernel.op)
     return Question(
+        kernel=kernel,
         op=remembering(definition, problem),
         definition=definition,
         case=case,
@@ -223,22 +220,11 @@ def sampled_question(
         host=problem,
         fast={name: sample.reference},
         kind=architecture(sample.device),
+        formats={name: fmt},
         target=target,
         seed=seed,
         whole=Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
-        **_rules_of(kernel, case, {name: fmt}),
     )
-
-
-def _rules_of(kernel: Kernel, case: Case, kinds: dict[str, Format]) -> dict[str, Any]:
-    """Returns the rules that decide on the results of a case, by field of `Question`."""
-    return {
-        "formats": kinds,
-        "policy": kernel.policy,
-        "largest": kernel.largest.get(case.dtype),
-        "floors": {name: kernel.noise_floor(case.dtype, name) for name in kinds},
-        "limits": {name: kernel.limit(case.dtype, name) for name in kinds},
-    }
 
 
 def _on_host(problem: Problem) -> Problem:
@@ -284,7 +270,8 @@ def judge_case(
         if question.case.fill == SPECIAL and not question.op.geometry.by_element:
             beside = given.get(BASELINE, {}).get(name)
             return special_parts(question.problem, truths[name].value, beside)
-        return classed(question.op, question.case, question.problem, name, shape, question.largest)
+        largest = kernel.largest.get(question.case.dtype)
+        return classed(question.op, question.case, question.problem, name, shape, largest)
 
     truths_of: dict[int, dict[str, Truth]] = {}  # of the questions at each choice at ties
     for each in (question, *question.others.values()):
@@ -324,7 +311,8 @@ def judge_case(
         first = next(iter(judged[KERNEL]))
         asked = question.others.get(KERNEL, question)
         truths = truths_of[id(asked)]
-        found = blind_spots([asked.judged_by(name, truths[name]) for name in judged[KERNEL]], question.limits)
+        limits = {name: kernel.limit(question.case.dtype, name) for name in judged[KERNEL]}
+        found = blind_spots([asked.judged_by(name, truths[name]) for name in limits], limits)
         judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
     return {by: judged[by] for by in given}
 
@@ -400,7 +388,7 @@ class _Judging:
 
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
         """Returns the outcome with counts of the elements that are beyond the limit while PyTorch's are within it."""
-        limit, found = self.question.limits[name], outcome.errors
+        limit, found = self.question.kernel.limit(self.question.case.dtype, name), outcome.errors
         figure, width = (found.ulp, found.width) if found.scaled is None else (found.scaled, found.scaled_width)
         assert width is not None
         if not self.each and name not in self.theirs:  # PyTorch's own result, which is judged first
