@@ -134,33 +134,6 @@ def test_the_bits_are_those_of_one_program_after_the_other(
         assert torch.equal(one.view(torch.uint8), other.view(torch.uint8))
 
 
-def test_programs_that_part_by_an_axis_are_not_run_together_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    parted = []
-    at_once = programs._at_once
-
-    def counting(call: Callable[[], None], ids: list[programs.Id]) -> list[object] | None:
-        ways = at_once(call, ids)
-        parted.append(ways is not None)
-        return ways
-
-    monkeypatch.setattr(programs, "_at_once", counting)
-    launched(tiles, (2, 6), torch.float32, 1)
-    first = sum(parted)
-    launched(tiles, (2, 6), torch.float32, 1)
-    assert first >= 1 and sum(parted) <= first + 1
-
-
-def test_two_programs_that_part_do_not_leave_all_others_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The columns of a small case are one block for each of two results; those of a large one are many for each."""
-    groups = list[int]()
-    at_once = programs._at_once
-    monkeypatch.setattr(programs, "_at_once", lambda call, ids: groups.append(len(ids)) or at_once(call, ids))
-    launched(tiles, (1, 2), torch.float32, 1)
-    assert groups == [2], "they part, and each runs alone"
-    launched(tiles, (2, 6), torch.float32, 1)
-    assert len(groups) > 1 and max(groups[1:]) >= 5, "the others of a larger grid run together"
-
-
 def test_what_fails_says_so_as_if_alone_and_leaves_what_came_before() -> None:
     x, y = torch.zeros(21, 40), torch.zeros(21, 40)
     with pytest.raises(Exception, match="arange's range must be a power of 2"):

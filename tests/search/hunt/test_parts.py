@@ -12,10 +12,8 @@ from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.search.hunt.assess import Assessed
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.edits import EDITS, Lines
-from verify.search.hunt.search import POOL, Pool
 from verify.search.hunt.seeds import fresh
 from verify.search.hunt.space import Variable, one_of, space_of
 from verify.truth.formats import FORMATS, named
@@ -72,25 +70,6 @@ def test_draws_are_the_same_however_they_are_asked_for() -> None:
     # an octave is one of 21, and a step uniform below its end: 2/21 are 1, half of 1/21 beyond 2^19
     assert 0.09 < float((steps == 1).double().mean()) < 0.10
     assert 0.02 < float((steps > 1 << 19).double().mean()) < 0.03
-
-
-def test_a_pool_keeps_the_worst_and_the_first_of_equals() -> None:
-    pool, seen = Pool({}), {}
-    for generation in range(3):
-        draws = Draws(1, f"{generation}", "cpu")
-        x = draws.words(POOL)[:, None]
-        figure = draws.below(POOL, 7 if generation == 1 else 1 << 30).double()
-        pool.add({"x": x}, Assessed(figure, x[:, 0] % 5, x[:, 0] % 11))
-        for place, value in enumerate(figure.tolist()):
-            seen.setdefault(value, int(x[place, 0]))
-    expected = sorted(seen.items(), reverse=True)[:POOL]
-    assert pool.seen is not None and len(expected) == POOL
-    assert list(zip(pool.seen.figure.tolist(), pool.population["x"][:, 0].tolist(), strict=True)) == expected
-    assert torch.equal(pool.seen.element, pool.population["x"][:, 0] % 5)
-    for member, (figure, x) in zip(pool.elite(3), expected, strict=False):
-        assert (member.figure, int(member.candidate["x"]), member.got) == (figure, x, x % 11)
-    ranks = {float(value) for value in pool.parents(20_000, Draws(2, "p", "cpu"))["x"][:, 0]}
-    assert float(expected[0][1]) in ranks and len(ranks) > 1_000
 
 
 @pytest.mark.parametrize(
