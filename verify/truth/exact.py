@@ -120,7 +120,7 @@ def settle(
     """Raises the precision until `decided(enclosure)` holds. Returns (enclosure, precision, routes).
 
     mpmath evaluates at the first precision, and again once Arb has decided or reached the largest precision. Arb works
-    alone in between. An enclosure that stays undecided counts as a tie.
+    alone in between. An enclosure that stays undecided counts as a short number.
     """
     precision = start
 
@@ -134,7 +134,7 @@ def settle(
         if precision >= MAX_PRECISION:
             if enclosure is None:
                 raise TruthError(f"no finite enclosure of an exact value at {precision} bits")
-            return _as_tie(enclosure), precision, routes
+            return _as_short_number(enclosure), precision, routes
         precision = 4 * precision if precision < _RARE else MAX_PRECISION
 
 
@@ -364,18 +364,18 @@ def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> 
     return written(value)
 
 
-def _as_tie(enclosure: Enclosure) -> Enclosure:
+def _as_short_number(enclosure: Enclosure) -> Enclosure:
     """Returns the number with the shortest binary expansion inside an enclosure that no precision decides.
 
     Exact arithmetic (a dot product of floats, a halving) may give a midpoint of the format. Every enclosure of an
     mpmath value then contains the midpoint, at any precision. Raises TruthError if no short number is inside, and
-    BeyondEffort for a wide enclosure: it holds several answers, between which the definition's own decision stays open.
+    BeyondEffort for a wide enclosure, which no larger precision narrows.
     """
     size, is_zero = max(abs(enclosure.low), abs(enclosure.high)), enclosure.low <= 0 <= enclosure.high
     if size < 1 / _NOTHING and enclosure.high - enclosure.low > 2 * (_NOTHING if is_zero else _WIDE * size):
         raise BeyondEffort(
-            f"an exact value is anywhere from {float_or_text(enclosure.low)} to {float_or_text(enclosure.high)}: the "
-            f"definition compares two numbers that are equal to {MAX_PRECISION} bits"
+            f"an exact value is anywhere from {float_or_text(enclosure.low)} to {float_or_text(enclosure.high)}: "
+            f"{MAX_PRECISION} bits do not enclose it"
         )
     if is_zero:
         return Enclosure(Fraction(0), Fraction(0))
