@@ -304,7 +304,7 @@ def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
     verdict = judge(Point(mp=mp_noise, arb=noise), fmt, 0, both=False)
     assert (verdict.ulp, verdict.misrounded) == (0.0, False)
     tiny = Fraction(1, 2**9000)
-    assert exact._as_tie(Enclosure(-tiny / 3, tiny / 2)).low == 0
+    assert exact._as_short_number(Enclosure(-tiny / 3, tiny / 2)).low == 0
 
 
 def test_an_error_beyond_every_float_is_infinitely_many_units_of_noise() -> None:
@@ -320,13 +320,13 @@ def test_a_wide_enclosure_is_not_taken_for_a_number() -> None:
     with pytest.raises(
         BeyondEffort, match=r"^an exact value is anywhere from 0\.0 to 0\.25: the definition compares two"
     ):
-        exact._as_tie(Enclosure(Fraction(0), Fraction(1, 4)))
+        exact._as_short_number(Enclosure(Fraction(0), Fraction(1, 4)))
 
 
 def test_an_undecided_number_without_a_short_neighbour_stops_the_run() -> None:
     third = Enclosure(Fraction(1, 3) - Fraction(1, 2**9000), Fraction(1, 3) + Fraction(1, 2**9000))
     with pytest.raises(TruthError, match="^an exact value near 0.333.* is not decided at 20480 bits"):
-        exact._as_tie(third)
+        exact._as_short_number(third)
 
 
 # -- disagreement -------------------------------------------------------------------------------
