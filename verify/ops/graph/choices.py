@@ -151,10 +151,10 @@ class Choices:
         found |= {id(step): self.run.decisions[id(step)].shape for step in self.deciding}
         return found | {-id(step): step.inputs[0].shape for step in self.deciding if isinstance(step, Order)}
 
-    def parts_along(self, axis: int) -> Parts | None:
-        """Returns one part for each index into a dimension of the operands; None if decisions depend on several."""
+    def parts_along(self, back: int) -> Parts | None:
+        """Returns one part for each index into a dimension of the operands; None if a decision depends on several."""
         needed = {id(each) for step in self.deciding for each in step.inputs} | set(map(id, self.sources))
-        dims = dims_along(self.program, self.run, self.wanted, needed, axis)
+        dims = dims_along(self.program, self.run, self.wanted, needed, back)
         if dims is None:
             return None
         for step in self.deciding:

@@ -219,8 +219,8 @@ class _Search:
         made = [next(choices.taken(each, Parts())) for each in pair]
         generator = torch.Generator(choices.run.device).manual_seed(1)
         dims = max(len(step.shape) for step in choices.sources)
-        for count in (*range(lead, 0, -1), *range(-1, -dims, -1)):
-            parts = Parts.leading(choices.shapes, shapes[0][:count]) if count > 0 else choices.parts_along(count + dims)
+        for count in (*range(lead, 0, -1), *range(-1, -dims - 1, -1)):
+            parts = Parts.leading(choices.shapes, shapes[0][:count]) if count > 0 else choices.parts_along(count)
             if parts is None or parts.count < 2 or not any(map(parts.holds, choices.base)):
                 continue
             coins = torch.rand(parts.count, device=choices.run.device, generator=generator) < 0.5

@@ -1,6 +1,6 @@
 """Divides the numbers of a program into parts that do not depend on each other, such as its rows or its columns.
 
-dims = dims_along(program, run, wanted, ids, 1)  # the dimension of each tensor along which the columns lie
+dims = dims_along(program, run, wanted, ids, -1)  # the dimension of each tensor along which the columns lie
 parts = Parts.along(shapes, dims)                # one part for each column
 parts.of("y", excess).sum(-1)                    # one number for each part
 """
@@ -62,16 +62,15 @@ class Parts:
 
 
 def dims_along(
-    program: Program, run: Run, wanted: Sequence[str], needed: set[int], axis: int
+    program: Program, run: Run, wanted: Sequence[str], needed: set[int], back: int
 ) -> dict[Hashable, int] | None:
     """Maps results and steps to the dimension that belongs to one of the operands. Omits what depends on all of it.
 
-    Draws the numbers of one index anew, and looks for what changes. Returns None if a needed step (an id) depends on
-    several indices.
+    Draws the numbers of one index into the dimension `back` (-1: the last) anew, and looks for what changes. Returns
+    None if a needed step (an id) depends on several indices.
     """
     names = [step.name for step in program.steps if isinstance(step, Leaf) and step.real and step.operand]
     own = {name: run.leaves[name] for name in names if name in run.leaves}
-    back = axis - max((value.ndim for value in own.values()), default=0)
     sizes = {value.shape[back] for value in own.values() if value.ndim >= -back} - {1}
     if len(sizes) != 1 or not 1 < (count := sizes.pop()) <= _MOST:
         return None
