@@ -99,12 +99,15 @@ class Program:
     @cached_property
     def narrows(self) -> bool:
         """True if the program computes with numbers that it has rounded to a dtype narrower than its operands'."""
-        rounded: set[int] = set()
+        ranks: dict[int, int] = {}  # id(step) -> 1: its numbers are rounded ones, 2: they are computed from such
         for step in [] if self.rounds else self.steps:
-            cast, before = _is_cast(step), any(id(each) in rounded for each in step.inputs)
-            if cast and before and not _is_cast(moved_from(step.inputs[0])[-1]):
+            rank = max((ranks.get(id(each), 0) for each in step.inputs), default=0)
+            cast = isinstance(step, Map) and step.function.startswith("to ")
+            if cast and rank > 1:
                 return True
-            rounded.update({id(step)} if cast or before else ())
+            sums = isinstance(step, Contract | Running | Spread) or getattr(step, "function", "") == "sum"
+            computes = sums or (isinstance(step, Map) and step.rounds)
+            ranks[id(step)] = 1 if cast else 2 if rank and computes else rank
         return False
 
     @property
@@ -296,10 +299,6 @@ def undisturbed(run: Run) -> Make:
         return value, value
 
     return make
-
-
-def _is_cast(step: Step) -> bool:
-    return isinstance(step, Map) and step.function.startswith("to ")
 
 
 def _distinct(demanded: Sequence[Places], size: int) -> Places:
