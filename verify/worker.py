@@ -455,7 +455,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     sweeps.RecordSweep: lambda it, on, say: _in("search.sweep.serve").record(it),
     hunts.ListHunts: lambda it, on, say: _in("search.hunt.serve").allowed(_one(it.target), it.dtypes, it.results),
     hunts.DoHunt: lambda it, on, say: _in("search.hunt.serve").serve(_one(it.target), it, on, say),
-    hunts.Pin: lambda it, on, say: _in("search.hunt.pinning").pin(_one(it.target), it, on),
+    hunts.Pin: lambda it, on, say: _in("search.hunt.serve").pin(_one(it.target), it, on),
 }
 
 

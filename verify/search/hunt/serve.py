@@ -1,4 +1,5 @@
-"""Answers requests of `verify hunt` in a worker: lists the hunts that a target allows, and runs one hunt.
+"""Answers requests of `verify hunt` in a worker: lists the hunts that a target allows, runs one hunt, and
+pins a case in the corpus with its error.
 
 A hunt reports its progress as JSON and, for each new worst candidate, its case. If the kernel ends the process, the
 parent still has the best case so far.
@@ -12,13 +13,15 @@ import time
 import msgspec
 
 from verify.backends import Backend
-from verify.cases import corpus
+from verify.cases import Case, corpus
+from verify.declare import config
 from verify.declare.declaration import Kernel
+from verify.diagnose.replay import replay
 from verify.errors import UsageError
-from verify.records.record import number
+from verify.records import commit
+from verify.records.record import Worst, number
 from verify.search.hunt.outcome import Hunted, hunt
-from verify.search.hunt.pinning import current_commit, gated, shown
-from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, Pinned
+from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, Pin, Pinned
 from verify.search.hunt.search import Search, State
 from verify.search.hunt.space import searchable
 from verify.workers.requests import OnProgress
@@ -72,17 +75,48 @@ def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pin
     find = next((find for find in done.finds if find.alone), None)
     if find is None:
         return None
-    evidence = corpus.Evidence(
-        result=request.hunt.result,
-        index=find.index,
-        error=gated(find.worst, kernel.op.gate_of(request.hunt.result)),
-        gate=kernel.op.gate_of(request.hunt.result),
-        showed=shown(find.worst),
+    why = f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}"
+    gate = kernel.op.gate_of(request.hunt.result)
+    return _kept(kernel, request.target, find.case, _evidence(find.worst, request.hunt.result, gate, backend, why))
+
+
+def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
+    """Runs a case and pins it: an element with its error, or a law with its message."""
+    case = Case.from_json(request.case)
+    if request.law:
+        from verify.laws import engine, registry
+
+        law = registry.get(request.law)
+        found = engine.replay_law(law, kernel, case, backend, request.target)
+        showed = found.message or found.status
+        evidence = corpus.Evidence(law=law.name, showed=showed, backend=backend.name, commit=_commit(), why=request.why)
+    else:
+        seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
+        evidence = _evidence(seen.worst, request.result, seen.gate, backend, request.why)
+    return _kept(kernel, request.target, case, evidence)
+
+
+def _evidence(worst: Worst, result: str, gate: str, backend: Backend, why: str) -> corpus.Evidence:
+    """Returns what the corpus keeps of an element: its error by the figure that the limit applies to, and its bits."""
+    return corpus.Evidence(
+        result=result,
+        index=worst.origin.index,
+        error=worst.ulp if gate == "plain" else worst.scaled_ulp,
+        gate=gate,
+        showed=f"got {worst.got} ({worst.got_hex}), truth {worst.truth}",
         backend=backend.name,
-        commit=current_commit(),
-        why=f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}",
+        commit=_commit(),
+        why=why,
     )
-    item = corpus.entry(kernel.name, request.target, kernel.op.name, find.case, evidence)
+
+
+def _commit() -> str:
+    """Returns the project's commit, or "" if it has none."""
+    return str(commit.current(config.find().root).get("commit", ""))
+
+
+def _kept(kernel: Kernel, target: str, case: Case, evidence: corpus.Evidence) -> Pinned:
+    item = corpus.entry(kernel.name, target, kernel.op.name, case, evidence)
     path, new = corpus.add(item)
     return Pinned(item.id, str(path), new)
 
