@@ -116,14 +116,13 @@ COMMAND = """
 from verify.cli import exits
 
 
-def add(commands):
-    parser = commands.add_parser(
-        "hello", help="greet", description="Greet whoever follows the recipe.", examples=("verify hello",)
-    )
-    parser.set_defaults(handler=main)
-
-
 def main(options):
+    '''Greet the reader.
+
+    Greet a reader who follows the recipe.
+
+        verify hello
+    '''
     print("hello from a recipe")
     return exits.PASS
 """

@@ -56,8 +56,8 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     assert case.dtypes == {"weight": "float32"}, "a replay has the weight as it was"
     shown = found["rstd"].worst[0].inputs["x"]
     assert shown.count("(0x") == 3 and len(shown.split(", ")) in (3, 4), "the first few of the row that it is made of"
-    # PyTorch computes in the wider dtype and rounds once
-    assert all(result.baseline is not None and float(result.baseline.max_ulp) < 4 for result in found.values())
+    # PyTorch computes in the wider dtype and rounds once; a sum over rows may cancel
+    assert all(result.baseline is not None and float(result.baseline.max_ulp) < 8 for result in found.values())
 
 
 @pytest.mark.parametrize(

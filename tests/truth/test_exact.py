@@ -316,10 +316,8 @@ def test_an_error_beyond_every_float_is_infinitely_many_units_of_noise() -> None
 
 
 def test_a_wide_enclosure_is_not_taken_for_a_number() -> None:
-    """A definition that compares equal numbers leaves two answers at every precision. Neither of them is the truth."""
-    with pytest.raises(
-        BeyondEffort, match=r"^an exact value is anywhere from 0\.0 to 0\.25: the definition compares two"
-    ):
+    """A number that no precision encloses is not the truth, whatever short number lies inside."""
+    with pytest.raises(BeyondEffort, match=r"^an exact value is anywhere from 0\.0 to 0\.25: 20480 bits do not"):
         exact._as_short_number(Enclosure(Fraction(0), Fraction(1, 4)))
 
 

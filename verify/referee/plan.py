@@ -113,8 +113,14 @@ class Judgement(msgspec.Struct, frozen=True):
     seconds: float = 0.0
 
 
-EXIT_CODES: dict[SolutionVerdict, int] = {"accepted": PASS, "undecided": INCOMPLETE}
-EXIT_CODES |= dict.fromkeys(("wrong", "cheats", "fails"), WRONG)
+# in the order in which solutions of one problem are ranked
+EXIT_CODES: dict[SolutionVerdict, int] = {
+    "accepted": PASS,
+    "wrong": WRONG,
+    "cheats": WRONG,
+    "fails": WRONG,
+    "undecided": INCOMPLETE,
+}
 
 
 def schema() -> dict[str, Any]:

@@ -112,6 +112,14 @@ def test_a_number_below_its_format_may_be_zero_beside_an_infinity(kind: torch.dt
     assert not passes(torch.cat([T([INF, *first], dtype=kind).reshape(1, *right.shape[1:]), lost]), like, x, w)
 
 
+def test_a_function_without_a_value_in_float64_is_no_underflow() -> None:
+    """Arb knows trigamma(-3.3), float64's series does not: NaN there is wrong, an infinity in the row or not."""
+    x, right = torch.tensor([-3.3, math.inf]), torch.tensor([14.8177428, 0.0])
+    verify.assert_close(right, like=lambda x: torch.polygamma(1, x), inputs=[x])
+    with pytest.raises(AssertionError, match="NaN"):
+        verify.assert_close(torch.tensor([math.nan, 0.0]), like=lambda x: torch.polygamma(1, x), inputs=[x])
+
+
 def test_a_number_that_the_format_holds_makes_no_nan_of_an_infinity() -> None:
     x, w = T([-60.0, 1.0]), T([-INF, 1.0])
     right = T([INF, 0.7310585786300049])

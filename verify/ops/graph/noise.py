@@ -93,9 +93,12 @@ def underflowing(program: Program, run: Run, result: str, format: Rounding) -> T
     """
 
     def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-        if isinstance(step, Contract) or (isinstance(step, Map) and step.function == "multiply"):
+        product = isinstance(step, Contract) or (isinstance(step, Map) and step.function == "multiply")
+        if product:
             given = [_without_subnormal(each, x, format) for each, x in zip(step.inputs, given, strict=True)]
         value = step.value(run, given)
+        if isinstance(step, Map) and not product:  # float64 has no value of some functions, such as trigamma(-3.3)
+            value = value.masked_fill(torch.isnan(value) & ~reduce(torch.logical_or, map(torch.isnan, given)), 1.0)
         return value, value
 
     return torch.isnan(program.values(run, [result], make)[result])
