@@ -181,7 +181,7 @@ COMPOSED: dict[str, Callable[..., Number]] = {
     "softplus": softplus,
     "tanhshrink": lambda x: x - SMOOTH["tanh"](x),
     "softsign": lambda x: x / (magnitude(x) + 1),
-    "mish": lambda x: x * SMOOTH["tanh"](SMOOTH["log1p"](E1(x))),
+    "mish": lambda x: x * SMOOTH["tanh"](softplus(x)),
     "neg": lambda x: -x,
     "relu": lambda x: limited(x, 0, None, 0),
     "leaky_relu": lambda x, negative_slope=0.01: limited(x, 0, None, 0) + limited(x, None, 0, 1) * negative_slope,
