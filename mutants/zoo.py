@@ -259,7 +259,8 @@ def judged_honest(options: argparse.Namespace) -> int:
 
     found, bad, open_ = _part(honest(options.honest, options.seed), options.part), 0, 0
     settings = Settings(backend=options.backend, allow_weaker=True)
-    os.environ.setdefault("PYTHONPATH", str(Path(__file__).parents[1]))  # problems import benchmarks
+    paths = [str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # problems import benchmarks
     with tempfile.TemporaryDirectory() as name:
         pairs = {each.write(Path(name), place): each for place, each in enumerate(found)}
         named = {solution: each.name for (_, solution), each in pairs.items()}
