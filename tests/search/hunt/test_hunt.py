@@ -440,6 +440,8 @@ FOUND = [
 def test_a_hunt_finds_at_least_what_it_found_before(
     backend: Backend, file: str, name: str, result: str, evaluations: int, rest: dict[str, Any], before: float
 ) -> None:
+    if backend.name == "cuda":
+        pytest.skip("the figures are those of kernels on a CPU")
     path = FILE.parent / file
     kernel = next(kernel for kernel in load(Target(str(path))) if kernel.name.partition("@")[0] == name)
     found = []
