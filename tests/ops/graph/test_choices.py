@@ -229,6 +229,32 @@ def test_pytorchs_own_slopes_of_running_extremes_are_right() -> None:
     assert passes(like, x, like(x), dx, up) and not passes(like, x, like(x), dx * 0, up)
 
 
+def of_whole_numbers(x: Tensor) -> Tensor:
+    return (x.to(torch.int32) * x).cummax(0).values
+
+
+def of_all_rows(x: Tensor) -> Tensor:
+    return x.flatten().cummax(0).values
+
+
+@pytest.mark.parametrize(
+    ("like", "x"),
+    [
+        (
+            of_whole_numbers,
+            T([2.0, -2.0, 1.0, -1.0, 0.5, 0.3, -0.4])[T([[4, 3], [0, 2], [1, 2], [6, 3], [4, 5], [2, 0]])],
+        ),
+        (of_all_rows, T([[1.0, 1.0, 0.0], [1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]).repeat(2, 2)),
+    ],
+)
+def test_the_last_of_equal_numbers_may_win(like: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    """An operand that wins a tie keeps its whole part, and the last of a flat row lies in its last column."""
+    up = draw(*like(x).shape, seed=1)
+    dx = slope(like, x, up)
+    assert passes(like, x, like(x), dx, up)
+    assert not passes(like, x, like(x), dx * 0, up) and not passes(like, x, like(x), dx * 1.5, up)
+
+
 # -- routers and choices of several ---------------------------------------------------------------------------
 
 

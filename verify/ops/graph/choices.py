@@ -36,6 +36,7 @@ from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
+_LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
 _ALONE = 8  # sources of which each is moved alone
 
 
@@ -247,11 +248,19 @@ class Choices:
         return Taken(decisions, proposal.numbers, values, reverted, real, changed)
 
     def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:
-        """Returns a mask of the decisions that no direction changes: integers in range, equal numbers kept in order."""
+        """Returns a mask of the decisions that no direction changes.
+
+        These are integers in range, equal numbers kept in order, and what a kernel rounds from numbers that it has
+        exactly: 2.0 has the floor 2, whichever of several 2.0 wins.
+        """
         if isinstance(step, Order) and step.stable:
             rounded = (torch.as_tensor(self._near(step.inputs[0])).expand(given[0].shape) > 0).any(-1)
             return ~(rounded if isinstance(step, First) else rounded[..., None])
-        return torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
+        follows = torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
+        if isinstance(step, Map) and step.function not in COMPARISONS:
+            near = sum(torch.as_tensor(self._near(each), device=self.run.device) for each in step.inputs)
+            follows = follows | (near == 0) & ~self._is_tie(step, given)
+        return follows
 
     def _nearer(self, taken: Taken, parts: Parts) -> dict[int, Tensor]:
         """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
@@ -490,9 +499,10 @@ def _moved(step: Step, source: Step) -> Tensor:
 
 
 def ramp(values: Tensor) -> Tensor:
-    """Returns numbers from 1 down to -1 that fall along each dimension."""
-    found = torch.zeros_like(values)
+    """Returns numbers between 1 and -1 that fall along each dimension, and along rows one after the other if few."""
+    found, share, shares = torch.zeros_like(values), 1.0, 0.0
     for dim, size in enumerate(values.shape):
-        line = 1.0 - 2.0 * torch.arange(size, dtype=values.dtype, device=values.device) / max(size - 1, 1)
-        found = found + line.reshape([-1 if at == dim else 1 for at in range(values.ndim)]) / max(values.ndim, 1)
-    return found
+        line = torch.linspace(share, -share, size, dtype=values.dtype, device=values.device)
+        found = found + line.reshape([-1 if at == dim else 1 for at in range(values.ndim)])
+        share, shares = max(share / max(size, 1), _LEAST), shares + share
+    return found / max(shares, 1.0)

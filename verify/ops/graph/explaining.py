@@ -63,11 +63,17 @@ class _Search:
             for sign in (0.0, 1.0):
                 if not self.is_explained(choices.values(self.found.decisions)):
                     self._exchange(parts, sign)
-            if parts.count > 1 and not _is_same(choices.repeated(self.found).decisions, self.found.decisions):
+            if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
                 break
         return choices.complete(self.found.decisions)
+
+    def _is_choice(self, found: Proposal) -> bool:
+        """True if the program decides so where it moves the numbers of all parts together."""
+        whole = Parts()
+        taken = next(self.choices.taken(self.choices.repeated(found), whole))
+        return _is_same(taken.decisions, found.decisions) and not bool(self._barred(taken, whole).any())
 
     def _follow_directions(self, parts: Parts) -> None:
         """Sets `found` to the best of the directions in each part."""
