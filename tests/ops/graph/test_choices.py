@@ -229,6 +229,18 @@ def test_pytorchs_own_slopes_of_running_extremes_are_right() -> None:
     assert passes(like, x, like(x), dx, up) and not passes(like, x, like(x), dx * 0, up)
 
 
+def test_a_running_extreme_has_pytorchs_slopes_beside_another_tie() -> None:
+    """The last of equal numbers gets its gradient, while the maximum of all divides its own among equal ones."""
+
+    def largest(x: Tensor) -> Tensor:
+        return functional.silu(x.cummax(0).values).max()
+
+    x = T([[1.0, 0.5, 1.0], [0.5, 1.0, 1.0], [1.0, 1.0, 0.5], [0.5, 0.5, 0.5]])
+    dx = slope(largest, x, T(1.0))
+    assert passes(largest, x, largest(x), dx, T(1.0))
+    assert not passes(largest, x, largest(x), dx.flip(0), T(1.0)) and not passes(largest, x, largest(x), dx * 2, T(1.0))
+
+
 def of_whole_numbers(x: Tensor) -> Tensor:
     return (x.to(torch.int32) * x).cummax(0).values
 

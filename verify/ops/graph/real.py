@@ -118,14 +118,15 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
 def _running(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns the formula for cummax or cummin.
 
-    PyTorch computes the positions. The rewriter refuses a program that uses them.
+    PyTorch computes the positions. The rewriter refuses a program that uses them. The last of equal numbers gets the
+    gradient: a limit that a number meets leaves it as it is.
     """
 
     def function(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         parts = list(x.unbind(dim)) if x.ndim else [x]
-        extreme = torch.maximum if name == "cummax" else torch.minimum
+        limit = "min" if name == "cummax" else "max"
         for place in range(1, len(parts)):
-            parts[place] = extreme(parts[place - 1], parts[place])
+            parts[place] = parts[place].clamp(**{limit: parts[place - 1]})
         values = torch.stack(parts, dim) if x.ndim else x
         made = getattr(torch.return_types, name)
         return made((values, getattr(torch, name)(x.detach(), dim)[1]))  # type: ignore[no-any-return]
