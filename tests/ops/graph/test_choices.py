@@ -341,6 +341,28 @@ def test_a_threshold_of_a_chosen_position_follows_from_it() -> None:
     assert not passes(doubled, x, torch.where(ranks.flip(-1) >= 2.0, ranks * 2, ranks / 2))
 
 
+BEYOND = T([3e9, -3e9, torch.inf, torch.nan, 7.5])
+
+
+@pytest.mark.parametrize(
+    ("integers", "right"),
+    [
+        ([-(2.0**31)] * 4, True),
+        ([2.0**31, -(2.0**31), 2.0**31, 0.0], True),
+        ([2.0**31, -(2.0**31), 5.0, 0.0], False),
+        ([0.0, 2.0**31, 2.0**31, 0.0], False),
+    ],
+)
+def test_a_number_beyond_an_integer_dtype_becomes_what_a_processor_makes_of_it(
+    integers: list[float], right: bool
+) -> None:
+    def like(x: Tensor) -> Tensor:
+        return x.to(torch.int32) * T(0.5)
+
+    assert passes(like, BEYOND, T([*integers, 7.0]) * 0.5) is right
+    assert not passes(like, BEYOND, T([*integers, 8.0]) * 0.5)
+
+
 # -- any order of equal numbers -----------------------------------------------------------------------------------
 
 

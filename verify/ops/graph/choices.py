@@ -310,14 +310,14 @@ class Choices:
         placed: Mapping[int, Tensor] | None = None,
         decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
-        saturates: bool = False,
+        beyond: int | None = None,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
         `moved` maps id(step) to what is added to its numbers; for an order, to scores: of copies of one number, the
         highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers, and
-        integers out of range. With `rounded`, every step is stored in that format. With `saturates`, numbers beyond the
-        range of an integer dtype become its end.
+        integers out of range. With `rounded`, every step is stored in that format. With `beyond`, numbers below the
+        range of an integer dtype become its least number, and those above it its end 0 or 1, the least or the greatest.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -334,8 +334,8 @@ class Choices:
                     right = right if isinstance(step, First) else right[..., None]
                     run.decisions[id(step)] = torch.where(right, places, own)
             elif isinstance(step, Map) and step.function == "integer":
-                if saturates:
-                    run.decisions[id(step)] = given[0].nan_to_num(0.0).clamp(*step.within).to(torch.int64)
+                if beyond is not None:
+                    run.decisions[id(step)] = _ended(step, given[0], beyond)
                 elif id(step) in decided:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
@@ -398,7 +398,8 @@ class Choices:
         for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
             yield self.proposed({}, rounded=kind)
         if any(isinstance(step, Map) and step.function == "integer" for step in self.deciding):
-            yield self.proposed({}, saturates=True)
+            for end in (1, 0):
+                yield self.proposed({}, beyond=end)
         for name, value in got.items():
             alike = [step for step in sources if sizes[id(step)].shape == value.shape]
             if not self.program.results[name].real or not alike:
@@ -472,6 +473,16 @@ def _in_order(step: Order, x: Tensor, scores: Tensor) -> Tensor:
     ordered = _ranked(step, x).gather(-1, first).sort(dim=-1, descending=True, stable=True).indices
     places = first.gather(-1, ordered)
     return places[..., 0] if isinstance(step, First) else places[..., : step.shape[-1]]
+
+
+def _ended(step: Map, x: Tensor, above: int) -> Tensor:
+    """Returns the integers that a processor makes of numbers, if those too large become one end of the dtype.
+
+    Where that is the greatest integer, as on GPUs, NaN becomes 0. Else all are the least, as in vectors of x86.
+    """
+    held = torch.where(step.holds(x), x, 0.0).to(torch.int64)
+    held = torch.where(torch.isnan(x) & (above == 0) | (x < float(step.within[0])), step.within[0], held)
+    return torch.where(x > 0, torch.where(step.holds(x), held, step.within[above]), held)
 
 
 def _only_tests(step: Step) -> bool:
