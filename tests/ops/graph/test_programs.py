@@ -464,6 +464,25 @@ def test_an_edge_of_a_domain_has_its_value_and_a_bound(
     assert math.isnan(want) == math.isnan(y.value.item()) and (y.value.item() == pytest.approx(want) or want != want)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: functional.binary_cross_entropy(x.sigmoid(), x.flip(0).sigmoid(), reduction="none"),
+        lambda x: torch.log(1 - x.softmax(-1)).clamp(min=-100),
+    ],
+)
+def test_both_routes_see_a_number_that_saturates_far_beyond_float64(
+    function: Callable[[Tensor], Tensor], dtype: str
+) -> None:
+    """In few bits, 1 - sigmoid(404) is 0: Arb takes 580 bits, and mpmath divided by 0 in 256."""
+    op = Definition(function, ["x"], shapes={"x": "n"}).op()
+    x = torch.tensor([403.5, 37.5, 120.0, 800.0, -120.0, -37.5, 12.0, -1071.25], dtype=getattr(torch, dtype))
+    problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)}, ("y", "dx"))
+    for name, truth in evaluate(op, problem, dict.fromkeys(("y", "dx"), named(dtype))).items():
+        check_bound(op.points(problem, name, range(8)), truth, range(8))
+
+
 @pytest.mark.parametrize(
     ("function", "gradients"),
     [

@@ -152,7 +152,8 @@ class ElementEvaluator:
     def _decimal(self, position: int, prec: int) -> Any:
         """Returns an element as an mpf with about `prec` correct bits.
 
-        mpmath does not report cancellation. So Arb balls of growing precision first show how many bits cancel.
+        mpmath does not report cancellation. So Arb balls of growing precision first show how many bits cancel, and how
+        many a finite ball takes.
         """
         bits = max(prec, _MIN_BITS)
         while True:
@@ -173,7 +174,8 @@ class ElementEvaluator:
             if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
                 return mp.nan if ball.is_nan() else mp.zero
             bits *= 2
-        bits = -(-(max(prec, _MIN_BITS) + lost + 2 * GUARD) // 128) * 128
+        # with fewer bits than Arb needed for a ball, mpmath may divide by 1 - 1
+        bits = -(-max(bits, max(prec, _MIN_BITS) + lost + 2 * GUARD) // 128) * 128
         value = self._element(position, bits, Decimals)
         with mp_bits(bits):
             return mp.mpf(value)
