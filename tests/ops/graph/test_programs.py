@@ -314,17 +314,15 @@ def test_both_routes_of_a_point_agree_where_the_value_is_exact_and_where_it_canc
 
 
 def test_what_no_precision_finds_is_not_undefined() -> None:
-    """1 - sigmoid(250,000) is 2^-360,000: its logarithm is less than -100, whatever it is."""
-    op = Definition(
-        lambda x: functional.binary_cross_entropy(x.sigmoid(), x.sigmoid() * 0), ["x"], shapes={"x": "n"}
-    ).op()
+    """1 - tanh(250,000) is 2^-720,000: its logarithm is less than -100, whatever it is."""
+    op = Definition(lambda x: torch.log1p(-x.tanh()).clamp(min=-100).sum(), ["x"], shapes={"x": "n"}).op()
     problem = Problem({"x": torch.tensor([250_000.0])}, {}, {}, ("y",))
     truth = evaluate(op, problem, {"y": named("float32")})["y"]
     [point] = op.points(problem, "y", [0])
     check_bound([point], truth, [0])
     with pytest.raises(BeyondEffort, match="is not known at"):
         point.mp(160)
-    assert abs(truth.value.item() - 100) <= truth.bound.item() * (1 + 1e-9)
+    assert abs(truth.value.item() + 100) <= truth.bound.item() * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -481,6 +479,20 @@ def test_both_routes_see_a_number_that_saturates_far_beyond_float64(
     problem = Problem({"x": x}, {}, {"y": torch.ones_like(x)}, ("y", "dx"))
     for name, truth in evaluate(op, problem, dict.fromkeys(("y", "dx"), named(dtype))).items():
         check_bound(op.points(problem, name, range(8)), truth, range(8))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_cross_entropy_of_saturated_sigmoids_has_a_narrow_bound_and_pytorchs_is_within_its_noise(dtype: str) -> None:
+    """PyTorch computes log(1 - 1), which it cuts at -100, where the real number is -40."""
+
+    def loss(x: Tensor) -> Tensor:
+        return functional.binary_cross_entropy(x.sigmoid(), torch.full_like(x, 0.25))
+
+    op = Definition(loss, ["x"], shapes={"x": "n"}).op()
+    x = torch.tensor([40.0, 101.0, -40.0, 0.5], dtype=getattr(torch, dtype))
+    truth = evaluate(op, Problem({"x": x}, {}, {}, ("y",)), {"y": named(dtype)})["y"]
+    assert truth.noise is not None and truth.bound.item() <= 1e-12
+    assert 1 <= abs(loss(x).item() - truth.value.item()) <= 8 * truth.noise.item()
 
 
 @pytest.mark.parametrize(

@@ -386,7 +386,7 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "maximum": _extremes(True),
     "minimum": _extremes(False),
     "where": Elementwise(_where_span, lambda step, run, arithmetic, c, a, b: a if c else b, torch.where),
-    # (a, 1 - b): a is the same number in a form that does not cancel; the noise is that of 1 - b
+    # (a, b): a is the same number in a form that does not cancel, as b = 1 - sigmoid(x) does; the noise is that of b
     "exact": Elementwise(lambda step, run, a, b: a, lambda step, run, arithmetic, a, b: a, lambda a, b: a, rounds=True),
     "power": Elementwise(_power_span, _power_element, torch.pow, rounds=True, zero_of=0),
     "and": _of_integers(torch.logical_and, lambda a, b: bool(a) and bool(b)),

@@ -277,7 +277,8 @@ def _of_map(
     step: Map, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
 ) -> Tensor | float | None:
     """Returns the deviation of an elementwise step that rounds."""
-    size = (1 - value).abs() if step.function == "exact" else value.abs()  # a kernel may compute b of 1 - b again
+    less = step.function == "exact" and getattr(step.inputs[1], "function", "") == "subtract"
+    size = (1 - value).abs() if less else value.abs()  # a kernel may compute b of 1 - b again
     held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
     if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]

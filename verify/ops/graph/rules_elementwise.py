@@ -53,6 +53,16 @@ RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _pro
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
 
 
+@rule("log1p")
+def _log1p(r: Rewriter, a: Step) -> Step:
+    """Returns log(1 + a), whose number does not saturate in log(1 - sigmoid(u))."""
+    found = r.map("log1p", a)
+    less = a.inputs[0] if isinstance(a, Map) and a.function == "negative" else None
+    if not isinstance(less, Map) or less.function != "sigmoid":
+        return found
+    return r.map("exact", r.map("log_sigmoid", r.map("negative", less.inputs[0])), found)
+
+
 def _product_around(r: Rewriter, a: Step, sign: float) -> Step:
     """Returns (1 - x)(1 + x) for a positive sign, else (x - 1)(x + 1)."""
     less = r.map("subtract", 1.0, a) if sign > 0 else r.map("subtract", a, 1.0)
