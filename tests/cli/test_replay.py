@@ -192,7 +192,7 @@ def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
 
     smaller = Smaller(37, False, worst(3.0).origin)
     fields = ("gelu", "gelu", "y", "bfloat16", "interpreter", worst(3.0), "{}", 7, -8, "1.0", "0x3f80", True, True)
-    lines = element_lines(Replay(*fields, None, 1.0, "plain", smaller), None)
+    lines = element_lines(Replay(*fields, None, 3.0, None, 1.0, "plain", smaller), None)
     assert "  smaller   nothing smaller breaks in the same way, in 37 evaluations" in lines
     assert not any(line.startswith("  original") for line in lines)
 
@@ -225,17 +225,18 @@ def test_where_nothing_is_promised_an_element_is_wrong_only_at_special_values(tm
         return said("replay", f"tiny.py::{kernel}", json.dumps(case), cwd=tmp_path)
 
     tiny, ordinary = "00800000", "3a012345"  # 2^-126, 2^-11 (1 + 0.0089)
-    done = replayed("as_pytorch", tiny)
-    assert done.returncode == 0 and "nothing is promised on extreme inputs\n" in done.stdout, done
-    assert "  limit     none on extreme inputs; 10 ULP (plain) on ordinary ones\n" in done.stdout
     done = replayed("worse", tiny)
     assert done.returncode == 0 and "nothing is promised on extreme inputs\n" in done.stdout, (
         "although PyTorch is right"
     )
+    assert "  limit     none on extreme inputs; 10 ULP (plain) on ordinary ones\n" in done.stdout
     done = replayed("demanding", "7f800000")  # infinity
     assert done.returncode == 1 and "wrong: beyond its limit\n" in done.stdout, "PyTorch's is 1"
-    done = replayed("as_pytorch", ordinary)
+    done = replayed("worse", ordinary)
     assert done.returncode == 1 and "  limit     10 ULP (plain)\n" in done.stdout
+    for number in (tiny, ordinary):
+        done = replayed("as_pytorch", number)  # takes the steps of its definition
+        assert done.returncode == 0 and " ULP beside its noise\n" in done.stdout, done
     for kernel, where in (("beyond", "inputs beyond the declared magnitude"), ("demanding", "demanding inputs")):
         done = replayed(kernel, "43480000")  # 200
         assert done.returncode == 0 and f"nothing is promised on {where}\n" in done.stdout, done

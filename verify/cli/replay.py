@@ -224,6 +224,8 @@ def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     ]
     if not found.counts:
         scaled = "" if worst.scaled_ulp is None else f", {_scaled(found, worst.scaled_ulp)}"
+        if found.gate == "plain" and found.error != worst.ulp:
+            scaled = f", counted as {_ulp(found.error)} beside its noise"
         lines += [
             f"  rounded   {found.right} ({found.right_hex})",
             f"  error     {_ulp(worst.ulp)}{scaled}",

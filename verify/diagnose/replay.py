@@ -20,9 +20,10 @@ from verify.diagnose.rules import on_case
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
+from verify.measure.judge import JudgedBy
 from verify.ops.op import chosen
 from verify.records.readings import BEYOND, NONFINITE
-from verify.records.record import LawRun, Origin, Worst
+from verify.records.record import LawRun, Number, Origin, Worst, number
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
@@ -48,13 +49,13 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
     if not 0 <= index < got.numel():
         raise UsageError(f"{result} has {got.numel()} elements; --index received {index}")
     same = all(torch.equal(bits_of(first), bits_of(again.results[name])) for name, first in measured.results.items())
-    worst, judged = _judge(kernel, target, case, measured, result, index)
+    worst, judged, error = _judge(kernel, target, case, measured, result, index)
     right = judged.right_bits
-    baseline: Worst | None = None
+    baseline, baseline_error = None, None
     if not kernel.peer:
         theirs = run_baseline(kernel, case, backend.device)
         if result in theirs.results:
-            baseline, _ = _judge(kernel, target, case, theirs, result, index)
+            baseline, _, baseline_error = _judge(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)
     of_class, special = _class_of(kernel, case, measured, result, index)
     limit = kernel.limit_of(case.dtype, of_class, result) if of_class else None
@@ -73,6 +74,8 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         misrounded=judged.misrounded,
         repeatable=same,
         baseline=baseline,
+        error=error,
+        baseline_error=baseline_error,
         limit=kernel.limit(case.dtype, result) if limit is None else limit,
         gate=kernel.op.gate_of(result),
         counts=result in kernel.op.integers,
@@ -129,8 +132,8 @@ def replay_law(
 
 def _judge(
     kernel: Kernel, target: str, case: Case, measured: Measured, result: str, index: int
-) -> tuple[Worst, Judged]:
-    """Judges one element. Returns its record and the exact verdict."""
+) -> tuple[Worst, Judged, Number]:
+    """Judges one element. Returns its record, the exact verdict, and the error that the limit applies to."""
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
@@ -148,7 +151,10 @@ def _judge(
         point, lambda: truth().for_result(got).interval(index), fmt, pattern, both=True, policy=kernel.policy
     )
     gate = kernel.op.gate_of(result)
-    floor = kernel.noise_floor(case.dtype, result)
-    scaled = None if gate == "plain" else truth().figure(judged, index, fmt, gate, floor)
+    floor, error = kernel.noise_floor(case.dtype, result), judged.ulp
+    if gate != "plain" or floor > 0:
+        by = JudgedBy(kernel.op, problem, result, truth(), fmt, kernel.policy, floor=floor)
+        error = by.with_noise_again(got).error(judged, index)
     origin = Origin.here(target, case.to_json(), result, index)
-    return worst_element(kernel.op, problem, got, judged, origin, scaled), judged
+    shown = None if gate == "plain" else error
+    return worst_element(kernel.op, problem, got, judged, origin, shown), judged, number(error)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 import msgspec
@@ -36,6 +35,8 @@ class Replay(msgspec.Struct, frozen=True):
     misrounded: bool
     repeatable: bool  # True: a second call gave the same bits everywhere
     baseline: Worst | None
+    error: Number  # of the element and of PyTorch's: what the limit applies to
+    baseline_error: Number | None
     limit: float  # of the element's class of inputs; without a promise, of ordinary inputs
     gate: str
     smaller: Smaller | None = None
@@ -45,8 +46,8 @@ class Replay(msgspec.Struct, frozen=True):
 
     @property
     def judged(self) -> float:
-        """Returns the error that the limit applies to."""
-        return self._error(self.worst)
+        """Returns the size of the error that the limit applies to."""
+        return abs(value_of(self.error))
 
     @property
     def within(self) -> bool:
@@ -54,16 +55,13 @@ class Replay(msgspec.Struct, frozen=True):
         # not (error > limit): a NaN is not within
         if self.judged <= self.limit or not self.unpromised:
             return self.judged <= self.limit
-        return not self.beside_pytorch or self.baseline is None or not self._error(self.baseline) <= self.limit
+        theirs = self.baseline_error
+        return not self.beside_pytorch or theirs is None or not abs(value_of(theirs)) <= self.limit
 
     @property
     def excused(self) -> bool:
         """True if the element is beyond the limit where the kernel promises nothing."""
         return self.within and not self.judged <= self.limit
-
-    def _error(self, of: Worst) -> float:
-        error: Number | None = of.ulp if self.gate == "plain" else of.scaled_ulp
-        return math.nan if error is None else abs(value_of(error))
 
 
 class Replayed(msgspec.Struct, frozen=True):

@@ -65,6 +65,14 @@ class JudgedBy:
         """Returns the unit of the error that decides; None for ULP."""
         return self.truth.unit(self.op.gate_of(self.result), self.floor)
 
+    def error(self, judged: Judged, index: int) -> float:
+        """Returns the error of one element that a limit applies to, in the unit that decides."""
+        unit = self.unit
+        if isinstance(unit, Yardstick):
+            noise = float(unit.noise.reshape(-1)[index])
+            return (judged.beside_noise if unit.beside else judged.in_noise)(noise, self.floor)
+        return judged.ulp if unit is None else judged.scaled(self.truth.scale_exponent(index, self.fmt))
+
     def compared(self, got: Tensor) -> tuple[Truth, Errors]:
         """Returns the truth to judge an output tensor by, of several right ones the nearest, and its errors."""
         near = self.truth.for_result(got)

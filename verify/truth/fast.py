@@ -25,7 +25,7 @@ from verify.ops.op import Fast, Op, Point, Problem
 from verify.records.record import Gate
 from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
-from verify.truth.exact import START_PRECISION, Judged, settle
+from verify.truth.exact import START_PRECISION, settle
 from verify.truth.formats import Format
 from verify.truth.ulp import Yardstick, unit_of_scale, widen
 
@@ -72,15 +72,6 @@ class Truth:
         noise = noise.nan_to_num(0.0, 0.0, 0.0)
         largest = self.value.abs().nan_to_num(0.0, 0.0, 0.0).max() if self.value.numel() else 0.0
         return torch.where((noise == 0) & (self.bound <= largest * _SMALL), self.bound, noise)
-
-    def figure(self, judged: Judged, index: int, fmt: Format, gate: Gate, floor: float) -> float | None:
-        """Returns the error of one element in the unit of a gate; None if that is ULP."""
-        if gate == "scaled":
-            return judged.scaled(self.scale_exponent(index, fmt))
-        unit = self.unit(gate, floor)
-        if not isinstance(unit, Yardstick):
-            return None
-        return (judged.beside_noise if unit.beside else judged.in_noise)(float(unit.noise.reshape(-1)[index]), floor)
 
     def for_result(self, got: Tensor) -> Truth:
         """Returns the truth to judge a result by: of two right answers, the one nearer to the result."""

@@ -236,3 +236,21 @@ def test_fresh_candidates_of_attention_have_scores_that_operands_share() -> None
     highest = (q @ k.transpose(-1, -2)).amax(-1).amin(-1)
     assert highest[0] < -87 and highest[20] < -87
     assert bool((fresh(space, 40, Draws(0, "0", "cpu"))["q"] == population["q"]).all())
+
+
+def test_a_replay_counts_the_noise_that_a_run_counts() -> None:
+    """The sum 0.3 + x * x rounds to 1, so that its logarithm, 1.6e-9, is lost in every float32 kernel."""
+
+    def root(x: torch.Tensor) -> torch.Tensor:
+        return torch.log(0.3 + x * x)
+
+    case = Case.from_json('{"dtype":"float32","dims":[1,2],"fill":"ones","values":{"x":"3f562f5a3f562f5a"}}')
+    right, wrong = (
+        verify.kernel(like=root, dtypes=["float32"], name=name)(function)
+        for name, function in (("right", root), ("wrong", lambda x: root(x) * 1 + 1e-4))
+    )
+    found = replay(right, "k.py::right", CPU, case, result="y", index=0)
+    assert found.within and abs(value_of(found.worst.ulp)) > 1e6 and found.judged < 10
+    assert not replay(wrong, "k.py::wrong", CPU, case, result="y", index=0).within
+    settings = Settings(evaluations=2000, population=0)
+    assert hunt(right, "k.py::right", CPU, Hunt("float32", "y"), settings).result.status == "ok"

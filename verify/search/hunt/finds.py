@@ -136,9 +136,9 @@ class _Rerun:
     def find(self, seen: _Measured, index: int, judged: Judged, *, alone: bool) -> Find:
         """Makes a Find of one judged element."""
         by, case = seen.by, seen.case
-        scaled = by.truth.figure(judged, index, by.fmt, by.op.gate_of(by.result), by.floor)
+        error = by.error(judged, index)
+        scaled = None if by.unit is None else error
         origin = Origin.here(self.target, case.to_json(), by.result, index)
         shown = None if by.op.gate_of(by.result) == "plain" else scaled
         worst = worst_element(by.op, by.problem, seen.got, judged, origin, shown)
-        error = abs(judged.ulp if scaled is None else scaled)
-        return Find(error, judged.ulp, scaled, judged, case, index, worst, alone)
+        return Find(abs(error), judged.ulp, scaled, judged, case, index, worst, alone)
