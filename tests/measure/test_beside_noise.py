@@ -271,3 +271,22 @@ def test_a_program_that_moves_numbers_is_judged_as_one_that_does_not(name: str) 
     assert accepts(move(by_steps), like, x), "each step rounded to the format"
     assert not accepts((move(curve(x.double())) * 1.02).half(), like, x)
     assert not accepts(torch.zeros_like(move(x)), like, x)
+
+
+@pytest.mark.parametrize(("steps", "right"), [(7, True), (14, False)])
+def test_a_result_without_a_sum_has_its_limit_in_ulp_also_beside_a_sum(steps: int, right: bool) -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.tanh(), x.sum(-1)
+
+    x = torch.tensor([0.5, 1.0, 2.0, 0.25])
+    y = x.double().tanh().float()
+    y = (y.view(torch.int32) + steps).view(torch.float32)
+    assert accepts(y, torch.tanh, x) is right
+    assert accepts((y, x.sum(-1)), both, x) is right
+    declared = verify.kernel(like=both, shapes={"x": "n"}, dtypes=["float32", "bfloat16"])(both)
+    limits = {
+        (dtype, name): declared.ulp_limit(dtype, name) for dtype in declared.dtypes for name in ("y1", "y2", "dx")
+    }
+    assert list(limits.values()) == [10, 4, 4, 1, 1, 1]
+    strict = verify.kernel(like=both, shapes={"x": "n"}, dtypes=["float32"], max_ulp=2, name="strict")(both)
+    assert strict.ulp_limit("float32", "y1") == 2

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from verify.errors import UsageError, from_zero, one_of
@@ -44,23 +45,29 @@ def limits(
     others: Iterable[str] = (),
     results: Sequence[str] = (),
     *,
-    wide: float = DEFAULT_LIMIT,
+    wide: Mapping[str, float] = MappingProxyType({"": DEFAULT_LIMIT}),
     relative: bool = False,
 ) -> dict[str, dict[str, float | None]]:
     """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
 
-    The dtypes come from the cases, and from `others` (single operands, outputs). `wide` is the default in
-    float32 and float64. With `relative` the default promises nothing of extreme inputs.
+    The dtypes come from the cases, and from `others` (single operands, outputs). `wide` maps results to
+    their default in float32 and float64, and "" to that of all others. With `relative` the default promises nothing of
+    extreme inputs.
     """
     others = tuple(others)
     if limit is None:
         every = dict.fromkeys((*dtypes, *others))
-        given = {name: {ORDINARY: default_limit(name, wide)} | ({EXTREME: None} if relative else {}) for name in every}
-        return {name: _class_limits(where, each) for name, each in given.items()}
+        extreme: dict[str, float | None] = {EXTREME: None} if relative else {}
+        given = {name: {ORDINARY: default_limit(name, wide[""]), **extreme} for name in every}
+        found = {name: _class_limits(where, each) for name, each in given.items()}
+        for result in filter(None, wide):
+            of_result = limits(where, None, dtypes, others, wide={"": wide[result]}, relative=relative)
+            found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
+        return found
     if isinstance(limit, Mapping) and limit and set(limit) <= set(results):
         found = limits(where, None, dtypes, others, wide=wide, relative=relative)
         for result, own in limit.items():
-            of_result = limits(where, own, dtypes, others, wide=wide, relative=relative)
+            of_result = limits(where, own, dtypes, others, wide={"": wide.get(result, wide[""])}, relative=relative)
             found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
         return found
     if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):

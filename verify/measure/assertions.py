@@ -331,7 +331,8 @@ class _Closeness:
             output_dtypes={dtype: differing(dtype, numbers)} if differing(dtype, numbers) else None,
             vacuous=self.vacuous,
         )(lambda *tensors: None)
-        declared = replace(declared, beside_noise=self.op.gate == "plain")
+        alone = {f"{name} {kind}": default_limit(kind, WIDE) for name in self.op.unsummed for kind in declared.max_ulp}
+        declared = replace(declared, beside_noise=self.op.gate == "plain", max_ulp={**declared.max_ulp, **alone})
         # the recipe marks the inputs as ordinary; no values are drawn from it
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))

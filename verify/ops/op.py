@@ -233,6 +233,7 @@ class Op:
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # allowed values of parameters
     optional_outputs: tuple[str, ...] = ()
     gate: Gate = "plain"
+    unsummed: tuple[str, ...] = ()  # with the gate "noise": the results that add no terms up, as an elementwise op
     landmarks: Landmarks = Landmarks()
     summary: str = ""
     integers: tuple[str, ...] = ()  # outputs of integers or booleans, which are compared as float64 numbers

@@ -163,10 +163,13 @@ class _Like:
             )
         smooth = [name for name in program.results if name not in program.integers]
         known = self.smooth = self._differentiable(shapes) if smooth else ()
-        sums = program.sums or (bool(known) and self._program({name: shapes[name] for name in names}, known).sums)
+        whole = self._program({name: shapes[name] for name in names}, known) if known else program
+        unsummed = tuple(name for name, step in whole.results.items() if step.real and not whole.sums([name]))
+        sums = whole.sums(list(whole.results))
         if not sums:
             with suppress(UsageError):  # in 16 bits, a program may have a result in a wider dtype
-                sums = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names}).sums
+                narrow = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names})
+                sums = narrow.sums(list(narrow.results))
         self.by_noise = sums
         self.fused = self.fused or (fuses and (program.rounds or program.quantises))
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
@@ -179,6 +182,7 @@ class _Like:
             points=self.points,
             baseline=self._baseline,
             gate="noise" if sums else "plain",
+            unsummed=unsummed if sums else (),
             landmarks=Landmarks(of=names[-1]),
             summary=f"what PyTorch's {self.meaning.name} denotes",
             integers=program.integers,

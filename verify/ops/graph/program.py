@@ -68,19 +68,19 @@ class Program:
         """Returns 12 hex digits that identify the recorded calls, before any rewriting."""
         return digest_of(*self.recorded)
 
-    @property
-    def sums(self) -> bool:
-        """True if the program adds terms up, or mixes dtypes. Errors are then measured in units of its noise.
+    def sums(self, wanted: Sequence[str]) -> bool:
+        """True if results add terms up, or the program mixes dtypes. Errors are then measured in units of its noise.
 
         Two numbers count as terms if they depend on different operands, or on different parts of one, as in
         x cos - y sin: rounding either to any format loses their difference. If a function of one number cancels, the
         formula is at fault, so that does not count.
         """
         adds = (Contract, Reduce, Running, Spread)
-        if self.mixed or any(isinstance(getattr(step, "inner", step), adds) and step.real for step in self.steps):
+        steps = self.needed_for(wanted)
+        if self.mixed or any(isinstance(getattr(step, "inner", step), adds) and step.real for step in steps):
             return True
         follows: dict[int, frozenset[int]] = {}
-        for step in self.steps:
+        for step in steps:
             part = isinstance(step, Move) and (
                 math.prod(step.shape) < math.prod(step.inputs[0].shape)
                 or not (step.view or step.within)  # such as roll: an element now stands beside other elements
