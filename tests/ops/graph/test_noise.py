@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import pytest
@@ -675,3 +675,34 @@ def test_the_gradient_of_a_convolution_is_one_sum_over_channels_and_taps() -> No
     assert bool((off < 8).all())
     assert float(off.square().mean().sqrt()) < 1.5
     assert float((found.noise / found.value.abs().mean()).mean()) < 100 * U
+
+
+def _squares_in_16_bits(x: Tensor, target: Tensor, upstream: Tensor) -> Tensor:
+    """The gradient of mse_loss as PyTorch computes it on CPUs: each step and the constant in 16 bits."""
+    return torch.tensor(2 / x.numel()).to(x.dtype) * (x - target) * upstream
+
+
+def _log_softmax_in_16_bits(x: Tensor) -> Tensor:
+    """PyTorch's log_softmax on CPUs, which keeps the sum of the exponentials and its logarithm in 16 bits."""
+    shifted = x.float() - x.float().amax(-1, keepdim=True)
+    total = shifted.exp().sum(-1, keepdim=True).to(x.dtype)
+    return (shifted - total.float().log().to(x.dtype).float()).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("seed", [8, 17])
+def test_numbers_that_pytorch_keeps_in_16_bits_inside_of_an_operator_are_noise(dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x, target = (torch.randn(9, generator=generator).to(dtype) for _ in range(2))
+    upstream = torch.tensor(0.7, dtype=dtype)
+    y = functional.mse_loss(x.float(), target.float()).to(dtype)
+    dx = _squares_in_16_bits(x, target, upstream)
+    given: dict[str, Any] = {"like": functional.mse_loss, "inputs": (x, target), "upstream": upstream}
+    verify.assert_close(y, grads=(dx, -dx), **given)
+    with pytest.raises(AssertionError, match="dtarget is wrong"):
+        verify.assert_close(y, grads=(dx, -dx * 1.02), **given)
+    x = torch.randn(5, 4, generator=generator).to(dtype)
+    like = partial(functional.log_softmax, dim=-1)
+    verify.assert_close(_log_softmax_in_16_bits(x), like=like, inputs=(x,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(_log_softmax_in_16_bits(x) * 1.02, like=like, inputs=(x,))

@@ -281,7 +281,8 @@ class _Samples:
         """Raises `deviations` to a part of what changes if each step is rounded to nearest in its format.
 
         So a kernel that takes the steps of the program is right also where its roundings are no small disturbance, as
-        where a sigmoid rounds to 1. Eager PyTorch may round constants of a stored step to 16 bits too, or may not.
+        where a sigmoid rounds to 1. Eager PyTorch may round constants of a stored step to 16 bits too, and the steps
+        inside of some operators (`Step.narrow`), or may not.
         """
         for narrow in (False, True) if self.format.stored else (False,):
             self.narrow = narrow
@@ -291,7 +292,8 @@ class _Samples:
 
     def _rounded(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step as it is written, and rounds it to its format. Decisions stay as they are."""
-        bent, stored = id(step) in self.bent, self.format.stored.get(id(step), self.format.kind)
+        bent, own = id(step) in self.bent, step.narrow if self.narrow else None
+        stored = self.format.stored.get(id(step), own or self.format.kind)
         if self.narrow and isinstance(step, Map):
             constant = [isinstance(each, Plain) and each.real and not each.of for each in step.inputs]
             given = [x.to(stored).to(x.dtype) if fixed else x for x, fixed in zip(given, constant, strict=True)]

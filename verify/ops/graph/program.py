@@ -34,7 +34,7 @@ from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.rounded import StraightThrough
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, ends_of, moved_from
-from verify.ops.graph.stored import in_order, kinds_of, stored_in, widens
+from verify.ops.graph.stored import in_order, kinds_of, note_narrow, stored_in, widens
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _FEW = 16  # demanded places up to which a Python set is faster than NumPy
@@ -366,6 +366,7 @@ def trace(
     names_of_leaves = tuple(leaf.name for leaf in leaves if isinstance(leaf, Leaf))
     outputs_of = [results[label] for label in labels]
     stored = stored_in(recorder, rewriter, record.real, in_order(results.values()))
+    note_narrow(recorder, rewriter)
     mixed = widens(outputs_of, [value.dtype for value in made], kinds_of(record.forward, rewriter))
     for name, value in zip(names_of_results, (*made, *(operands[name] for name in differentiable)), strict=True):
         held = [stored[each] for each in ends_of(results[name]) if each in stored]

@@ -45,6 +45,9 @@ from verify.ops.graph.rounded import GRIDS
 
 _aten = torch.ops.aten
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, f"{__file__}/../.."))
+# operators inside of which PyTorch keeps numbers in the 16 bits of the operands, as measured on CPUs: functions of the
+# steps that it keeps; (): all, with the constants
+_NARROW: dict[str, tuple[str, ...]] = {"mse_loss_backward": (), "_log_softmax": ("sum", "log")}
 _LIFTS = (_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default)
 
 
@@ -115,6 +118,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.unrounded: dict[Node, Node] = {}  # a result that is rounded to a narrow dtype -> the same before that
         # results of the operators that the function itself calls: tensors in memory, and their dtypes in the case
         self.returned: list[tuple[Node, torch.dtype]] = []
+        # nodes of operators that keep numbers in 16 bits, that dtype, and the functions of the steps that do; (): all
+        self.narrow: list[tuple[Node, torch.dtype, tuple[str, ...]]] = []
         self.memories: dict[int, Memory] = {}  # by the address of the storage
         self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # id(constant) -> (constant, its traced tensor)
         self.wholes: dict[Any, Tensor] = {}  # (storage, dtype) of a constant -> its whole storage on the meta device
@@ -163,12 +168,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # a constant that the function holds is written to as it is
         forms = {id(t): (t, t) for t in targets if isinstance(t, Traced) and t.kind == t.meta.dtype}
         given, options = (_widened(mapped(value, partial(self._wide, forms))) for value in (args, kwargs))
-        before = torch.get_default_dtype()
+        before, known = torch.get_default_dtype(), len(self.nodes)
         torch.set_default_dtype(torch.float64)
         try:
             made = self._dispatched(func, given, options)
         finally:
             torch.set_default_dtype(before)
+        if (steps := _NARROW.get(base_name(func))) is not None and kind.itemsize == 2:
+            self.narrow += [(node, kind, steps) for node in self.nodes[known:]]
         memories = {wide.memory: wide for wide, _ in forms.values()}
 
         def declared(each: Tensor) -> Tensor:

@@ -195,7 +195,7 @@ class Cut:
                 leaves[step.name] = taken(self.run.leaves[step.name], self._boxes[id(step)]).to(self.run.device)
             pairs = zip(inputs, boxes, strict=True)
             new = make([None if box is None else at(each, box) for each, box in pairs])
-            made[id(step)] = new
+            made[id(step)], new.narrow = new, step.narrow
             if id(step) in program.stored:
                 stored[id(new)] = program.stored[id(step)]
             steps.append(new)

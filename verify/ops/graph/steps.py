@@ -44,6 +44,7 @@ class Step:
     inputs: tuple[Step, ...] = ()
     real: bool = True  # False: the result is booleans or integers
     origin: str = ""  # PyTorch's operator, and the source line that called it
+    narrow: torch.dtype | None = None  # 16-bit dtype that PyTorch keeps the result in, inside of an operator
 
     def __post_init__(self) -> None:
         # true if the step depends on values of an operand: kept, because a network may have thousands of steps

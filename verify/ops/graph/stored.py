@@ -9,9 +9,9 @@ import torch
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
-from verify.ops.graph.recorder import Node, Recorder, Traced
+from verify.ops.graph.recorder import Node, Recorder, Traced, nodes_in
 from verify.ops.graph.reducing import Contract
-from verify.ops.graph.rewrite import Rewriter
+from verify.ops.graph.rewrite import Rewriter, steps_in
 from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
 
 
@@ -27,6 +27,18 @@ def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequenc
             for fused in _within_attention(step, ours, steps):
                 found.pop(fused, None)
     return found
+
+
+def note_narrow(recorder: Recorder, rewriter: Rewriter) -> None:
+    """Notes the dtype of each step inside of an operator whose result PyTorch keeps in 16 bits."""
+    for node, kind, functions in recorder.narrow:
+        given = set(map(id, steps_in([rewriter.known.get(each) for each in nodes_in((node.args, node.kwargs))])))
+        ahead = list(steps_in([rewriter.known.get(node)]))
+        while ahead:
+            step = ahead.pop()
+            if id(step) not in given and not isinstance(step, Leaf | Plain):
+                step.narrow = kind if not functions or getattr(step, "function", "") in functions else step.narrow
+                ahead += step.inputs
 
 
 def kinds_of(made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter) -> dict[int, torch.dtype]:
