@@ -416,8 +416,7 @@ def kernel(
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
         results = [*returned, *(f"d{name}" for name in taken)]
-        wide = {"": promises.WIDE if like is not None and definition.gate == "plain" else promises.DEFAULT_LIMIT}
-        wide |= {name: promises.WIDE for name in definition.unsummed if name in results and like is not None}
+        wide = promises.wide_of(definition, results if like is not None else ())
         relative = like is not None and quantise is None
         limits = promises.limits(about, max_ulp, promised, others, results, wide=wide, relative=relative)
         noises = promises.noise(about, max_noise, definition.gate, results)

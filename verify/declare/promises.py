@@ -33,6 +33,12 @@ def default_limit(dtype: str, wide: float = DEFAULT_LIMIT) -> float:
     return 0.51 if bits <= 8 else 1.0 if bits <= 16 else wide
 
 
+def wide_of(op: Op, results: Sequence[str]) -> dict[str, float]:
+    """Maps the results of a function by like= that add nothing up, or "" for all, to their default in float32."""
+    alone = results and ([""] if op.gate == "plain" else [name for name in op.unsummed if name in results])
+    return {"": DEFAULT_LIMIT} | dict.fromkeys(alone, WIDE)
+
+
 def default_noise(dtype: str) -> float:
     """Returns the default limit in units of noise of a format."""
     return NARROW_NOISE if named(dtype).bits <= 16 else DEFAULT_NOISE
