@@ -12,11 +12,13 @@ does not exist, the section says that nothing is published. No figure is typed b
 from __future__ import annotations
 
 import functools
+import gzip
 import json
 import math
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -543,6 +545,27 @@ def endurance() -> str:
     return table(["record", "cases", "laws", "alarms"], rows)
 
 
+def fuzz() -> str:
+    """What random programs found: `python -m benchmarks.fuzz_programs --seed S --programs 2000 --json`."""
+    records = [json.loads(gzip.decompress(path.read_bytes())) for path in sorted(BENCHMARKS.parent.glob("fuzz-*.gz"))]
+    counts = [
+        sum((Counter(row["counts"]) for row in record["rows"]), Counter({"programs": len(record["rows"])}))
+        for record in records
+    ]
+    rows = [[name, *(f"{count[name]:,}" for count in counts)] for name in FUZZED]
+    share = [f"{100 * count['PyTorch passes'] / count['programs']:.1f}%" for count in counts]
+    heads = [f"seed {record['seed']}" for record in records]
+    return table(["", *heads], [*rows[:2], ["", *share], *rows[2:]])
+
+
+# the rows of its table; a result within the limits of its own noise counts as neither found nor passed
+FUZZED = ["programs", "PyTorch passes", "PyTorch vacuous or undecided", "PyTorch wrong"]
+FUZZED += ["PyTorch wrong by the oracle too", "right result fails", "truths compared", "truth of another choice"]
+FUZZED += ["truth differs", "truth differs at a tie"]
+FUZZED += [f"{what} {fate}" for what in ("scaled", "zeros", "dropped") for fate in ("found", "passes")]
+FUZZED += ["crash", "timeout"]
+
+
 def _up(value: float) -> str:
     return f"{math.ceil(10 * value) / 10:.1f}"
 
@@ -569,6 +592,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "certificate": certified,
     "mutants": mutants,
     "endurance": endurance,
+    "random programs": fuzz,
 }
 
 
