@@ -563,7 +563,7 @@ FUZZED = ["programs", "PyTorch passes", "PyTorch vacuous or undecided", "PyTorch
 FUZZED += ["PyTorch wrong by the oracle too", "right result fails", "truths compared", "truth of another choice"]
 FUZZED += ["truth differs", "truth differs at a tie"]
 FUZZED += [f"{what} {fate}" for what in ("scaled", "zeros", "dropped") for fate in ("found", "passes")]
-FUZZED += ["crash", "timeout"]
+FUZZED += ["crash", "timeout", "harness"]
 
 
 def _up(value: float) -> str:

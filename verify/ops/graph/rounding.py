@@ -245,7 +245,9 @@ def deviation_of(
     if isinstance(step, Spread):
         known = [chains.get(id(each)) or Chain.of(a) for each, a in zip(step.inputs, given, strict=True)]
         squares, count = (step.value(run, [getattr(c, part) for c in known]) for part in ("squares", "count"))
-        quantum = torch.stack([c.quantum.min() for c in known if c.quantum.numel()] or [torch.tensor(0.0)]).min()
+        # a constant may lie on the host beside operands on a GPU
+        least = [c.quantum.min().to(value.device) for c in known if c.quantum.numel()]
+        quantum = torch.stack(least or [value.new_zeros(())]).min()
         return _unless_exact(value, quantum, squares, count, format)
     if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
         return terms_of(step, given, format).deviation(value, format)
