@@ -53,7 +53,7 @@ def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor,
     mean = _mean(x, dims, True)
     around = x - mean
     rstd = (_mean(around * around, dims, True) + eps).rsqrt()
-    return around * rstd, mean * 1.0, rstd * 1.0  # kept for the backward pass, in the dtype of x: no number of y
+    return around * rstd, mean, rstd
 
 
 def _layer_norm(
