@@ -28,6 +28,7 @@ ROOT = HERE.parent
 sys.path.insert(0, str(ROOT))
 
 
+from benchmarks.fuzz_programs import LINES  # noqa: E402
 from benchmarks.start import importing  # noqa: E402
 from docs import generate_findings, kernel_speed  # noqa: E402
 from docs.kernel_speed import table  # noqa: E402
@@ -552,18 +553,10 @@ def fuzz() -> str:
         sum((Counter(row["counts"]) for row in record["rows"]), Counter({"programs": len(record["rows"])}))
         for record in records
     ]
-    rows = [[name, *(f"{count[name]:,}" for count in counts)] for name in FUZZED]
+    rows = [[name, *(f"{count[name]:,}" for count in counts)] for name in ("programs", *LINES)]
     share = [f"{100 * count['PyTorch passes'] / count['programs']:.1f}%" for count in counts]
     heads = [f"seed {record['seed']}" for record in records]
     return table(["", *heads], [*rows[:2], ["", *share], *rows[2:]])
-
-
-# the rows of its table; a result within the limits of its own noise counts as neither found nor passed
-FUZZED = ["programs", "PyTorch passes", "PyTorch vacuous or undecided", "PyTorch wrong"]
-FUZZED += ["PyTorch wrong by the oracle too", "right result fails", "truths compared", "truth of another choice"]
-FUZZED += ["truth differs", "truth differs at a tie"]
-FUZZED += [f"{what} {fate}" for what in ("scaled", "zeros", "dropped") for fate in ("found", "passes")]
-FUZZED += ["crash", "timeout", "harness"]
 
 
 def _up(value: float) -> str:

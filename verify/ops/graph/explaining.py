@@ -196,18 +196,14 @@ class _Search:
         value. A gradient at x + tiny p is a number where PyTorch's own is: x / |x|, for one.
         """
         choices, numbers = self.choices, dict[int, Tensor]()
-        masks: dict[Hashable, Tensor] = dict(taken.changed.items())
+        masks: list[tuple[Hashable, Tensor]] = [*taken.changed.items()]
         found = torch.zeros(parts.count, dtype=torch.bool, device=choices.run.device)
         if any(not torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
             values = choices.values(taken.plain, numbers)
-            masks |= {name: _differ(taken.values[name], values[name]) for name in choices.outputs}
-            for at, each in numbers.items():
-                apart = _differ(taken.real[at], each)
-                masks[at] = masks[at] | apart if at in masks else apart
-            for name, each in taken.values.items():
-                apart = torch.isnan(each) & ~torch.isnan(choices.base[name])
-                masks[name] = masks[name] | apart if name in masks else apart
-        for key, mask in masks.items():
+            masks += [(name, _differ(taken.values[name], values[name])) for name in choices.outputs]
+            masks += [(at, _differ(taken.real[at], each)) for at, each in numbers.items()]
+            masks += [(name, torch.isnan(x) & ~torch.isnan(choices.base[name])) for name, x in taken.values.items()]
+        for key, mask in masks:
             found = found | (parts.of(key, mask).any(-1) if parts.holds(key) else mask.any())
         return found
 
