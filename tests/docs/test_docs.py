@@ -30,7 +30,17 @@ from verify.workers import process
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [
-    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md")),
+    *(
+        ROOT / name
+        for name in (
+            "README.md",
+            "CHANGELOG.md",
+            "CONTRIBUTING.md",
+            "SECURITY.md",
+            "CODE_OF_CONDUCT.md",
+            "tests/README.md",
+        )
+    ),
     ROOT / "mutants" / "README.md",
     ROOT / "kernels" / "README.md",
     *DOCS,
