@@ -16,7 +16,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 MALLOC := MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-all test-machines lint types unit docs publish site certify clean
+.PHONY: help verify test test-all test-machines lint types unit docs publish site dist certify clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -38,6 +38,7 @@ help:
 	@echo "make docs      write the generated pages and the sections of figures"
 	@echo "make publish   make RUN=build/nightly/DATE/run.json the published night of sm_90"
 	@echo "make site      build docs/ as a site with search in build/site"
+	@echo "make dist      wheel and source archive in dist/, tried in an environment of its own"
 	@echo "make certify   measure the fast references again, write the certificate"
 	@echo "make clean     remove what the targets left behind, except the environment"
 	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
@@ -97,6 +98,17 @@ site:
 	@NO_MKDOCS_2_WARNING=1 build/site-env/bin/mkdocs build --strict --quiet
 	@echo "site: $(abspath build/site/index.html)"
 	@echo "with its search: python3 -m http.server --directory build/site"
+
+# The wheel is tried as somebody installs it: with PYTHON=python3.14 by another Python. Outside of this folder, since
+# Python would import verify/ from here. Its types have to be found too.
+dist: $(STAMP)
+	@rm -rf dist build/lib build/try
+	@$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')" >/dev/null
+	@$(PYTHON) -m venv build/try
+	@build/try/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 mypy==2.4.1 dist/*.whl
+	@cd build/try && bin/verify run $(abspath examples/structured.py)::there_and_back --dtype bfloat16
+	@cd build/try && bin/python -m mypy --strict --config-file= -c "import verify; verify.assert_close(1, like=abs, inputs=())"
+	@ls -l dist
 
 # Measure the fast reference against the exact one and write its error bound into the package.
 certify: $(STAMP)
