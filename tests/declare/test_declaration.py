@@ -45,7 +45,7 @@ def test_the_defaults() -> None:
     assert item.dtypes == ("float32", "bfloat16", "float16")
     assert item.operands == ("x",)
     assert item.outputs == ("y",)
-    assert (item.layouts, item.gradients, item.peer) == ("any", "auto", False)
+    assert (item.contiguous, item.gradients, item.peer) == ((), "auto", False)
     assert item.max_ulp == {"float32": 4.0, "bfloat16": 1.0, "float16": 1.0}
     assert item.backends == () and runs_on(item.backends, "cpu")
     assert item.summary == "Says what it does."
@@ -78,6 +78,11 @@ def test_a_full_declaration() -> None:
     assert item.accepted == {"eps"}
     assert item.backends == ("interpreter",) and not runs_on(item.backends, "cuda")
     assert item.promise == ("float32 bfloat16; layouts: contiguous; gradients: dx dweight; max 1 ULP scaled")
+
+
+def test_the_layouts_of_single_operands() -> None:
+    item = kernel(op="layer_norm", layouts={"weight": "contiguous", "x": "any"})(lambda x, weight, bias, eps: x)
+    assert item.contiguous == ("weight",) and "layouts: any, weight contiguous;" in item.promise
 
 
 def test_gradients_of_what_is_taken() -> None:
@@ -117,6 +122,8 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
         ({"policy": "strict"}, "where is a text and policy a verify.Policy; received '' and 'strict'"),
         ({"where": 5}, "where is a text and policy a verify.Policy; received 5 and None"),
         ({"layouts": "strided"}, "layouts is one of any, contiguous; received 'strided'"),
+        ({"layouts": {"x": "dense"}}, "layouts is one of any, contiguous; received 'dense'"),
+        ({"layouts": {"z": "contiguous"}}, "an operand in layouts is one of x; received 'z'"),
         ({"backends": ["npu"]}, "backends is one of cuda, rocm, xpu, interpreter, cpu; received 'npu' (closest: xpu)"),
         ({"operands": ["z"]}, "op 'gelu' has operands x; received 'z'"),
         ({"outputs": ["z"]}, "op 'gelu' has outputs y; received 'z'"),

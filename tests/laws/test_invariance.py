@@ -118,6 +118,29 @@ def test_a_kernel_that_changes_after_many_calls_is_found_by_its_first_case() -> 
 # -- layouts -------------------------------------------------------------------------------------------
 
 
+def test_an_operand_that_is_declared_contiguous_is_refused_otherwise_and_the_others_are_compared() -> None:
+    def declared(function: Callable[..., Any], layouts: Any) -> Kernel:
+        return verify.kernel(op="layer_norm", dtypes=DTYPES, max_ulp=64, layouts=layouts)(function)
+
+    def refusing(x, weight, bias, *, eps):
+        if not (weight.is_contiguous() and bias.is_contiguous()):
+            raise ValueError("weight and bias are contiguous")
+        return layer_norm(x, weight, bias, eps=eps)
+
+    def careless(x, weight, bias, *, eps):
+        return layer_norm(x, weight, bias, eps=eps) + (not weight.is_contiguous())
+
+    def wrong_in_x(x, weight, bias, *, eps):
+        return refusing(x, weight, bias, eps=eps) + (not x.is_contiguous())
+
+    some = {"weight": "contiguous", "bias": "contiguous"}
+    law = "layout independence"
+    for other in ("layout independence", "accuracy", "memory bounds"):
+        holds(other, declared(refusing, some))
+    breaks(law, declared(careless, some), "an unpromised layout gives wrong results instead of an error")
+    breaks(law, declared(wrong_in_x, some), "results depend on the layout of the operands")
+
+
 def test_every_shape_and_a_call_without_gradients_come_with_a_layout_before_anything_is_drawn() -> None:
     """Of contiguous tensors the laws of layouts would hold a call against its own repetition."""
 

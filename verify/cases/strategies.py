@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -206,10 +206,18 @@ def fixed_shapes(kernel: Kernel, sizes: Sizes) -> tuple[Dims, ...]:
 
 @dataclass(frozen=True)
 class Layouts:
-    """Holds the layouts that operands may have, and the layouts of the upstream gradients."""
+    """Holds the layouts that operands may have, and the layouts of the upstream gradients.
+
+    `contiguous` names operands that have no other layout.
+    """
 
     operands: Sequence[str] = ("contiguous",)
     upstream: Sequence[str] = ("contiguous",)
+    contiguous: Collection[str] = ()
+
+    def of(self, operand: str) -> Sequence[str]:
+        """Returns the layouts that an operand may have."""
+        return ("contiguous",) if operand in self.contiguous else self.operands
 
 
 @dataclass(frozen=True)
@@ -241,7 +249,7 @@ class CaseSpace:
         dims = chance.pick(self.shapes) if self.shapes else kernel.op.geometry.of(_DRAWN)(chance, kernel, self.sizes)
         recipe = chance.pick(self.fill)
         params = dict(kernel.params) | {name: chance.pick(some) for name, some in free_choices(kernel).items()}
-        placed = {operand: chance.pick(self.layouts.operands) for operand in kernel.operands}
+        placed = {operand: chance.pick(self.layouts.of(operand)) for operand in kernel.operands}
         arriving = chance.pick(self.upstream) if kernel.differentiable else ""
         if arriving:
             for output in kernel.outputs:
@@ -269,7 +277,7 @@ class CaseSpace:
             for choice in choices:
                 vary(params=plain.params | {name: choice})
         for operand in kernel.operands:
-            for layout in _displaced(self.layouts.operands):
+            for layout in _displaced(self.layouts.of(operand)):
                 vary(layouts={operand: layout})
         for dims in forms[1:]:
             vary(dims=dims)
@@ -282,7 +290,7 @@ class CaseSpace:
                     vary(layouts={"d" + output: layout})
         geometry = kernel.op.geometry
         for tile in () if shapes or self.shapes or geometry.named else _TILES:
-            turned = [operand for operand in kernel.operands if "transposed" in self.layouts.operands]
+            turned = [operand for operand in kernel.operands if "transposed" in self.layouts.of(operand)]
             turned += ["d" + output for output in kernel.outputs if "transposed" in self.layouts.upstream]
             if turned and (plain.upstream or "transposed" in self.layouts.operands):
                 vary(dims=fitted(kernel, geometry.dims_of(*tile)), layouts=dict.fromkeys(turned, "transposed"))
@@ -346,7 +354,9 @@ def space(
         sizes=sizes or Sizes(),
         fill=tuple(fill) if fill is not None else recipes(kernel),
         layouts=Layouts(
-            _some("layouts", layouts.operands, LAYOUTS), _some("upstream layouts", layouts.upstream, LAYOUTS)
+            _some("layouts", layouts.operands, LAYOUTS),
+            _some("upstream layouts", layouts.upstream, LAYOUTS),
+            layouts.contiguous,
         ),
         upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
         shapes=fitted_all(kernel, shapes),

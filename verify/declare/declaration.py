@@ -30,7 +30,7 @@ from verify.declare.captured import captured
 from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
-from verify.errors import UsageError, one_of
+from verify.errors import UsageError
 from verify.ops.geometry import Params, Shape
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import check, holds
@@ -40,7 +40,6 @@ from verify.truth.formats import FORMATS, named, torch_dtype
 from verify.truth.quantised.encoding import Encoding
 from verify.truth.ulp import Policy
 
-LAYOUTS = ("any", "contiguous")
 LONGEST_NAME = 200  # bytes; a file of bounds or a part of a night has the name of a kernel
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
 
@@ -63,7 +62,7 @@ class Kernel:
     dtypes: tuple[str, ...]
     operands: tuple[str, ...]
     outputs: tuple[str, ...]
-    layouts: Literal["any", "contiguous"]
+    contiguous: tuple[str, ...]  # operands that it refuses in another layout
     gradients: tuple[str, ...] | Literal["auto"]
     max_ulp: Mapping[str, float]
     backends: tuple[str, ...]  # backends on which it can run; empty: all
@@ -204,7 +203,7 @@ class Kernel:
     @property
     def promise(self) -> str:
         """Describes the promise in one line."""
-        parts = [" ".join(self.dtypes), f"layouts: {self.layouts}"]
+        parts = [" ".join(self.dtypes), promises.of_layouts(self.contiguous, self.operands)]
         if self.gradients == "auto":
             parts.append("gradients: where autograd gives one")
         else:
@@ -246,7 +245,7 @@ def kernel(
     dtypes: Iterable[str] | None = None,
     operands: Iterable[str] | Mapping[str, Encoding] | None = None,
     outputs: Iterable[str] | None = None,
-    layouts: Literal["any", "contiguous"] = "any",
+    layouts: str | Mapping[str, str] = "any",
     gradients: bool | Iterable[str] | Literal["auto"] = "auto",
     max_ulp: float | Mapping[str, Any] | None = None,
     max_noise: float | Mapping[str, float] | None = None,
@@ -286,7 +285,7 @@ def kernel(
         the quantised ones, `{"w": verify.quantised(...)}`: the kernel receives w_codes and w_scales, and like= receives
         the numbers that they mean (docs/low-precision.md).
     outputs: the outputs that it returns, default the op's without the optional ones.
-    layouts: "any", or "contiguous" if it refuses other layouts with an error.
+    layouts: "any", or "contiguous" if it refuses other layouts with an error; or by operand, `{"q": "contiguous"}`.
     gradients: "auto" (test those that autograd provides), True (all must exist), False, or operand names.
     max_ulp: the error beyond which a result is wrong. One number, or one per dtype, or one per class of inputs,
         {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result, {"y": 1, "dsink": 8}. A
@@ -435,7 +434,7 @@ def kernel(
             dtypes=promised,
             operands=taken,
             outputs=returned,
-            layouts=one_of(about, "layouts", layouts, LAYOUTS),
+            contiguous=promises.contiguous(about, layouts, taken),
             gradients=_gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else _where(about, definition, where),

@@ -44,6 +44,21 @@ def default_noise(dtype: str) -> float:
     return NARROW_NOISE if named(dtype).bits <= 16 else DEFAULT_NOISE
 
 
+def contiguous(about: str, layouts: Any, taken: Sequence[str]) -> tuple[str, ...]:
+    """Returns the operands that a kernel takes in contiguous memory alone."""
+    said = layouts if isinstance(layouts, Mapping) else dict.fromkeys(taken, layouts)
+    for name, layout in said.items():
+        one_of(about, "an operand in layouts", name, taken)
+        one_of(about, "layouts", layout, ("any", "contiguous"))
+    return tuple(name for name in taken if said.get(name) == "contiguous")
+
+
+def of_layouts(contiguous: Sequence[str], taken: Sequence[str]) -> str:
+    """Describes the layouts that a kernel takes."""
+    some = f"any, {' '.join(contiguous)} contiguous" if contiguous else "any"
+    return f"layouts: {'contiguous' if set(contiguous) == set(taken) else some}"
+
+
 def limits(
     where: str,
     limit: Any,

@@ -44,7 +44,7 @@ def stand_in(kernel: Kernel, form: str) -> Kernel:
         name=f"{kernel.name}@{form}",
         function=make(_baseline(kernel)),
         summary=summary,
-        layouts="any",
+        contiguous=(),
         gradients="auto",
         max_ulp=dict.fromkeys(kernel.dtypes, DEFAULT_LIMIT),
         class_limits={},

@@ -95,7 +95,7 @@ class _Probe:
             where="",
             largest={},
             class_limits={},
-            layouts="any",
+            contiguous=(),
             max_ulp=dict.fromkeys(dtypes, max(kernel.max_ulp.values())),
             operand_dtypes=_for_all(kernel, kernel.operand_dtypes),
             output_dtypes=_for_all(kernel, kernel.output_dtypes),

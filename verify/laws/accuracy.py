@@ -85,8 +85,8 @@ def _space(subject: Subject) -> CaseSpace:
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    layouts = ("contiguous", "stepped") if subject.kernel.layouts == "any" else ("contiguous",)
-    chosen = dataclasses.replace(chosen, layouts=Layouts(layouts))
+    layouts = Layouts(("contiguous", "stepped"), contiguous=subject.kernel.contiguous)
+    chosen = dataclasses.replace(chosen, layouts=layouts)
     return (
         *chosen.each_choice(),
         *chosen.each_pair(),
@@ -117,7 +117,7 @@ def _pairs(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         return ()
     data = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
     others = {"recipe": recipes(kernel), "only": ("", *data) if len(data) > 1 else ("",)}
-    others |= {name: tuple(chosen.layouts.operands) for name in data}
+    others |= {name: tuple(chosen.layouts.of(name)) for name in data}
     found = covering(kernel, others, _PAIRED, _ROUNDS).cases
     return tuple(
         case_of(

@@ -203,12 +203,14 @@ def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
     store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
     ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
     named_dims = kernel.op.geometry.named
-    if kernel.layouts == "any" and not named_dims:
+    if not named_dims:
         ways.append(("in rows 2^31 elements apart", _apart))
     for label, place_ in ways:
         for name in kernel.operands if named_dims else data_operands(kernel):
             value = plain.inputs[name]
             if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
+                continue
+            if place_ is _apart and name in kernel.contiguous:
                 continue
             inputs = plain.inputs | {name: place_(store, value)}
             graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))

@@ -1,8 +1,9 @@
 """Layout independence: results depend on a tensor's values, not on its strides.
 
 Operands and upstream gradients are strided, offset, padded, transposed or expanded. Every result must have the bits
-of the result for contiguous copies. A kernel that declares `layouts="contiguous"` must refuse other layouts with an
-error, or be right. Results of a PyTorch function that sums may have other bits within the kernel's limit.
+of the result for contiguous copies. Where `layouts=` declares an operand contiguous, alone or with all others, the
+kernel must refuse other layouts with an error, or be right. Results of a PyTorch function that sums may have other
+bits within the kernel's limit.
 
 Details:
 
@@ -113,7 +114,7 @@ def _operands(subject: Subject) -> CaseSpace:
 def _check_operands(subject: Subject, case: Case) -> None:
     if not case.layouts:
         _compare_shared(subject, case)
-    if subject.kernel.layouts == "contiguous":
+    if set(case.layouts) & set(subject.kernel.contiguous):
         _check_refusal(subject, case)
         return
     _compare(subject, case, "results depend on the layout of the operands, not only on their values")

@@ -53,10 +53,9 @@ _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 
 def _space(subject: Subject) -> CaseSpace:
-    layouts = _LAYOUTS if subject.kernel.layouts == "any" else ("contiguous",)
     return space_of(
         subject,
-        layouts=Layouts(layouts, ("contiguous", *_LAYOUTS)),
+        layouts=Layouts(_LAYOUTS, ("contiguous", *_LAYOUTS), subject.kernel.contiguous),
         upstream=EITHER_PATH,
     )
 
