@@ -83,3 +83,8 @@ def declared(bug, **options):
 @verify.kernel(**MIXED)
 def norm(x, weight):
     return Norm.apply(x, weight, "")
+
+
+def picked(x, at):
+    assert at.dtype != torch.int64, "the declaration names another dtype"
+    return x.gather(-1, at.long())

@@ -27,6 +27,7 @@ from verify.search.sweep import scope, serve
 from verify.search.sweep.requests import ListSpaces
 
 TARGET = "tests/measure/mixed_rms.py::norm"
+PICKED = "tests/measure/mixed_rms.py::picked"
 
 
 def measured(kernel: verify.Kernel, backend: Backend) -> tuple[KernelRun, dict[str, Result]]:
@@ -151,3 +152,48 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
         UsageError, match="a sweep enumerates kernels of one dtype; .* has x2 as float32 beside bfloat16"
     ):
         scope.space_of(gated, TARGET, "bfloat16")
+
+
+# -- integers ------------------------------------------------------------------------------------------
+
+
+def gathering(kind: str, where: str = "") -> verify.Kernel:
+    """A kernel that takes its places in a dtype that PyTorch's gather refuses."""
+    return verify.kernel(
+        like=lambda x, at: x.gather(-1, at),
+        shapes={"x": "n d", "at": "n k"},
+        integers={"at": "0 <= at < d"},
+        operand_dtypes={"at": kind},
+        dtypes=["float32"],
+        where=where,
+    )(mixed_rms.picked)
+
+
+@pytest.mark.parametrize(("kind", "where"), [("int32", ""), ("uint8", "d <= 256")])
+def test_integers_have_the_declared_dtype_and_the_definition_takes_int64(
+    kind: str, where: str, backend: Backend
+) -> None:
+    kernel = gathering(kind, where)
+    run, found = measured(kernel, backend)
+    assert run.status == "ok" and f"at as {kind}" in run.promise, run
+    assert float(found["y"].figures.max_ulp) == 0 and found["dx"].baseline is not None
+    assert Case.from_json(found["dx"].worst[0].origin.case).dtypes == {"at": kind}
+    small = case_of(kernel, "float32", dims=(2, 5, 3))
+    again = replay(kernel, PICKED, backend, Case.from_json(small.to_json()), result="dx", index=0)
+    script = snippet(kernel, backend, again)
+    assert f"at = tensor(torch.{kind}, " in script, script
+    profile = replace(engine.profile_named("quick", None), examples=0)
+    for law in ("accuracy", "layout independence", "memory bounds", "error contract", "nothing overwritten"):
+        outcome = engine.run_law(registry.get(law), kernel, "float32", backend, profile, PICKED)
+        assert outcome.status == "ok", outcome
+
+
+def test_sizes_whose_integers_the_dtype_does_not_hold_say_what_to_declare(backend: Backend) -> None:
+    with pytest.raises(UsageError, match="'at' holds uint8, from 0 to 255; received 0 to") as caught:
+        inputs_of(gathering("uint8").op, case_of(gathering("uint8"), "float32", dims=(300, 4097, 300)), backend.device)
+    assert "where=" in caught.value.hint
+
+
+def test_a_dtype_that_integers_do_not_have(backend: Backend) -> None:
+    with pytest.raises(UsageError, match="dtype of at in operand_dtypes is one of int64, int32.*received 'float16'"):
+        gathering("float16")

@@ -83,7 +83,7 @@ def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
         "params": dict(kernel.params),
         "upstream": "normal" if kernel.differentiable else "",
         "absent": kernel.absent,
-        "dtypes": differing(dtype, kernel.operand_dtypes.get(dtype, {})),
+        "dtypes": differing(dtype, kernel.operand_dtypes.get(dtype, {})) | dict(kernel.integer_dtypes),
     }
     return Case(dtype=dtype, **{**made, **fields})
 
@@ -163,6 +163,7 @@ def derive_all(
         assert operand.derive is not None
         dtype = None if operand.range is not None else formats.torch_dtype(formats.named(operand_dtype(case, operand)))
         made = operand.derive.of(found, dtype, shapes[operand.name])
+        made = made if operand.range is None or operand.boolean else _narrowed(case, operand, made)
         found[operand.name] = lay_out(made.to(device), case.layouts.get(operand.name, "contiguous"))
     return found
 
@@ -224,7 +225,22 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
             raise UsageError(f"operand {operand.name!r} holds whole numbers from {low} to below {high}")
         if structure and not torch.equal(values, operand.range.arranged(values, case.dims)):
             raise UsageError(f"operand {operand.name!r} is declared as a {structure}, which the case's numbers are not")
-    return lay_out(values, "contiguous")
+    return _narrowed(case, operand, values)
+
+
+def _narrowed(case: Case, operand: Operand, values: Tensor) -> Tensor:
+    """Returns whole numbers in the operand's dtype. Raises UsageError if this dtype does not hold them."""
+    if operand.name not in case.dtypes:
+        return values
+    kind: torch.dtype = getattr(torch, case.dtypes[operand.name])
+    limits = torch.iinfo(kind)
+    if values.numel() and not limits.min <= int(values.min()) <= int(values.max()) <= limits.max:
+        raise UsageError(
+            f"operand {operand.name!r} holds {case.dtypes[operand.name]}, from {limits.min} to {limits.max}; received "
+            f"{int(values.min())} to {int(values.max())}",
+            hint="integers= says what it holds, and where= which sizes the kernel accepts",
+        )
+    return values.to(kind)
 
 
 def _below(stream: Stream, count: int, most: int, part: str = "") -> Tensor:
@@ -264,7 +280,7 @@ def _captured(op: Op, case: Case, operand: Operand, device: torch.device | str) 
                 "others",
                 hint="integers= says what an integer operand holds",
             )
-        values = values.bool() if operand.boolean else values
+        values = values.bool() if operand.boolean else _narrowed(case, operand, values)
     return lay_out(values.to(device), case.layouts.get(name, "contiguous"))
 
 

@@ -79,6 +79,7 @@ class Kernel:
     refuses: bool | None = None  # None: undeclared, so that cases that it refuses have no verdict
     # By the dtype of a case, then by name: operands or outputs with another dtype.
     operand_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    integer_dtypes: Mapping[str, str] = field(default_factory=dict)  # default int64
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
     beside_noise: bool = False  # True: an elementwise program whose default limit in ULP has one in noise beside it
@@ -214,7 +215,7 @@ class Kernel:
             where = [dtype for dtype, limits in self.class_limits.items() if promises.of_classes(limits) == each]
             everywhere = set(where) >= set(self.dtypes)
             parts.append(each if everywhere else f"{each} in {' '.join(where)}")
-        parts += promises.of_others("", self.operand_dtypes)
+        parts += promises.of_others("", self.operand_dtypes, self.integer_dtypes)
         parts += promises.of_others("returns ", self.output_dtypes)
         parts += [f"{name} is {each.words}" for name, each in (self.encoded.encodings if self.encoded else {}).items()]
         if self.refuses is False:
@@ -316,7 +317,7 @@ def kernel(
     derive: with like=, operands that are computed from others, `{"offsets": lambda lengths: ...}`.
     into: with like=, arguments that are buffers for the results of these names, `["y"]`.
     operand_dtypes: operands that have another dtype than the case, `{"weight": "float32"}`; their gradients have it
-        too. Or by the dtype of the case, `{"bfloat16": {"weight": "float32"}}`.
+        too. Or by the dtype of the case, `{"bfloat16": {"weight": "float32"}}`. Integer ones have int64 without it.
     output_dtypes: the same for outputs, `{"rstd": "float32"}`. Each is judged in ULP of its own dtype, and by the limit
         of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
     refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
@@ -407,17 +408,18 @@ def kernel(
         promised = _dtypes(about, dtypes)
         returned = promises.outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
-        of_operands = promises.other_dtypes(about, "operand_dtypes", operand_dtypes, promised, floating)
+        definition, others, integral = promises.whole_dtypes(about, definition, taken, operand_dtypes)
+        of_operands = promises.other_dtypes(about, "operand_dtypes", others, promised, floating)
         of_operands = quantised.with_scales(of_operands, promised)
         magnitudes = promises.largest(about, largest, promised, floating)
         definition = promises.domains(about, domain, definition, floating, promised, of_operands, magnitudes)
         numbers = [item for item in returned if item not in definition.integers]
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
-        others = [item for each in (*of_operands.values(), *of_outputs.values()) for item in each.values()]
         results = [*returned, *(f"d{name}" for name in taken)]
         wide = promises.wide_of(definition, results if like is not None else ())
         relative = like is not None and quantise is None
-        limits = promises.limits(about, max_ulp, promised, others, results, wide=wide, relative=relative)
+        beside = *of_operands.values(), *of_outputs.values()
+        limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=relative)
         noises = promises.noise(about, max_noise, definition.gate, results)
         seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
@@ -450,6 +452,7 @@ def kernel(
             requires=promises.required(about, requires, file),
             largest=magnitudes,
             operand_dtypes=of_operands,
+            integer_dtypes=integral,
             output_dtypes=of_outputs,
             max_noise=noises,
             beside_noise=like is not None and definition.gate == "plain" and max_ulp is None,
@@ -468,9 +471,6 @@ def kernel(
         return declared
 
     return declare
-
-
-# -- checks: each states the rule and the received value ------------------------------------------------
 
 
 def _op(received: tuple[object, ...], op: str | Op | None) -> str | Op:

@@ -16,7 +16,7 @@ from typing import Any, get_args
 from verify.errors import UsageError, from_zero, one_of
 from verify.ops.domain import Domain
 from verify.ops.graph.rounding import Accumulate
-from verify.ops.op import Largest, Op, up_to
+from verify.ops.op import Largest, Op, as_defined, up_to
 from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
 from verify.truth.ordinals import between
@@ -24,6 +24,7 @@ from verify.truth.ordinals import between
 DEFAULT_LIMIT = 4.0
 WIDE = 10.0  # for an elementwise function by like=: the error of PyTorch's own mish is 8.7
 DEFAULT_NOISE = 8.0
+WHOLE = ("int64", "int32", "int16", "int8", "uint8")
 NARROW_NOISE = 5.0  # up to 16 bits, because few roundings make the noise, and their sum ends sooner
 
 
@@ -63,7 +64,7 @@ def limits(
     where: str,
     limit: Any,
     dtypes: tuple[str, ...],
-    others: Iterable[str] = (),
+    others: Iterable[Mapping[str, str]] = (),
     results: Sequence[str] = (),
     *,
     wide: Mapping[str, float] = MappingProxyType({"": DEFAULT_LIMIT}),
@@ -76,10 +77,10 @@ def limits(
     extreme inputs.
     """
     others = tuple(others)
+    names = dict.fromkeys((*dtypes, *(item for each in others for item in each.values())))
     if limit is None:
-        every = dict.fromkeys((*dtypes, *others))
         extreme: dict[str, float | None] = {EXTREME: None} if relative else {}
-        given = {name: {ORDINARY: default_limit(name, wide[""]), **extreme} for name in every}
+        given = {name: {ORDINARY: default_limit(name, wide[""]), **extreme} for name in names}
         found = {name: _class_limits(where, each) for name, each in given.items()}
         for result in filter(None, wide):
             of_result = limits(where, None, dtypes, others, wide={"": wide[result]}, relative=relative)
@@ -93,8 +94,8 @@ def limits(
         return found
     if not isinstance(limit, Mapping) or set(limit) & set(CLASSES):
         return dict.fromkeys(dtypes, _class_limits(where, limit))
-    if not set(dtypes) <= set(limit) <= {*dtypes, *others}:
-        known = ", ".join(dict.fromkeys((*dtypes, *others)))
+    if not set(dtypes) <= set(limit) <= set(names):
+        known = ", ".join(names)
         raise UsageError(
             f"{where}: max_ulp names one limit per dtype, {known}, or per class of inputs, "
             f"{', '.join(CLASSES)}; received {', '.join(map(str, limit))}",
@@ -296,6 +297,26 @@ def domains(
     return replace(op, operands=tuple(replace(each, domain=found.get(each.name)) for each in op.operands))
 
 
+def whole_dtypes(about: str, op: Op, taken: Sequence[str], given: Any) -> tuple[Op, Any, dict[str, str]]:
+    """Returns the op with a baseline that takes int64, the rest of operand_dtypes=, and the dtypes of integer operands.
+
+    Raises UsageError for a dtype that PyTorch does not index, add and compare.
+    """
+    whole = [each.name for each in op.operands if each.range is not None and not each.boolean and each.name in taken]
+    if not isinstance(given, Mapping) or not set(given) & set(whole):
+        return op, given, {}
+    found = {name: str(item).removeprefix("torch.") for name, item in given.items() if name in whole}
+    for name, item in found.items():
+        one_of(about, f"the dtype of {name} in operand_dtypes", item, WHOLE)
+    definition = op.baseline
+
+    def baseline(*operands: Any, **params: Any) -> Any:
+        return definition(*map(as_defined, operands), **params)
+
+    rest = {name: item for name, item in given.items() if name not in whole}
+    return replace(op, baseline=baseline), rest or None, found
+
+
 def other_dtypes(
     where: str, what: str, given: Any, dtypes: tuple[str, ...], names: Sequence[str]
 ) -> dict[str, dict[str, str]]:
@@ -337,13 +358,16 @@ def differing(dtype: str, some: Mapping[str, str]) -> dict[str, str]:
     return {name: item for name, item in some.items() if item != dtype}
 
 
-def of_others(verb: str, given: Mapping[str, Mapping[str, str]]) -> Iterable[str]:
+def of_others(
+    verb: str, given: Mapping[str, Mapping[str, str]], everywhere: Mapping[str, str] = MappingProxyType({})
+) -> Iterable[str]:
     """Yields `weight as float32 beside bfloat16, float16` for each set of names with another dtype than the case."""
     beside: dict[str, list[str]] = {}
     for dtype, some in given.items():
         if other := differing(dtype, some):
             beside.setdefault(", ".join(f"{name} as {item}" for name, item in other.items()), []).append(dtype)
-    return (f"{verb}{text} beside {', '.join(dtypes)}" for text, dtypes in beside.items())
+    yield from (f"{verb}{text} beside {', '.join(dtypes)}" for text, dtypes in beside.items())
+    yield from (f"{name} as {item}" for name, item in everywhere.items())
 
 
 def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> tuple[str, ...]:

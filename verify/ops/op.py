@@ -50,6 +50,12 @@ def largest_words(size: Largest) -> str:
     return ", ".join(f"{name} up to {one:g}" for name, one in size.items())
 
 
+def as_defined(value: Tensor | None) -> Tensor | None:
+    """Returns an operand as definitions take it: whole numbers as int64, in whatever dtype the kernel takes them."""
+    kept = value is None or value.is_floating_point() or value.is_complex() or str(value.dtype) == "torch.bool"
+    return value if kept or value is None else value.long()
+
+
 class WholeNumbers(Protocol):
     """The values that an integer operand may hold (`verify.ops.graph.shapes.Range`)."""
 
@@ -174,6 +180,9 @@ class Problem:
     upstream: Mapping[str, Tensor] = field(default_factory=dict)  # by output; empty: forward only
     results: tuple[str, ...] = ("y",)  # the requested results
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # values that elements share
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "inputs", {name: as_defined(value) for name, value in self.inputs.items()})
 
     @property
     def is_long(self) -> bool:
