@@ -101,36 +101,6 @@ def test_a_target_that_is_missed_names_the_reason():
     assert [line.reason for line in verdict({norm.key: slow}, [norm])] == [promises.REASONS["gated"], ""]
 
 
-def test_rows_of_one_function_are_compiled_by_one_process(monkeypatch):
-    seen = []
-
-    class Pool:
-        def __init__(self, processes, initializer):
-            assert processes == 3 and initializer is everything.configure
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *problem):
-            pass
-
-        def map_async(self, function, units, chunksize):
-            assert function is everything.compiled_ahead and chunksize == 1
-            seen.extend(units)
-            return self
-
-        def wait(self, seconds):
-            assert seconds == 5.0
-
-    monkeypatch.setattr(everything.multiprocessing, "get_context", lambda kind: SimpleNamespace(Pool=Pool))
-    everything.compile_ahead(rows(), 3, 5.0)
-    assert sorted(row.key for unit in seen for row in unit) == sorted(row.key for row in rows())
-    for unit in seen:
-        assert len({(row.group, row.name, row.dtype) for row in unit}) == 1
-        assert len({row.shape[-1] for row in unit}) == 1 or unit[0].group == "compile"
-    assert sum(unit[0].group == "compile" for unit in seen) == 12
-
-
 SMALL = {"linear": (16, 32, 64), "compile": (16, 32, 64), "block": (2, 8)}
 
 

@@ -66,36 +66,6 @@ def test_the_path_that_a_call_takes(name):
     assert (second.path, second.redo, second.blocks) == (backward, redo, blocks)
 
 
-# call; programs, warps, registers of a thread, next rows, forward warps: measured choices, which no edit may move
-CHOICES = {
-    "bfloat16, 1,024": (call(BF16, 65536, 1024), 1056, 2, 128, 3, 2),
-    "bfloat16, 8,192": (call(BF16, 32768, 8192), 132, 16, 128, 4, 8),
-    "bfloat16, 8,190": (call(BF16, 32768, 8190), 132, 16, 128, 1, 8),
-    "bfloat16 sum": (call(BF16, 65536, 1024, residual=BF16, ds=BF16), 528, 2, 200, 3, 2),
-    "bfloat16 sum, odd": (call(BF16, 65536, 1023, residual=BF16, ds=BF16), 528, 4, 128, 1, 2),
-    "bfloat16, nothing to sum": (call(BF16, 65536, 4096, need=(False,) * 3), 65536, 4, 128, 0, 4),
-    "bfloat16, million rows": (call(BF16, 1 << 21, 64), 264, 4, None, 3, 1),
-    "bfloat16, heads": (call(BF16, 1 << 18, 64, centre=False), 528, 2, None, 3, 1),
-    "bfloat16, gated": (call(BF16, 1 << 17, 128, centre=False, gated=True), 528, 2, None, 3, 1),
-    "float32, 4,096": (call(F32, 65536, 4096), 132, 16, 128, 3, 8),
-    "float32, nothing to sum": (call(F32, 65536, 4096, need=(False,) * 3), 65536, 8, None, 0, 8),
-    "float32 sum, input bias": (
-        call(F32, 65536, 2048, F32, F32, need=(True,) * 3, ds=F32), 264, 4, 255, 3, 4,
-    ),
-    "float32, paired": (call(F32, 32768, 8192), 132 * 4, 8, 255, 4, 16),
-    "float32, 20,000": (call(F32, 1500, 20000), 53, 4, None, 1, 8),
-    "float64": (call(F64, 40, 64), 40, 4, None, 0, 8),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", CHOICES)
-def test_the_choices_within_a_path(name):
-    made, *expected, forward_warps = CHOICES[name]
-    found = backward_plan(made, H200)
-    assert [found.programs, found.warps, found.maxnreg, found.ahead] == expected
-    assert forward_plan(made).warps == forward_warps
-
-
 def test_little_shared_memory_keeps_the_next_row_in_registers_and_changes_no_sum():
     for made, *_ in PATHS.values():
         large, small = backward_plan(made, H200), backward_plan(made, 1024)

@@ -16,28 +16,6 @@ DTYPES = [torch.float16, torch.bfloat16]
 CHOSEN = pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
 
 
-@pytest.mark.parametrize(
-    ("sizes", "config"),
-    [  # measured on an H100: M, N, K
-        ((64, 4096, 4096), (64, 64, 128, 4, 6)),
-        ((64, 4096, 4160), (64, 64, 64, 4, 9)),
-        ((512, 1024, 1024), (64, 64, 128, 4, 6)),
-        ((512, 1024, 1088), (64, 64, 64, 4, 9)),
-        ((256, 4096, 1024), (64, 128, 128, 4, 4)),
-        ((128, 8192, 8192), (128, 64, 128, 4, 4)),  # a tile of 64 rows would read B twice
-        ((512, 4096, 1024), (128, 128, 64, 8, 6)),
-        ((16384, 4096, 64), (64, 128, 64, 4, 1)),  # one step: several tiles on each processor
-        ((8192, 8192, 128), (64, 128, 128, 4, 1)),
-        ((1024, 4096, 1024), PERSISTENT),
-        ((1024, 17 * 256, 1024), PERSISTENT),  # four tiles are left, which are cut
-        ((1024, 24 * 256, 1024), (128, 128, 64, 8, 6)),  # three rounds of half a tile take less than two
-        ((8192, 16384, 4096), PERSISTENT),
-    ],
-)
-def test_sizes_choose_the_tile(sizes, config):
-    assert tile(*sizes, 132) == config
-
-
 def test_small_products_have_one_tile_for_each_processor():
     for m in (1, 64, 100, 512, 2048, 8192):
         for n in (8, 256, 1000, 4096, 16384):
