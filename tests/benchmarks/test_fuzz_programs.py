@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import fuzz_programs
 from benchmarks.drafts import Program, drawn, numbers, prepared
-from benchmarks.fuzz_programs import Answer, Verdicts, asked, candidate, snippet, table
+from benchmarks.fuzz_programs import Answer, Verdicts, asked, candidate, snippet
 
 SOFT = "def program(x0):\n    a = torch.softmax(x0, -1)\n    return a * x0"
 HALF = "def program(x0):\n    a = torch.relu(x0)\n    return a * x0 + x0.abs()"
@@ -96,11 +96,3 @@ def test_an_exception_that_is_no_verdict_is_a_crash(monkeypatch: pytest.MonkeyPa
 
 def test_a_snippet_runs_alone() -> None:
     exec(snippet(program(HALF, [0.5, -1.0, 2.0], dtype="float32")), {})
-
-
-def test_the_table_counts_by_dtype() -> None:
-    rows = [{"dtype": "float32", "counts": {"crash": 1}}, {"dtype": "float16", "counts": {"PyTorch passes": 1}}]
-    lines = table(rows).splitlines()
-    assert lines[0] == "| | float32 | float16 | all |"
-    assert "| programs | 1 | 1 | 2 |" in lines
-    assert "| crash | 1 | 0 | 1 |" in lines

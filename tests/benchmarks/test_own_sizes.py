@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.own_sizes import judged, minutes, row_of, summary
+from benchmarks.own_sizes import judged, row_of, summary
 
 PROBLEM = """
 import torch
@@ -45,18 +45,6 @@ def test_what_is_certified_has_a_verdict() -> None:
     assert not judged(_run(("y", "undecided"), ("dx", "ok")))["gradients"]
     assert not judged(_run())["forward"]
     assert not judged(_run(("y", "ok"), gaps=("dx of [4]: one element depends on more numbers",)))["gradients"]
-
-
-def test_a_line_without_a_record_says_why() -> None:
-    line = {"seconds": 2.0, "ended": 9.0, "verdict": "incomplete", "problem": "the judge died: SIGKILL"}
-    assert row_of(line) == {"seconds": 2.0, "ended": 9.0, "forward": False, "gradients": False, "why": line["problem"]}
-    row = row_of({"seconds": 2.0, "ended": 9.0, "record": _run(("y", "ok"), ("dx", "ok"))})
-    assert row["forward"] and row["gradients"] and "why" not in row
-
-
-def test_minutes_are_those_in_which_a_file_was_measured() -> None:
-    lines = [{"seconds": 30.0, "ended": 40.0}, {"seconds": 20.0, "ended": 50.0}, {"seconds": 5.0, "ended": 20.0}]
-    assert minutes([*lines, {"seconds": 20.0, "ended": 1000.0}]) == 1.0  # from 10 to 50, and a second start
 
 
 def test_shares_and_times_have_limits() -> None:

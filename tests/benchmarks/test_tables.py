@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import tables
-from benchmarks.tables import TABLES, Part, Plan, gpus, measure_part, page, record_of, run_parts, targets
+from benchmarks.tables import TABLES, Part, Plan, measure_part, page, record_of, targets
 from verify.backends import Backend
 
 ROOT = Path(__file__).parents[2]
@@ -60,12 +60,6 @@ def test_a_part_has_figures_times_and_finds_with_replays(measured: Path, backend
     assert all(steps[f"bfloat16/hunt {name}"]["replay"].startswith("verify replay") for name in randn["results"])
 
 
-def test_a_step_that_is_kept_is_not_measured_again(measured: Path) -> None:
-    part = Part(plan(measured))
-    before = part.steps["bfloat16/randn"]
-    assert part.step("bfloat16/randn", lambda: pytest.fail("it is measured again")) == before
-
-
 def test_an_error_and_the_end_of_the_time_are_reasons(tmp_path: Path) -> None:
     def fails() -> Any:
         raise RuntimeError("no viable backend\nand more")
@@ -85,30 +79,6 @@ def test_the_page_has_a_row_for_each_result_and_the_worst_input(measured: Path) 
     rows = [line for line in text.splitlines() if line.startswith(("| sdpa_math", "|  | d"))]
     assert len(rows) == 4 and all(row.count("|") == 8 and "→" in row for row in rows)
     assert "**sdpa_math**" in text and f"verify replay {MATH}" in text
-
-
-def test_parts_divide_the_gpus_and_a_record_is_written_before_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
-    assert gpus() == ["4", "7"]
-    seen, written = list[str](), list[float]()
-
-    class Process:
-        returncode = 0
-
-        def __init__(self, command: list[str], env: dict[str, str], **_: Any) -> None:
-            seen.append(env["CUDA_VISIBLE_DEVICES"])
-            self.polls = 0
-
-        def poll(self) -> int | None:
-            self.polls += 1
-            return 0 if self.polls > 2 else None
-
-    monkeypatch.setattr(tables.subprocess, "Popen", Process)
-    monkeypatch.setattr(tables, "WRITTEN", 0.0)
-    run_parts([plan(tmp_path, f"a.py::{n}") for n in range(4)], 2, lambda: written.append(time.time()))
-    assert sorted(seen) == ["4", "4", "7", "7"] and written
 
 
 MEASURED = [name for name in TABLES if (ROOT / f"reports/benchmarks/sm_90/{name}.json.gz").exists()]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -54,23 +53,6 @@ def test_the_commands_of_workflows_exist_with_their_options() -> None:
     ]
     assert set(made) <= {*targets, ".venv/.installed"}
     assert (ROOT / ".ci" / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("system", "taken"),
-    [("3 11 0.5", True), ("3 11 0.95", False), ("3 12 0.5", False), ("", False)],
-    ids=["faster", "as fast", "another version", "makes no environment"],
-)
-def test_the_environment_is_made_by_the_faster_python_of_one_version(tmp_path: Path, system: str, taken: bool) -> None:
-    made = {"own": "3 11 1.0", "system": system}
-    for name, printed in made.items():
-        script = f"echo {printed}" if printed else "exit 1"
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
-    chosen = runpy.run_path(str(ROOT / ".ci" / "fastest.py"))["chosen"]
-    own, other, absent = (str(tmp_path / name) for name in ("own", "system", "absent"))
-    assert (chosen(own, other) == other) is taken
-    assert chosen(own, absent) == own
 
 
 def test_every_action_is_pinned_by_its_commit_with_the_version_beside_it() -> None:

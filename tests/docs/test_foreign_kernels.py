@@ -23,13 +23,6 @@ def test_every_block_has_a_file_name() -> None:
     assert len(PYTHON) == PAGE.count("```python")
 
 
-def test_the_declarations_take_five_lines() -> None:
-    for name, text in PYTHON:
-        if name in ("accuracy.py", "theirs.py"):
-            declared = text[text.index("@verify.kernel") :].splitlines()
-            assert len([line for line in declared if line.strip()]) <= 5
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the page shows the CPU's figures")
 def test_the_page_shows_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "100")

@@ -40,31 +40,3 @@ def test_a_missed_target_has_its_ceiling_and_reason() -> None:
     slow["rows"].pop(promises.rows()[0].key)
     assert f"; 1 of {len(promises.rows())} rows were not measured." in kernel_speed.promised(slow)
     assert "8192x4096x16384" not in kernel_speed.promised(slow)
-
-
-def test_of_another_gpu_the_targets_that_it_alone_misses_are_shown() -> None:
-    here, there = record("gates"), record("gelu") | {"device": "another GPU, torch 2.11"}
-    shown = kernel_speed.elsewhere(there, here).splitlines()
-    assert "targets are met on this GPU. another GPU, torch 2.11, Triton 3.6.0; " in shown[0]
-    assert shown[2] == "| missed on this GPU alone | target | a GPU | another GPU |"
-    assert shown[4] == "| gelu gelu float32 1024x4096 forward | 0.97 | 1.111 of eager | 0.500 of eager |"
-    assert not any("gates" in line or "norms" in line for line in shown)
-    assert kernel_speed.elsewhere(here, here).count("|") == 0
-
-
-def test_tables_show_times_and_figures() -> None:
-    norms = kernel_speed.elementwise("norms", "heads", "fp8")(record("norms")).splitlines()
-    assert norms[2] == (
-        "| rms_norm | float32 | 64 x 4,096 | 80.0 | 200.0 | eager | **0.500** | 200.0 | eager | **0.500** |"
-    )
-    assert norms[2 + 48].startswith("| rms_norm | float32 | 16,384 x 64 | 80.0 | 90.0 | eager | 1.111 |")
-    assert norms[-1] == "Bold: below 0.97."
-    linear = kernel_speed.linear(record()).splitlines()
-    layer = "| gelu_tanh | bfloat16 | 8,192, 4,096, 16,384 | 90.0 | 100.0 | 150.0 | 95.0 "
-    assert linear[2] == layer + "| 1.056 | **0.864** | 90.0 | 95.0 |"
-    host = kernel_speed.host(record("host")).splitlines()
-    assert host[2] == "| gelu | 200.0 | 100.0 | 120.0 | 200.0 | 100.0 | 120.0 | 240.0 | **+100** |"
-    block = kernel_speed.block(record()).splitlines()
-    assert block[2] == "| rms+swiglu 1 x 512 | wall, us | 90 |  | 100 | 120 |"
-    assert "| rms+swiglu | error of out | 1.00e-03 |  |  |  |" in block
-    assert "| `all` | 1234 | 1000 |" in block and "| `plans.py:1 by` | 56 |  |" in block

@@ -103,17 +103,6 @@ def test_what_a_newcomer_reads_first_takes_a_screen_and_a_half(tmp_path: Path) -
     assert dict(zip(parts, tops, strict=True))["What it found"] <= 1.5 * 1080
 
 
-def test_the_text_of_a_picture_tells_another_page() -> None:
-    page = (
-        '<section class="verdict is-wrong"><h1>fail: 1 of 1</h1><p class="setting">12 s</p></section>'
-        '<section class="worst"><h2>The worst</h2>x = -0.75 (0xbf40)</section>'
-    )
-    text = picture.shown_text(page)
-    assert text == "fail: 1 of 1 The worst x = -0.75 (0xbf40)"
-    assert comparable(text) == comparable(picture.shown_text(page.replace("12 s", "13 s")))
-    assert comparable(text) != comparable(picture.shown_text(page.replace("The worst", "The largest error")))
-
-
 def comparable(text: str) -> str:
     """The text of the page; without its figures on a processor whose PyTorch rounds otherwise."""
     return text if COMPARABLE else re.sub(r"\S*\d\S*", "#", text)
@@ -125,11 +114,6 @@ def share_free(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 def shares(cells: tuple[str, ...]) -> list[float]:
     return [float(share) for cell in cells for share in re.findall(r"(\d+\.\d+)%", cell)]
-
-
-def test_the_declaration_takes_five_lines() -> None:
-    lines = [line for line in BLOCKS[0].splitlines() if line.strip() and not line.startswith("#")]
-    assert len(lines) <= 5
 
 
 def test_the_range_of_triton_is_the_one_that_the_interpreter_names() -> None:

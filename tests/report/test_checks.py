@@ -36,7 +36,6 @@ from verify.report import annotations, junit, sarif
 from verify.report.checks import RULES, Check, findings, of_night, of_run, of_verdict
 
 RUNS = {run.__name__: run for run in (sample, plain, rich, passing, incomplete, empty)}
-BY_NAME = pytest.mark.parametrize("run", [make() for make in RUNS.values()], ids=list(RUNS))
 
 
 def gate_verdict() -> Verdict:
