@@ -6,6 +6,7 @@ It has to be chosen before Triton is imported, because Triton decides at import 
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from hypothesis import settings  # noqa: E402
 from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from tests import warm as warm_processes  # noqa: E402
+from tests.golden import RENEW  # noqa: E402
 from verify.plugin import register_profiles  # noqa: E402
 from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
 
@@ -36,8 +38,14 @@ if TYPE_CHECKING:
 _PATH: list[str] = []  # sys.path once all tests are collected
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="write the golden files anew (tests/golden.py)")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Activates the backend. With `-n`, workers run the tests, and the process that starts them needs no torch."""
+    if config.getoption("renew"):
+        os.environ[RENEW] = "1"
     if getattr(config.option, "numprocesses", None):
         return
     import torch

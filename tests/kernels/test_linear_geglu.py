@@ -269,17 +269,3 @@ def test_empty(backend, m, k, d):
     assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]
     if m == 0:
         assert not any(g.any() for g in grads)
-
-
-@pytest.mark.parametrize(
-    ("rows", "approximate", "message"),
-    [
-        (3, "none", "linear_geglu: weight must have an even number of output features, two halves, got 3"),
-        (6, "erf", 'linear_geglu: approximate must be "none" or "tanh", got \'erf\''),
-    ],
-)
-def test_error_messages(backend, rows, approximate, message):
-    x, weight = torch.zeros(2, 4, device=backend.device), torch.zeros(rows, 4, device=backend.device)
-    with pytest.raises(ValueError) as caught:
-        linear_geglu(x, weight, approximate=approximate)
-    assert str(caught.value) == message

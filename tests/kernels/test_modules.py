@@ -99,13 +99,6 @@ def test_gates_take_one_tensor_or_two(backend):
     assert repr(modules.LinearGELU(3, 4, approximate="tanh")).endswith("bias=True, approximate='tanh')")
 
 
-def test_what_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="out_features must be even, it holds both halves; got 5"):
-        modules.LinearGEGLU(3, 5)
-    with pytest.raises(ValueError, match=r"LayerNorm: x's last dimensions must be normalized_shape \(4, 6\)"):
-        modules.LayerNorm((4, 6))(torch.randn(6, 4))
-
-
 @pytest.mark.parametrize("kind", promises.BLOCKS)
 def test_the_decoder_block_is_more_accurate_than_pytorchs(kind):
     names = ["ours", "eager", *(["ours fused"] if kind == "layer+geglu" else [])]

@@ -1,17 +1,14 @@
-"""Each report as a whole, in files. Renew them after a deliberate change, then read the difference:
-
-UPDATE_SNAPSHOTS=1 python -m pytest tests/report/test_golden.py
-"""
+"""Each report as a whole, in files: `pytest --renew` with this path writes them after a deliberate change."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.golden import golden
 from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
 from tests.records.test_history import dated
 from tests.report.sample import incomplete, passing, plain, rich, sample
@@ -89,11 +86,7 @@ REPORTS = reports()
 
 @pytest.mark.parametrize("name", REPORTS)
 def test_a_report_is_its_golden_file(name: str) -> None:
-    text = REPORTS[name]()
-    path = SNAPSHOTS / name
-    if os.environ.get("UPDATE_SNAPSHOTS"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    golden(SNAPSHOTS / name, REPORTS[name]())
 
 
 def test_every_golden_file_has_its_report() -> None:
