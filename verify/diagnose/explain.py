@@ -34,6 +34,7 @@ from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
 from verify.diagnose.roundings import Roundings, roundings
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
+from verify.measure.judge import JudgedBy
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.second import operands_of, program_of, run_of
 from verify.ops.graph.steps import Run
@@ -45,7 +46,7 @@ from verify.truth import formats
 from verify.truth.enclosure import dyadic
 from verify.truth.fast import evaluate
 from verify.truth.formats import Format, power_of_two
-from verify.truth.ulp import bits_of, errors, pattern_at
+from verify.truth.ulp import bits_of, pattern_at
 
 Owner = Literal["kernel", "definition"]
 
@@ -209,10 +210,9 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
     problem = chosen(kernel.op, problem, {result: got})
-    truth = evaluate(kernel.op, problem, {result: fmt})[result].for_result(got)
-    scale = truth.unit(kernel.op.gate_of(result), kernel.noise_floor(case.dtype, result))
-    found = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=scale, policy=kernel.policy)
-    judged = torch.nan_to_num((found.ulp if found.scaled is None else found.scaled).abs(), nan=torch.inf)
+    truth, floor = evaluate(kernel.op, problem, {result: fmt})[result], kernel.noise_floor(case.dtype, result)
+    _, found = JudgedBy(kernel.op, problem, result, truth, fmt, kernel.policy, floor=floor).compared(got)
+    judged = torch.nan_to_num(found.deciding, nan=torch.inf)
     segments, regimes = segments_of(kernel.op, case, problem, result, tuple(got.shape))
     # finite inputs first, because more can be explained there
     if segments is not None and regimes[-1].name == NONFINITE:

@@ -353,12 +353,9 @@ def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> fl
         floor = kernel.noise_floor(dtype, name)
         by = JudgedBy(kernel.op, facts.problem, name, truth, facts.kinds[name], kernel.policy, floor=floor)
         _, found = by.compared(got)
-        size, width = found.ulp.abs(), found.width
-        if found.scaled is not None and found.scaled_width is not None:
-            size, width = found.scaled.abs(), found.scaled_width
-        if not bool(((size + width <= limit) & ~found.nonfinite).all()):
+        if not bool(found.within(limit).all()):
             return None
-        largest = max(largest, float((size + width if by_noise else size).max()))
+        largest = max(largest, float((found.upper if by_noise else found.deciding).max()))
     return largest
 
 

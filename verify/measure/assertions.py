@@ -101,12 +101,9 @@ def assert_ulp(
         index, found = tally.leaders[0].place, outcome.errors
         case = _case(definition, problem, dims, result, index)
         error = value_of(tally.leaders[0].upper)
-        scaled = found.scaled is not None
         origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
         worst = worst_element(definition, problem, actual, outcome.exact[index], origin)
-        size, width = (found.scaled, found.scaled_width) if scaled else (found.ulp, found.width)
-        assert size is not None and width is not None
-        failing = max(1, int((~(size.abs() + width <= limit)).sum()))
+        failing = max(1, int((~(found.upper <= limit)).sum()))
         at = f"[{', '.join(map(str, worst.index))}]"
         off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"
         lines = [

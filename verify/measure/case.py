@@ -389,14 +389,13 @@ class _Judging:
     def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
         """Returns the outcome with counts of the elements that are beyond the limit while PyTorch's are within it."""
         limit, found = self.question.kernel.limit(self.question.case.dtype, name), outcome.errors
-        figure, width = (found.ulp, found.width) if found.scaled is None else (found.scaled, found.scaled_width)
-        assert width is not None
         if not self.each and name not in self.theirs:  # PyTorch's own result, which is judged first
-            self.theirs[name] = (figure.abs() + width <= limit) & ~found.nonfinite
+            self.theirs[name] = found.within(limit)
             return outcome
         if name not in self.theirs:
             return outcome
-        beyond = ~(figure.abs() - width <= limit) | found.nonfinite
+        figure, width = found.figures[-1]
+        beyond = ~(figure - width <= limit) | found.nonfinite
         worse = beyond & self.theirs[name].to(beyond.device) & ~found.undecided
         if not bool(worse.any()):
             return outcome

@@ -170,9 +170,7 @@ def tally(
     parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
     if not found.ulp.numel():
         return parts
-    figures = [(found.ulp.abs(), found.width)]
-    if found.scaled is not None and found.scaled_width is not None:
-        figures.append((found.scaled.abs(), found.scaled_width))
+    figures = found.figures
     bounds = [error + width for error, width in figures]
     asked = [values for (error, _), bound in zip(figures, bounds, strict=True) for values in (error, bound)]
     owner = None if segments is None else _owners(segments, n_segments)
@@ -227,7 +225,7 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
     known only among the judged ones; `upper` covers the others.
     """
     where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
-    figures = [error[where].tolist() for error, _ in metrics(found)]
+    figures = [error[where].tolist() for error, _ in found.figures]
     rows = list(zip(segments[where].tolist(), judged.items(), *figures, strict=True))
     parts = []
     for segment, part in enumerate(tallies):
@@ -243,11 +241,3 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
             )
         parts.append(part)
     return parts
-
-
-def metrics(found: Errors) -> list[tuple[Tensor, Tensor]]:
-    """Returns (error, half width) of every error that has a maximum. The error that decides the verdict comes last."""
-    metrics = [(found.ulp.abs(), found.width)]
-    if found.scaled is not None and found.scaled_width is not None:
-        metrics.append((found.scaled.abs(), found.scaled_width))
-    return metrics

@@ -20,7 +20,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.declare.promises import default_noise
 from verify.errors import KernelError
-from verify.measure.counting import metrics, of_judged, tally, top
+from verify.measure.counting import of_judged, tally, top
 from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Op, Problem
 from verify.truth.exact import Judged, judge_known
@@ -73,11 +73,19 @@ class JudgedBy:
             return (judged.beside_noise if unit.beside else judged.in_noise)(noise, self.floor)
         return judged.ulp if unit is None else judged.scaled(self.truth.scale_exponent(index, self.fmt))
 
-    def compared(self, got: Tensor) -> tuple[Truth, Errors]:
-        """Returns the truth to judge an output tensor by, of several right ones the nearest, and its errors."""
-        near = self.truth.for_result(got)
-        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=self.unit, policy=self.policy)
-        return near, found
+    def compared(self, got: Tensor, places: Tensor | None = None) -> tuple[Truth, Errors]:
+        """Returns the truth to judge an output tensor by, of several right ones the nearest, and its errors.
+
+        With `places`, `got` has only the elements at these flat indices. The unit is that of the first right answer:
+        exact figures of single elements (`error`) have it too.
+        """
+        truth, unit = self.truth, self.unit
+        if places is not None:
+            truth = truth.at(places)
+            if unit is not None:
+                unit = unit.at(places) if isinstance(unit, Yardstick) else unit.reshape(-1)[places]
+        near = truth.for_result(got)
+        return near, errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=unit, policy=self.policy)
 
     def with_noise_again(self, got: Tensor) -> JudgedBy:
         """Returns the same with the noise of elements just beyond the default limit sampled again.
@@ -91,10 +99,8 @@ class JudgedBy:
             return self.with_noise_beside(got)
         if self.op.meaning is None or noise is None:
             return self
-        near, least = self.truth.for_result(got), default_noise(self.fmt.name)
-        found = errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=near.unit("noise", 0.0))
-        assert found.scaled is not None and found.scaled_width is not None
-        size = found.scaled.abs() + found.scaled_width
+        least, found = default_noise(self.fmt.name), replace(self, floor=0.0).compared(got)[1]
+        size = found.upper
         beyond = size > least
         if not bool(beyond.any()) or not float(size.max()) <= _JUST * least:
             return self
@@ -107,8 +113,7 @@ class JudgedBy:
         noise = self.truth.noise
         if self.op.meaning is None or noise is None or self.op.gate_of(self.result) != "plain" or not self.floor > 0:
             return self
-        near = self.truth.for_result(got)
-        plain = errors(got, near.value, self.fmt, low=near.low, bound=near.bound)
+        plain = self.compared(got)[1]
         # not (x <= limit): a NaN is beyond it
         if bool((plain.ulp.abs() + plain.width <= 0.5 + self.floor * default_noise(self.fmt.name)).all()):
             return self
@@ -167,7 +172,7 @@ def judge_by(
         chosen = sorted(set(counter.below(by.seed, f"check/{result}", effort.sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
-    unclear = found.undecided & ~(metrics(found)[-1][1] <= effort.blurred) if effort.blurred else found.undecided
+    unclear = found.undecided & ~(found.figures[-1][1] <= effort.blurred) if effort.blurred else found.undecided
     open_ones = torch.nonzero(unclear).reshape(-1)[: effort.open_limit].tolist()
     found = settled(found, escalate(open_ones, both=False))
     for _ in range(effort.rounds):
@@ -181,7 +186,7 @@ def judge_by(
         if exact[index].routes == 1:
             del exact[index]
     found = settled(found, escalate(sorted(leaders), both=True))
-    lost = torch.isinf(metrics(found)[-1][1])
+    lost = torch.isinf(found.figures[-1][1])
     if truth.unknown is not None:
         lost |= unknown
     found = _left_open(found, lost)
@@ -275,7 +280,7 @@ def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
 def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
     """Returns elements not yet judged exactly whose interval reaches the maximum of their segment."""
     wanted = _worst_indices(found, members, keep)
-    for error, width in metrics(found):
+    for error, width in found.figures:
         for mine in members:
             if not mine.numel():
                 continue
@@ -287,5 +292,5 @@ def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judge
 
 def _worst_indices(found: Errors, members: Sequence[Tensor], keep: int) -> set[int]:
     """Returns the worst elements of each segment by the error that decides the verdict."""
-    ranked, _ = metrics(found)[-1]
+    ranked = found.deciding
     return {index for mine in members for index in mine[top(ranked[mine], keep)].tolist()}

@@ -22,7 +22,7 @@ from verify.ops.op import Regime
 from verify.records.readings import APART
 from verify.records.record import ORDINARY
 from verify.truth.formats import Format, torch_dtype
-from verify.truth.ulp import Yardstick, errors, ulp_exponent
+from verify.truth.ulp import ulp_exponent
 
 SEEN = 4096  # at most this many elements of each case
 EMPTY = ("zeros", "half of them")  # a limit that they keep says nothing
@@ -55,8 +55,7 @@ def trivial_at_ordinary(by: JudgedBy, segments: Tensor | None, parts: Sequence[t
 
 def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
     """Judges trivial answers at some of the ordinary elements (a flat mask) of one case."""
-    truth, fmt = by.truth, by.fmt
-    unit = truth.unit(by.op.gate_of(by.result), by.floor)
+    truth = by.truth
     places = torch.nonzero(ordinary & torch.isfinite(truth.value.reshape(-1))).reshape(-1)
     if not places.numel():
         return {}
@@ -66,11 +65,7 @@ def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
     value = truth.value.reshape(-1)[places]
     found: dict[str, Tally] = {}
     for name, exact in _answers(by, places).items():
-        answer = exact.to(torch_dtype(fmt))
-        near = truth.at(places).for_result(answer)
-        mine = unit.at(places) if isinstance(unit, Yardstick) else None if unit is None else unit.reshape(-1)[places]
-        judged = errors(answer, near.value, fmt, low=near.low, bound=near.bound, scale=mine, policy=by.policy)
-        found[name] = tally(judged)[0]
+        found[name] = tally(by.compared(exact.to(torch_dtype(by.fmt)), places)[1])[0]
     return found if bool((value != 0).any()) else {"zeros": found["zeros"]}
 
 

@@ -99,6 +99,29 @@ class Errors:
     # if there is no noise, hence no unit.
     outward: Tensor | None = None
 
+    @property
+    def figures(self) -> list[tuple[Tensor, Tensor]]:
+        """Returns (magnitude, half width) of every error that has a maximum. The one that decides comes last."""
+        found = [(self.ulp.abs(), self.width)]
+        if self.scaled is not None and self.scaled_width is not None:
+            found.append((self.scaled.abs(), self.scaled_width))
+        return found
+
+    @property
+    def deciding(self) -> Tensor:
+        """Returns the magnitudes of the error that decides the verdict."""
+        return self.figures[-1][0]
+
+    @property
+    def upper(self) -> Tensor:
+        """Returns the largest magnitudes that this error may have."""
+        size, width = self.figures[-1]
+        return size + width
+
+    def within(self, limit: float) -> Tensor:
+        """Returns the mask of the elements that are proven to be within a limit."""
+        return (self.upper <= limit) & ~self.nonfinite
+
 
 def bits_of(tensor: Tensor) -> Tensor:
     """Returns the bit patterns as an int64 tensor: non-negative, but signed for 64-bit formats."""

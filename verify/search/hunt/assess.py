@@ -21,7 +21,7 @@ from verify.measure.tally import Tally
 from verify.ops.op import Problem, chosen
 from verify.search.hunt.space import Candidates, SearchSpace, one_of, size_of
 from verify.truth.fast import evaluate
-from verify.truth.ulp import bits_of, errors
+from verify.truth.ulp import bits_of
 
 
 @dataclass(frozen=True)
@@ -71,22 +71,11 @@ class Assessor:
                 f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
                 f"it returned {tuple(got.shape)}"
             )
-        by = JudgedBy(space.kernel.op, problem, space.result, truth, space.fmt, floor=space.floor)
-        truth = by.with_noise_beside(got).truth
-        truth = truth.for_result(got)
-        judged = errors(
-            got,
-            truth.value,
-            space.fmt,
-            low=truth.low,
-            bound=truth.bound,
-            scale=truth.unit(space.kernel.op.gate_of(space.result), space.floor),
-            policy=space.kernel.policy,
-        )
+        by = JudgedBy(space.kernel.op, problem, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
+        _, judged = by.with_noise_beside(got).compared(got)
         counts = counts_of(judged)
         self._counts = counts if self._counts is None else self._counts.plus(counts)
-        figure = (judged.ulp if judged.scaled is None else judged.scaled).abs()
-        figure = torch.where(torch.isnan(figure), torch.inf, figure)
+        figure = torch.where(torch.isnan(judged.deciding), torch.inf, judged.deciding)
         each = space.per_candidate(figure, candidates)
         worst, element = _first_max(each)
         bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]

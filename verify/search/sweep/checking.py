@@ -34,7 +34,7 @@ from verify.search.sweep.space import CHUNK, Space
 from verify.search.sweep.subject import check_untouched, format_of, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import torch_dtype
-from verify.truth.ulp import Errors, bits_of, errors, ldexp, ulp_exponent
+from verify.truth.ulp import Errors, bits_of, ldexp, ulp_exponent
 
 SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
 OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; further ones count as undecided
@@ -126,13 +126,8 @@ class _Collector:
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
         floor = kernel.noise_floor(self.space.dtype, result)
-        by = JudgedBy(kernel.op, problem, result, truth, self.of_result, floor=floor)
-        truth = by.with_noise_beside(got).truth
-        near = truth.for_result(got)
-        unit = near.unit(kernel.op.gate_of(result), floor)
-        found = errors(
-            got, near.value, self.of_result, low=near.low, bound=near.bound, scale=unit, policy=kernel.policy
-        )
+        by = JudgedBy(kernel.op, problem, result, truth, self.of_result, kernel.policy, floor=floor)
+        _, found = by.with_noise_beside(got).compared(got)
         places = self._places(got, first)
         patterns = bits_of(got.reshape(-1))
         found, escalated = self._settled(found, places, patterns)
