@@ -191,7 +191,7 @@ def test_ties_are_judged_by_the_even_rule() -> None:
     identity = replace(silu, points=points)
     whole = Problem(inputs={"x": wide}, params=silu.resolve({}), results=("y",))
     bound = wide * 2.0**-50
-    truth = Truth(wide, None, bound, wide, "test")
+    truth = Truth(wide, wide, bound=bound)
     even, odd = torch.tensor([0x3F80, 0x3F82]), torch.tensor([0x3F81, 0x3F81])
     for bits, wrong in ((even, 0), (odd, 2)):
         outcome = judge_by(JudgedBy(identity, whole, "y", truth, fmt), from_bits(bits, fmt))
@@ -227,7 +227,7 @@ def test_a_wide_bound_is_paid_with_escalations_not_with_wrong_figures() -> None:
     truth = evaluate(GELU, whole, {"y": fmt})["y"]
     wide = truth.value.abs() * 2.0**-14
     sign = torch.where(torch.arange(count) % 2 == 0, 0.9, -0.9)
-    shifted = Truth(truth.value + sign * wide, None, wide, truth.scale, "test")
+    shifted = Truth(truth.value + sign * wide, truth.scale, bound=wide)
     plain = judge_by(JudgedBy(GELU, whole, "y", truth, fmt), got)
     rough = judge_by(JudgedBy(GELU, whole, "y", shifted, fmt), got)
     assert rough.escalated > plain.escalated

@@ -36,7 +36,7 @@ DRAWN = torch.rand(COUNT, generator=torch.Generator().manual_seed(0)).double()
 
 def truth_of(value: Tensor, noise: float = 1e-9) -> Truth:
     nothing = torch.zeros_like(value)
-    return Truth(value, None, nothing, value.abs(), "by hand", noise=torch.full_like(value, noise))
+    return Truth(value, value.abs(), bound=nothing, noise=torch.full_like(value, noise))
 
 
 def tried(

@@ -246,7 +246,7 @@ def test_where_mpmath_is_too_much_arb_has_to_lie_within_the_interval() -> None:
         raise BeyondEffort("too many numbers")
 
     fmt, one = named("float32"), torch.ones(1, dtype=torch.float64)
-    truth = Truth(one, None, one * 2.0**-40, one, "an interval")
+    truth = Truth(one, one, bound=one * 2.0**-40)
     got = 0x3F800001  # the number after 1
     by_arb = Point(too_much, lambda precision: flint.arb(1) + flint.arb(2) ** -41)
     judged = judge_known(by_arb, lambda: truth.interval(0), fmt, got, both=True, policy=Policy())
@@ -265,5 +265,5 @@ def test_where_mpmath_is_too_much_arb_has_to_lie_within_the_interval() -> None:
 )
 def test_the_interval_of_an_element_without_a_number_or_a_bound(value: float, bound: float, kind: str) -> None:
     values, bounds = torch.tensor([value], dtype=torch.float64), torch.tensor([bound], dtype=torch.float64)
-    found = Truth(values, None, bounds, bounds, "an interval").interval(0)
+    found = Truth(values, bounds, bound=bounds).interval(0)
     assert found.kind == kind and found.low <= found.high

@@ -123,16 +123,14 @@ def test_a_scale_beyond_the_format_is_the_same_unit_for_the_judge_of_single_elem
     got = torch.tensor([-36064.0], dtype=torch.float16)
     truth = Truth(
         torch.tensor([float(value)], dtype=torch.float64),
-        None,
-        torch.zeros(1).double(),
         torch.tensor([2e7]).double(),
-        "test",
+        bound=torch.zeros(1).double(),
     )
     found = errors(got, truth.value, fmt, scale=truth.scale)
     judged = judge(point_at(value), fmt, pattern_at(got, 0))
     assert found.scaled is not None and found.scaled.item() == 18.5 / 32
     assert judged.scaled(truth.scale_exponent(0, fmt)) == 18.5 / 32
-    wide = Truth(truth.value, None, truth.bound, torch.tensor([1e12], dtype=torch.float64), "test")
+    wide = Truth(truth.value, torch.tensor([1e12], dtype=torch.float64), bound=truth.bound)
     infinite = judge(point_at(Fraction(5)), fmt, fmt.inf_bits)
     assert infinite.scaled(wide.scale_exponent(0, fmt)) == (65536 - 5) / 32
 
@@ -145,7 +143,7 @@ def test_the_unit_of_a_scale_is_what_float64_resolves_of_it(name: str, exponent:
     fmt = named(name)
     scale, value = (torch.tensor([each], dtype=torch.float64) for each in (2.0**exponent, 1.0))
     assert unit_of_scale(scale, value, fmt).item() == unit
-    truth = Truth(value, None, torch.zeros(1).double(), scale, "test")
+    truth = Truth(value, scale, bound=torch.zeros(1).double())
     got = torch.tensor([torch.inf], dtype=getattr(torch, name))
     found, judged = errors(got, value, fmt, scale=scale), judge(point_at(Fraction(1)), fmt, fmt.inf_bits)
     assert found.scaled is not None

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
 from verify.ops.domain import Domain
 from verify.ops.geometry import Geometry, Params, Shape
@@ -151,12 +151,17 @@ class Fast:
     other: Tensor | None = None  # a second right value of an element; NaN: only one
     together: float = 1.0  # how strongly the elements move together; see `Noise`
 
-    def cpu(self) -> Fast:
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """Returns the same with every tensor changed."""
+        from torch import Tensor
+
+        held = {each.name: getattr(self, each.name) for each in fields(self)}
+        made: dict[str, Any] = {name: change(value) for name, value in held.items() if isinstance(value, Tensor)}
+        return replace(self, **made)
+
+    def cpu(self) -> Self:
         """Returns a copy in host memory."""
-        names = ("bound", "exact", "root", "unknown", "noise", "other")
-        held = {name: getattr(self, name) for name in names}
-        rest: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
-        return replace(self, value=self.value.cpu(), scale=self.scale.cpu(), **rest)
+        return self.mapped(lambda each: each.cpu())
 
 
 @dataclass(frozen=True)

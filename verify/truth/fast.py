@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -36,25 +36,19 @@ _AT_ONCE = 512  # points created in one batch; more would keep the garbage colle
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign matters, which the reference has
 
 
-_TENSORS = ("value", "low", "bound", "scale", "unknown", "noise", "other")  # tensors of a Truth
-
-
 @dataclass(frozen=True)
-class Truth:
-    """The truth of one result: each real number lies within `bound` of value + low.
+class Truth(Fast):
+    """A reference that results are judged by: each real number lies within `bound` of value + low."""
 
-    `noise`, `other` and `together` have the meaning that they have in `verify.ops.op.Fast`.
-    """
+    bound: Tensor = field(kw_only=True)
+    low: Tensor | None = None  # None: zero
+    certificate: str = ""  # the origin of the bound, in words
 
-    value: Tensor
-    low: Tensor | None  # None: zero
-    bound: Tensor
-    scale: Tensor
-    certificate: str  # the origin of the bound, in words
-    unknown: Tensor | None = None  # mask of the elements that no route can evaluate
-    noise: Tensor | None = None
-    other: Tensor | None = None
-    together: float = 1.0
+    @staticmethod
+    def of(reference: Fast, certificate: str, **changes: Any) -> Truth:
+        """Returns a reference with a bound for every element, and with what exact arithmetic changes in it."""
+        held = {each.name: getattr(reference, each.name) for each in fields(reference)}
+        return Truth(**{**held, "certificate": certificate, **changes})
 
     def unit(self, gate: Gate, floor: float) -> Tensor | Yardstick | None:
         """Returns the unit of errors for a gate: the scale, the noise of at least `floor` ULP, or None for ULP.
@@ -88,11 +82,7 @@ class Truth:
 
     def at(self, places: Tensor) -> Truth:
         """Returns the truth of some elements, given by flat indices."""
-
-        def some(each: Tensor | None) -> Any:
-            return None if each is None else each.reshape(-1)[places]
-
-        return replace(self, **{name: some(getattr(self, name)) for name in _TENSORS})
+        return self.mapped(lambda each: each.reshape(-1)[places])
 
     def scale_exponent(self, index: int, fmt: Format) -> int:
         """Returns the exponent of the unit of one element's scaled error."""
@@ -110,12 +100,6 @@ class Truth:
         low = Fraction(0 if self.low is None else float(self.low.reshape(-1)[index]))
         bound = Fraction(min(float(self.bound.reshape(-1)[index]), largest))
         return Enclosure(Fraction(value) + low - bound, Fraction(value) + low + bound)
-
-    def cpu(self) -> Truth:
-        """Returns a copy in host memory."""
-        held = {name: getattr(self, name) for name in _TENSORS}
-        moved: dict[str, Any] = {name: None if each is None else each.cpu() for name, each in held.items()}
-        return replace(self, **moved)
 
 
 def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
@@ -158,8 +142,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     if fmt.name == "float64" and not known:
         return _evaluate_exactly(op, problem, result, reference)
     if reference.bound is not None:
-        rest = reference.unknown, reference.noise, reference.other, reference.together
-        return Truth(reference.value, None, reference.bound, reference.scale, "an interval for every element", *rest)
+        return Truth.of(reference, "an interval for every element")
     units, sentence = certificate.units_for(op.name, problem.params, result, kind)
     if op.geometry.multiplies:
         # A float64 sum of k products has an error of at most about k units (Higham, section 3.1). The certificate was
@@ -170,7 +153,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     if reference.exact is not None:
         bound = torch.where(reference.exact, 0.0, bound)
     scale = reference.scale if reference.root is None or fmt.bits != 16 else reference.root
-    return Truth(reference.value, None, bound, scale, sentence)
+    return Truth.of(reference, sentence, bound=bound, scale=scale)
 
 
 def _terms(problem: Problem) -> int:
@@ -201,8 +184,7 @@ def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) ->
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
     settled = ~torch.isfinite(value) & (low == 0)
     bound = torch.where(settled, 0.0, bound)
-    rest = reference.unknown, reference.noise, reference.other, reference.together
-    return Truth(value, low, bound, scale, "exact", *rest)
+    return Truth.of(reference, "exact", value=value, low=low, bound=bound)
 
 
 def _pair(point: Point) -> tuple[float, float]:
