@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +18,7 @@ from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import FEWEST, LimitCheck, check_limit
-from verify.measure.tally import Tally
+from verify.measure.tally import FEWEST_TRUTHS, Bias, Tally
 from verify.records.readings import NONFINITE
 from verify.records.record import DEMANDING, EXTREME, ORDINARY, ClassFigures, Result
 from verify.records.recorded import deciding
@@ -103,27 +104,46 @@ def test_few_elements_have_no_root_mean_square_and_no_promise_has_none() -> None
     assert check((ORDINARY, noisy(steady)), (EXTREME, noisy(50 * steady))).status == "ok"
 
 
-def test_a_mean_away_from_zero_is_wrong_where_a_declaration_limits_it() -> None:
-    scattered = torch.randn(400, generator=torch.Generator().manual_seed(0)).double()
-    scattered = (scattered - scattered.mean()) / scattered.std(correction=0)
+def slanted(share: float, count: int = 400) -> Tally:
+    """The tally of right elements with distinct truths, of which a share is rounded wrongly away from zero."""
+    side = round(share * count)
+    return msgspec.structs.replace(noisy([0.5] * count), bias=Bias(count, side, count, abs(side), side, count))
+
+
+def test_a_mean_away_from_zero_is_wrong_beyond_its_limit() -> None:
     for side in (1, -1):
-        biased = noisy(scattered + side * 0.4)
-        assert check((ORDINARY, biased)).status == "ok", "without max_bias it is reported only"
+        biased = slanted(side * 0.4)
+        assert check((ORDINARY, biased)).status == "ok", "float32 has no default"
         found = check((ORDINARY, biased), max_bias=0.1)
-        sign = "+" if side > 0 else "-"
         assert found.status == "wrong"
-        assert found.reason.startswith(f"{sign}0.4 +- 0.05")
-        assert found.reason.endswith(" away from zero on average on ordinary inputs, the limit is 0.1")
-        assert check((ORDINARY, biased), max_bias=0.3).status == "ok", "0.4 is not surely above it"
+        where = "away from zero: +0.4" if side > 0 else "toward zero: -0.4"
+        told = f"400 distinct ordinary inputs are rounded {where} +- 0.02453 ULP on average, the limit is 0.1"
+        assert found.reason == told
+        assert check((ORDINARY, biased), max_bias=0.35).status == "ok", "0.4 is not surely above it"
         assert check((ORDINARY, biased), max_bias={"y": 0.1}).status == "wrong"
         assert check((ORDINARY, biased), max_bias={"dx": 0.1}).status == "ok"
+        for narrow in ("bfloat16", "float16"):
+            assert check((ORDINARY, biased), dtype=narrow, dtypes=[narrow]).status == "wrong"
+            assert check((ORDINARY, biased), dtype=narrow, dtypes=[narrow], max_bias=0.5).status == "ok"
+
+
+def test_a_bias_of_pytorch_excuses_one_as_large() -> None:
+    kernel = declared(dtypes=["bfloat16"])
+    for theirs, status in ((0.0, "wrong"), (-0.4, "ok"), (0.4, "ok")):
+        parts = {name: {("all", ORDINARY): slanted(share)} for name, share in (("own", -0.4), ("theirs", theirs))}
+        assert check_limit(kernel, "bfloat16", "y", parts["own"], None, parts["theirs"]).status == status
+
+
+def test_results_that_are_rounded_at_random_have_no_default_limit_of_their_bias() -> None:
+    kernel = declared(dtypes=["bfloat16"])
+    parts = {("all", ORDINARY): slanted(-0.4)}
+    assert check_limit(kernel, "bfloat16", "y", parts).status == "wrong"
+    assert check_limit(replace(kernel, stochastic={"y": "seed"}), "bfloat16", "y", parts).status == "ok"
 
 
 def test_a_mean_of_few_elements_is_not_sure() -> None:
-    """Of 16 elements the standard error of the same mean is 0.25."""
-    few = torch.tensor([1.0, -1.0]).double().repeat(8)
-    assert check((ORDINARY, noisy(few + 0.4)), max_bias=0.1).status == "ok"
-    assert check((ORDINARY, noisy(few + 1.0)), max_bias=0.1).status == "wrong"
+    assert check((ORDINARY, slanted(1.0, FEWEST_TRUTHS - 1)), max_bias=0.1).status == "ok"
+    assert check((ORDINARY, slanted(1.0, FEWEST_TRUTHS)), max_bias=0.1).status == "wrong"
 
 
 def test_what_the_reference_leaves_open_is_undecided_and_no_pass() -> None:

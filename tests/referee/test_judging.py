@@ -374,6 +374,18 @@ def test_an_error_of_pytorch_excuses_those_near_it_and_an_infinite_one_nothing(
     assert judging._Found(recorded(found), [], None).verdict[0] == verdict
 
 
+@pytest.mark.parametrize(("theirs", "verdict"), [(0.0, "wrong"), (-0.5, "accepted")])
+def test_rounding_to_one_side_is_excused_if_pytorch_does_it_as_much(theirs: float, verdict: str) -> None:
+    """Every element is within the limit, and the root mean square is twice PyTorch's."""
+    own, beside = (
+        msgspec.structs.replace(figures(0.9), rms=rms, bias=bias, bias_error=0.01)
+        for rms, bias in ((0.6, -0.5), (0.3, theirs))
+    )
+    classes = [ClassFigures("ordinary", own, 1.0, beside, reason="900 distinct inputs are rounded toward zero")]
+    found = msgspec.structs.replace(result(0.9, basis=Basis("observed", 1000, 0)), classes=classes, status="wrong")
+    assert judging._Found(recorded(found), [], None).verdict[0] == verdict
+
+
 def recorded(*results: Result, **fields: str) -> Run:
     """Returns the record of a solution."""
     made = msgspec.structs.replace(kernel(*results), **fields)

@@ -104,7 +104,7 @@ def test_the_figures_of_a_result_stand_in_its_details() -> None:
     of_noise = {"gate": "noise", "limit": 8.0, "ulp_limit": 4.0}
     inside = [replace(part, figures=replace(own, scaled_max=14.0, scaled_upper=14.0), baseline=theirs, reason="rms")]
     result = replace(kernel.results[0], classes=inside, **of_noise)
-    told = "rms 2.6, bias +0.5 +- 0.01; misrounded 20.0%, PyTorch 10.0%; worse than PyTorch 14 times"
+    told = "rms 2.6; bias +0.5 +- 0.01 ULP; misrounded 20.0%, PyTorch 10.0%; worse than PyTorch 14 times"
     assert (limit_of(result), on_average(result)) == ("8× noise or 4 ULP", told)
     run = replace(run, kernels=[replace(kernel, results=[result])])
     page = record_html.render(run)

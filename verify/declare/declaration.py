@@ -301,8 +301,8 @@ def kernel(
         128" the same for 128 products at a time, whose sums are added in float32.
     intermediate: with like=, the format between operators: "eager", the dtype of the case, or "float32", as in a fused
         kernel. Default "eager", and "float32" if max_ulp= promises a number of ULP.
-    max_bias: the mean error away from zero beyond which a result is wrong, in ULP (of a program: in units of the bias
-        that its noise explains). One number, or one per result. Without it the bias is only reported.
+    max_bias: the mean error away from zero beyond which a result is wrong, in ULP: an element that is rounded wrongly
+        counts one. One number, or one per result; default 0.25 up to 16 bits, none beyond.
     vacuous: results whose limit trivial answers would keep, and the reason to accept that, {"dx": "saturated"}.
     backends: where it can run, such as "cuda"; default everywhere. Elsewhere it is skipped, with the reason.
     peer: measured and shown for comparison, never judged (PyTorch's own kernel, a competitor).

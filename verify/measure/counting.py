@@ -33,7 +33,7 @@ class Counts:
     capped: Tensor  # the fixed-point sum of the mean
     bins: Tensor  # counts of plain errors, as in `Tally.counts`
     scaled_bins: Tensor | None
-    sums: Tensor  # three fixed-point sums a row: errors away from zero, their squares, and the number of elements
+    sums: Tensor  # two sums a row: the squares of errors, fixed-point, and the number of elements
 
     def plus(self, other: Counts) -> Counts:
         """Returns the counts of both sets of elements together."""
@@ -53,9 +53,8 @@ class Counts:
                 capped_sum=capped[segment],
                 counts=in_use(bins[segment]),
                 scaled_counts=[] if scaled is None else in_use(scaled[segment]),
-                outward=sums[segment][0],
-                squares=sums[segment][1],
-                weighed=sums[segment][2],
+                squares=sums[segment][0],
+                weighed=sums[segment][1],
                 **{
                     name: sum(row[at] for at in range(_COMBINATIONS) if at >> bit & 1)
                     for bit, name in enumerate(_FLAGS)
@@ -136,13 +135,13 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
     # An infinite error counts as the largest. An element has no error here if it is undecided or if its value is not
     # rounded.
-    outward = found.ulp if found.outward is None else found.outward
-    weighed = ~torch.isnan(outward) & ~(found.undecided & (found.ulp == 0))
-    outward = torch.where(weighed, outward.clamp(-_FAR, _FAR), 0.0)
+    size = found.ulp if found.in_rms is None else found.in_rms
+    weighed = ~torch.isnan(size) & ~(found.undecided & (found.ulp == 0))
+    size = torch.where(weighed, size.clamp(-_FAR, _FAR), 0.0)
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
         capped=added(magnitude),
-        sums=torch.stack([added(outward), added(outward * outward), added(weighed.double()) // int(UNIT)], 1),
+        sums=torch.stack([added(size * size), added(weighed.double()) // int(UNIT)], 1),
         bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
         scaled_bins=None if found.scaled is None else per_segment(bin_of(found.scaled.abs()), BINS),
     )

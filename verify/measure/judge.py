@@ -20,6 +20,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.declare.promises import default_noise
 from verify.errors import KernelError
+from verify.measure.bias import bias_of
 from verify.measure.counting import of_judged, tally, top
 from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Op, Problem
@@ -191,6 +192,11 @@ def judge_by(
         lost |= unknown
     found = _left_open(found, lost)
     tallies = tally(found, segments=segments, n_segments=n_segments)
+    # without a step that several elements share, each of them is an observation of its own
+    whole = {value.numel() for value in problem.inputs.values() if value is not None} == {size}
+    apart = whole and op.gate_of(result) == "plain"
+    biases = bias_of(found, near.value, fmt, tuple(got.shape), apart=apart, segments=segments, n_segments=n_segments)
+    tallies = [msgspec.structs.replace(part, bias=each) for part, each in zip(tallies, biases, strict=True)]
     if bool(lost.any()):
         left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
         tallies = [msgspec.structs.replace(part, open=count) for part, count in zip(tallies, left, strict=True)]

@@ -468,8 +468,10 @@ class Judging:
 
     def _proven_wrong(self, dtype: str, judging: _GroupJudging) -> str:
         """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
+        beside = judging.found[BASELINE]
         for name, each in judging.found[KERNEL].items():
-            found = check_limit(self.kernel, dtype, name, each.findings.parts).classes.get(ORDINARY)
+            theirs = beside[name].findings.parts if name in beside else None
+            found = check_limit(self.kernel, dtype, name, each.findings.parts, None, theirs).classes.get(ORDINARY)
             if found is not None and found.reason:
                 return f"{name} {dtype}: {found.reason}"
         return ""
@@ -516,7 +518,7 @@ class Judging:
         if found.operand:
             of_operand, theirs = formats.named(found.operand), None if beside is None else beside.curve
             curve = recorded(deciding_operand(kernel.op), of_operand, found.edges, found.curve, theirs)
-        judged = check_limit(kernel, dtype, name, found.parts, found.trivial)
+        judged = check_limit(kernel, dtype, name, found.parts, found.trivial, None if beside is None else beside.parts)
         lists = [found.worst, found.special]
         if judged.only_special:  # the reason names special inputs, so these come first
             lists.reverse()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.findings import Findings, PartName
-from verify.measure.tally import Tally
+from verify.measure.tally import BIAS_LIMIT, Bias, Tally
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
@@ -33,7 +33,6 @@ KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and
 # limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
 RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
 RANDOMLY = 1.5  # times these limits for results that are rounded at random
-SURE = 3.0  # a mean must exceed its limit by this many standard errors
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
 
@@ -78,15 +77,16 @@ def check_limit(
     result: str,
     parts: Mapping[PartName, Tally],
     trivial: Mapping[str, Tally] | None = None,
+    theirs: Mapping[PartName, Tally] | None = None,
 ) -> LimitCheck:
     """Returns the verdict on the tallies of one result by the kernel's limits. Ordinary inputs come first.
 
-    `trivial` has the tallies of trivial answers on ordinary inputs, by name.
+    `trivial` has the tallies of trivial answers on ordinary inputs, by name; `theirs` those of PyTorch's result, whose
+    bias excuses one as large.
     """
     classes: dict[str, ClassCheck] = {}
     found: list[tuple[ResultStatus, str, bool]] = []
     gate = kernel.op.gate_of(result)
-    bias = kernel.max_bias.get(result, kernel.max_bias.get("", math.inf))
     rms = _rms_limit_of(kernel, dtype, result)
     for name in CLASSES:
         counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result)
@@ -95,7 +95,9 @@ def check_limit(
             continue
         status, reason = _judged(figures, gate, limit, name)
         if not reason and limit is not None:
-            status, reason = _on_average(figures, gate, name, bias, rms)
+            status, reason = _on_average(figures, gate, name, rms)
+        if not reason and limit is not None:
+            status, reason = _biased(counted.bias, _bias_limit(kernel, dtype, result, finite(theirs or {}, name)), name)
         if limit is None and counted.worse:  # a fact for the report: no promise gives no verdict
             reason = _worse(counted.worse, figures.n, name)
         if reason and status == "wrong" and result in kernel.op.integers:
@@ -147,16 +149,33 @@ def _rms_limit_of(kernel: Kernel, dtype: str, result: str) -> float:
     return rms_limit(kernel.result_dtype(dtype, result) or dtype) * (RANDOMLY if result in kernel.stochastic else 1.0)
 
 
-def _on_average(figures: Figures, gate: str, of_class: str, max_bias: float, rms: float) -> tuple[ResultStatus, str]:
-    """Returns the verdict on the root mean square and on the mean of one class, and the reason."""
+def _on_average(figures: Figures, gate: str, of_class: str, rms: float) -> tuple[ResultStatus, str]:
+    """Returns the verdict on the root mean square of one class, and the reason."""
     if gate == "noise" and figures.weighed >= FEWEST and figures.rms is not None and not figures.rms <= rms:
         told = f"{shown(figures.rms)} times what noise and rounding explain, root mean square on {of_class} inputs"
         return "wrong", f"{told}, the limit is {rms:g}"
-    bias, error = figures.bias or 0.0, figures.bias_error or 0.0
-    if not abs(bias) - SURE * error <= max_bias:
-        told = f"{signed(bias)} +- {shown(error)} away from zero on average on {of_class} inputs"
-        return "wrong", f"{told}, the limit is {max_bias:g}"
     return "ok", ""
+
+
+def _bias_limit(kernel: Kernel, dtype: str, result: str, theirs: Tally) -> float:
+    """Returns the limit of a result's bias: as declared, else the default or PyTorch's own bias."""
+    if (declared := kernel.max_bias.get(result, kernel.max_bias.get(""))) is not None:
+        return declared
+    wide = named(kernel.result_dtype(dtype, result) or dtype).bits > 16
+    return (
+        math.inf
+        if wide or result in (*kernel.stochastic, *kernel.op.integers)
+        else max(BIAS_LIMIT, theirs.bias.at_most)
+    )
+
+
+def _biased(bias: Bias, limit: float, of_class: str) -> tuple[ResultStatus, str]:
+    """Returns the verdict on the bias of one class, and the reason."""
+    if bias.sure <= limit:
+        return "ok", ""
+    side = "away from" if bias.mean > 0 else "toward"
+    told = f"{bias.count:,} distinct {of_class} inputs are rounded {side} zero: {signed(bias.mean)} +- "
+    return "wrong", f"{told}{shown(bias.error)} ULP on average, the limit is {limit:.3g}"
 
 
 def _worse(count: int, of: int, inputs: str) -> str:
@@ -195,7 +214,7 @@ def _keeps_limit(kernel: Kernel, dtype: str, result: str, answer: Tally) -> bool
     figures, gate = answer.figures(), kernel.op.gate_of(result)
     if _judged(figures, gate, kernel.limit(dtype, result), ORDINARY)[0] == "wrong":
         return False
-    return _on_average(figures, gate, ORDINARY, math.inf, _rms_limit_of(kernel, dtype, result))[0] == "ok"
+    return _on_average(figures, gate, ORDINARY, _rms_limit_of(kernel, dtype, result))[0] == "ok"
 
 
 def _is_right(answer: Tally) -> bool:

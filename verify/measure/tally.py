@@ -23,6 +23,10 @@ BINS = (HIGHEST - LOWEST) * (1 << SUB_BITS) + 2
 CAP = 65_536.0  # errors are capped here for the mean, so that one infinity does not dominate it
 UNIT = 65_536.0  # fixed-point scale of the sums: 2^-16 ULP
 KEEP = 10  # leaders of a tally
+# A bias is sure beyond this many standard errors, of at least so many elements with distinct truths in so many blocks.
+SURE, FEWEST_TRUTHS, FEWEST_BLOCKS = 3.0, 64, 8
+# The bias, in ULP, that a result of up to 16 bits may surely have. Rounding to nearest has 0, cutting off digits -0.5.
+BIAS_LIMIT = 0.25
 
 BinCounts = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
 
@@ -51,14 +55,58 @@ class Maximum(msgspec.Struct, frozen=True, array_like=True):
         return Maximum(_larger(self.seen, other.seen), _larger(self.upper, other.upper))
 
 
+class Bias(msgspec.Struct, frozen=True, array_like=True):
+    """Counts elements with distinct truths between two numbers of the format, and which way they are rounded wrongly.
+
+    outward: number of elements that are rounded wrongly away from zero, less those toward zero.
+    blocks: number of groups of elements that may share roundings, such as rows.
+    squares, cross, sizes: sums over the blocks, of outward^2, of outward times count, and of count^2.
+    """
+
+    count: int = 0
+    outward: int = 0
+    blocks: int = 0
+    squares: int = 0
+    cross: int = 0
+    sizes: int = 0
+
+    def merge(self, other: Bias) -> Bias:
+        """Returns the bias of both sets together. Blocks of different cases share nothing."""
+        return Bias(*(getattr(self, name) + getattr(other, name) for name in Bias.__struct_fields__))
+
+    @property
+    def mean(self) -> float:
+        """The mean error away from zero, where an element that is rounded wrongly counts one ULP."""
+        return self.outward / self.count if self.count else 0.0
+
+    @property
+    def error(self) -> float:
+        """The standard error of the mean, by the scatter of the blocks; infinite for a single block."""
+        if self.blocks < 2:
+            return math.inf
+        spread = self.squares - 2 * self.mean * self.cross + self.mean**2 * self.sizes
+        return math.sqrt(max(spread, 0.0) * self.blocks / (self.blocks - 1)) / self.count
+
+    @property
+    def sure(self) -> float:
+        """The magnitude that the mean surely has; 0 for few elements or blocks."""
+        if self.count < FEWEST_TRUTHS or self.blocks < FEWEST_BLOCKS:
+            return 0.0
+        return max(0.0, abs(self.mean) - SURE * self.error)
+
+    @property
+    def at_most(self) -> float:
+        """The magnitude that the mean surely does not exceed."""
+        return abs(self.mean) + SURE * self.error if self.blocks > 1 else 0.0
+
+
 class Tally(msgspec.Struct, frozen=True):
     """Holds the statistics of one set of elements.
 
     Plain errors and errors relative to the scale are counted separately.
 
     worse: number of elements beyond the limit where PyTorch's result is within it.
-    outward, squares: sums of the errors away from zero of the `weighed` elements, in units of 1 / `UNIT`, and of their
-        squares.
+    squares: sum of the squares of the errors of the `weighed` elements, in units of 1 / `UNIT`.
     leaders: the worst elements by the error that decides the verdict.
     rest: an upper bound on that error of every other element; -1 if there is no other, or none with an error.
     """
@@ -76,10 +124,10 @@ class Tally(msgspec.Struct, frozen=True):
     scaled: Maximum | None = None
     leaders: list[Leader] = []
     rest: Number = -1.0
-    outward: int = 0
     squares: int = 0
     weighed: int = 0
     worse: int = 0
+    bias: Bias = Bias()
 
     def merge(self, other: Tally) -> Tally:
         """Returns the tally of both sets together. Places of leaders must come from one numbering."""
@@ -104,10 +152,10 @@ class Tally(msgspec.Struct, frozen=True):
             scaled=scaled,
             leaders=leaders[:KEEP],
             rest=rest,
-            outward=self.outward + other.outward,
             squares=self.squares + other.squares,
             weighed=self.weighed + other.weighed,
             worse=self.worse + other.worse,
+            bias=self.bias.merge(other.bias),
         )
 
     def without_places(self) -> Tally:
@@ -130,9 +178,8 @@ class Tally(msgspec.Struct, frozen=True):
         """
         scaled = self.scaled
 
-        weighed = UNIT * self.weighed
-        mean, square = (each / weighed if weighed else 0.0 for each in (self.outward, self.squares))
-        error = math.sqrt(max(square - mean * mean, 0.0) / self.weighed) if weighed else 0.0
+        square = self.squares / (UNIT * self.weighed) if self.weighed else 0.0
+        bias, known = self.bias, self.bias.blocks > 1
 
         def p999(counts: BinCounts, upper: Number) -> Number:
             """Returns the error that 99.9% of the elements do not exceed; NaN if more elements are NaN."""
@@ -152,8 +199,8 @@ class Tally(msgspec.Struct, frozen=True):
             scaled_max=None if scaled is None else "nan" if self.nan else scaled.seen,
             scaled_upper=None if scaled is None else "nan" if self.nan else scaled.upper,
             scaled_p999=None if scaled is None else p999(self.scaled_counts, scaled.upper),
-            bias=float(f"{mean:.4g}"),
-            bias_error=float(f"{error:.4g}"),
+            bias=float(f"{bias.mean:.4g}") if known else None,
+            bias_error=float(f"{bias.error:.4g}") if known else None,
             rms=float(f"{math.sqrt(square):.4g}"),
             weighed=self.weighed,
         )

@@ -139,9 +139,9 @@ class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     The two are equal unless elements remain undecided. The `scaled_*` figures are in the unit of the gate "scaled" (ULP
     of the scale) or "noise" (the program's own noise, beyond half a ULP). With the gate "plain" they are ULP less
     noise, which the verdict is about, or None if no noise was needed. An undecided element is `open` if exact
-    arithmetic has no figure for it. Maximum, quantile and mean omit open elements. `bias` is the mean error away from
-    zero, +- `bias_error`, in ULP. For the gate "noise" its unit is the rms
-    that noise and rounding explain. `rms` is the root mean square in these units. Both are about `weighed` elements.
+    arithmetic has no figure for it. Maximum, quantile and mean omit open elements. `rms` is the root mean square in
+    ULP, for the gate "noise" in units of what noise and rounding explain, of `weighed` elements. `bias` is the mean
+    error away from zero, +- `bias_error`, over elements with distinct truths: one that is rounded wrongly counts 1 ULP.
     """
 
     n: int

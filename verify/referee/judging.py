@@ -21,6 +21,7 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
+from verify.measure.tally import BIAS_LIMIT, SURE
 from verify.records import record
 from verify.records.record import Run
 from verify.records.recorded import judged
@@ -398,8 +399,11 @@ def excused(result: record.Result) -> bool:
     """
 
     def as_pytorch(each: record.ClassFigures) -> bool:
-        if largest(each.figures, result.gate) <= result.limit and each.baseline is not None:  # it is the average
-            return (each.figures.rms or math.inf) <= AS_PYTORCH * (each.baseline.rms or 0.0)
+        if largest(each.figures, result.gate) <= result.limit and each.baseline is not None:  # it is an average
+            own, theirs = each.figures, each.baseline
+            slant = abs(own.bias or 0.0) - SURE * (own.bias_error or 0.0)
+            most = max(BIAS_LIMIT, abs(theirs.bias or 0.0) + SURE * (theirs.bias_error or 0.0))
+            return slant <= most and (own.rms or math.inf) <= AS_PYTORCH * (theirs.rms or 0.0)
         return result.excess is not None and 0 < record.value_of(result.excess) <= AS_PYTORCH
 
     wrong = [each for each in result.classes if each.reason]

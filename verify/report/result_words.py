@@ -65,15 +65,24 @@ def limit_of(result: Result) -> str:
 
 
 def on_average(result: Result) -> str:
-    """Returns `rms 1.3, bias +0.02 +- 0.01; misrounded 12%, PyTorch 10%; as PyTorch` of ordinary inputs, or of all."""
+    """Returns `rms 1.3; bias +0.02 +- 0.01 ULP; misrounded 12%, PyTorch 10%; as PyTorch`.
+
+    The bias is that of each class. All else is of ordinary inputs, or of all.
+    """
     part = next((each for each in result.classes if each.name == ORDINARY), result)
     own, theirs, parts = part.figures, part.baseline, []
     if result.counts:
         beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
         return f"wrong {share(own.misrounded, own.n)}{beside}"
     if own.weighed and own.rms is not None:
-        of = {"noise": ""}.get(result.gate, " ULP")
-        parts.append(f"rms {shown(own.rms)}{of}, bias {signed(own.bias or 0.0)} +- {shown(own.bias_error or 0.0)}{of}")
+        parts.append(f"rms {shown(own.rms)}{'' if result.gate == 'noise' else ' ULP'}")
+    classes = [(f" ({each.name})", each.figures) for each in result.classes] or [("", own)]
+    known = [each for each in classes if each[1].bias_error is not None]
+    said = [
+        f"{signed(of.bias or 0.0)} +- {shown(of.bias_error or 0.0)}{'' if len(known) == 1 else name}"
+        for name, of in known
+    ]
+    parts += [f"bias {', '.join(said)} ULP"] if said else []
     beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
     parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
     return "; ".join(filter(None, [*parts, beside_pytorch(result)]))

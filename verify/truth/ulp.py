@@ -95,9 +95,9 @@ class Errors:
     scaled_width: Tensor | None
     scale_exponent: Tensor | None  # exponent of the scale's unit
     yardstick: Yardstick | None = None
-    # Error away from zero, in ULP. With a yardstick: in units of the rms that noise and the final rounding explain; NaN
-    # if there is no noise, hence no unit.
-    outward: Tensor | None = None
+    # Error in ULP. With a yardstick: in units of the rms that noise and the final rounding explain; NaN if there is no
+    # noise, hence no unit.
+    in_rms: Tensor | None = None
 
     @property
     def figures(self) -> list[tuple[Tensor, Tensor]]:
@@ -390,7 +390,7 @@ def errors(
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
     yardstick: Yardstick | None = None
-    outward = signed * torch.sign(value)
+    in_rms = signed
     if isinstance(scale, Yardstick):
         yardstick = scale.flat()
         noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
@@ -407,7 +407,7 @@ def errors(
         relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
         expected = (noise * noise + 1 / 12).sqrt() * yardstick.together
         if not yardstick.beside:
-            outward = torch.where(in_units(yardstick.noise) > _NONE, outward / expected, math.nan)
+            in_rms = torch.where(in_units(yardstick.noise) > _NONE, signed / expected, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
@@ -430,7 +430,7 @@ def errors(
         scaled_width=relative_width,
         scale_exponent=scale_exponent,
         yardstick=yardstick,
-        outward=outward,
+        in_rms=in_rms,
     )
 
 
