@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-MODULES = ("unseen_attention", "unseen_triton", "unseen_torch")
+MODULES = ("unseen_attention", "unseen_triton", "unseen_torch", "unseen_more")
 DEFINED = re.compile(r'^@pair\(\s*"(.*?)".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 
 
