@@ -176,12 +176,12 @@ def group_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    mask = torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=q.dtype)
+    mask = torch.tensor([[0.0, -math.inf], [0.0, 0.0]], dtype=q.dtype, device=q.device)
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
 
 def window_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    apart = torch.arange(q.shape[-2])[:, None] - torch.arange(k.shape[-2])
+    apart = torch.arange(q.shape[-2], device=q.device)[:, None] - torch.arange(k.shape[-2], device=q.device)
     scores = (q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])).masked_fill((apart < 0) | (apart > 2), -math.inf)
     return scores.softmax(-1) @ v
 
@@ -193,7 +193,7 @@ def mixture(x: Tensor, gate: Tensor, w: Tensor) -> Tensor:
 
 def contrastive(a: Tensor, b: Tensor) -> Tensor:
     scores = F.normalize(a, dim=-1) @ F.normalize(b, dim=-1).T / 0.07
-    return F.cross_entropy(scores, torch.arange(a.shape[0]))
+    return F.cross_entropy(scores, torch.arange(a.shape[0], device=a.device))
 
 
 def focal(x: Tensor, label: Tensor) -> Tensor:
@@ -227,7 +227,7 @@ LABELS = _integers(5, 4)
 
 
 def _definite(x: Tensor) -> Tensor:
-    return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype)
+    return x @ x.mT + torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
 
 
 def cases() -> dict[str, dict[str, Case]]:
@@ -344,7 +344,7 @@ def cases() -> dict[str, dict[str, Case]]:
             "argsort": (lambda x: x.argsort(-1), [S]),
             "topk, with places": (lambda x: x.topk(2), [S]),
             "x > y": (torch.gt, [S, S]),
-            "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0])), [S]),
+            "bucketize": (lambda x: torch.bucketize(x, torch.tensor([-1.0, 0.0, 1.0], device=x.device)), [S]),
             "searchsorted": (lambda x, v: torch.searchsorted(x.cumsum(-1), v), [_positive(3, 4), (3, 2)]),
             "logsumexp": (lambda x: torch.logsumexp(x, -1), [S]),
             "norm": (lambda x: x.norm(dim=-1), [S]),
@@ -375,7 +375,9 @@ def cases() -> dict[str, dict[str, Case]]:
             "softmin": (lambda x: F.softmin(x, -1), [S]),
             "with temperature": (lambda x, t: F.softmax(x / t, -1), [S, _positive(3, 1)]),
             "masked softmax": (
-                lambda x: x.masked_fill(torch.ones(5, 5, dtype=torch.bool).triu(1), -math.inf).softmax(-1),
+                lambda x: x.masked_fill(torch.ones(5, 5, dtype=torch.bool, device=x.device).triu(1), -math.inf).softmax(
+                    -1
+                ),
                 [(5, 5)],
             ),
         },

@@ -6,14 +6,16 @@ import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from torch import Tensor
 
 from verify import ops
+from verify.backends import Backend
 from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
-from verify.errors import LONGEST, KernelError
+from verify.errors import LONGEST, KernelError, Refused
 from verify.measure import call as measure
 from verify.measure.call import INFERENCE, Unchanged, copies, describe, inferred, run_baseline, run_kernel, run_tensors
 from verify.truth import ulp
@@ -454,3 +456,31 @@ def test_copies_are_the_same_values_in_other_memory() -> None:
     assert list(found) == list(tensors)
     for name, tensor in tensors.items():
         assert torch.equal(found[name], tensor) and found[name].data_ptr() != tensor.data_ptr()
+
+
+def entropy(x: Tensor, t: Tensor) -> Tensor:
+    return torch.nn.functional.binary_cross_entropy(x.sigmoid(), t.sigmoid())
+
+
+def distance(x: Tensor, t: Tensor) -> Tensor:
+    return torch.nn.functional.mse_loss(x.sigmoid(), t.sigmoid())
+
+
+def special(loss: Callable[..., Tensor]) -> tuple[Kernel, Case]:
+    declared = kernel(like=loss, shapes={"x": "n", "t": "n"}, dtypes=["float32"])(loss)
+    return declared, Case(dtype="float32", dims=(64,), fill="special", regime="special")
+
+
+def test_numbers_that_pytorch_refuses_are_refused_before_a_gpu_asserts() -> None:
+    measure.demand_numbers(*special(distance))
+    declared, case = special(entropy)
+    measure.demand_numbers(declared, msgspec.structs.replace(case, fill="randn"))
+    with pytest.raises(Refused, match="should be between 0 and 1"):
+        measure.demand_numbers(declared, case)
+
+
+@pytest.mark.gpu
+def test_the_entropy_of_nan_leaves_the_process_alive(backend: Backend) -> None:
+    with pytest.raises(Refused):
+        run_kernel(*special(entropy), backend.device)
+    assert float(torch.ones(2, device=backend.device).sum()) == 2

@@ -7,6 +7,7 @@ does not decide what is numerically right.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,12 +16,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.values import SMALL
+from verify.cases.values import SMALL, SPECIAL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
@@ -31,6 +33,7 @@ from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
 from verify.truth.ulp import fetched, same_bits
 
 device_of_module: AbstractContextManager[Any] = nullcontext()  # set as the default device while a kernel is called
+_LARGE = 1 << 20  # elements of operands beyond which PyTorch is not asked about them on a CPU first
 _AGAIN = 1 << 24  # elements of results from which inputs that another kernel was given are not made again
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -179,6 +182,8 @@ def run_kernel(
     """
     if kernel.encoding is not None:
         return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
+    if case.fill == SPECIAL and device != "cpu":
+        demand_numbers(kernel, case)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
     large = made is not None and sum(value.numel() for value in made.results.values()) > _AGAIN
     originals = made.inputs if large and made else inputs_of(op, case, device, shared=True)
@@ -204,6 +209,22 @@ def run_kernel(
     small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
     on_host = Measured(originals, arriving, found, missing) if small else None
     return Measured(given, upstream, results, missing, on_host=on_host)
+
+
+def demand_numbers(kernel: Kernel, case: Case) -> None:
+    """Raises Refused if PyTorch refuses a small case on a CPU for its numbers, such as the entropy of NaN.
+
+    A GPU only finds out in the middle of a kernel: it asserts, and the process can compute nothing any more.
+    """
+    shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params))
+    if sum(map(math.prod, shapes.values())) > _LARGE:
+        return
+    theirs = baseline_of(kernel)
+    try:
+        run_kernel(theirs, msgspec.structs.replace(case, fill="randn"), "cpu")
+    except KernelError:  # whatever the numbers: a CPU may lack the operator in this dtype
+        return
+    run_kernel(theirs, case, "cpu")
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
