@@ -206,6 +206,41 @@ def test_relu_has_the_slopes_of_its_two_sides(slope_at_0: float, right: bool) ->
     assert not passes(functional.relu, x, functional.relu(x), T([slope_at_0, 1.0, 1.0]), torch.ones(3))
 
 
+@pytest.mark.parametrize(("slope_at_0", "right"), [(1.0, True), (2.0, True), (0.0, False), (4.0, False)])
+def test_what_every_kernel_computes_exactly_decides_as_the_operands_do(slope_at_0: float, right: bool) -> None:
+    """Where 2 relu(x) is positive its slope is 2. That it has the slope 0 and is greater than 0 is no choice."""
+
+    def gated(x: Tensor) -> Tensor:
+        y = torch.relu(x) * 2
+        return torch.where(y > 0.0, y, x)
+
+    x = T([0.0, -1.0, 2.0])
+    assert passes(gated, x, gated(x), T([slope_at_0, 1.0, 2.0]), torch.ones(3)) is right
+
+
+@pytest.mark.parametrize("way", [1, -1])
+def test_equal_operands_and_the_copies_of_each_come_in_any_order(way: int) -> None:
+    """A sum over all places shows no single one, so the search must know these directions."""
+    x, w = T([[1.0, 2.0, 1.0, 2.0, 1.0, 1.0, 2.0, 2.0]]).expand(4, 8), draw(4, 16)
+    first = -way * 1e-6 * torch.arange(8.0).double()
+    order = ((x.double() + first).repeat_interleave(2, -1) + way * 1e-9 * torch.arange(16.0).double()).argsort(-1)
+
+    def places(x: Tensor) -> Tensor:
+        return (w * (x.repeat_interleave(2, -1) ** 3).argsort(-1)).sum()
+
+    assert passes(places, x.contiguous(), (w * order).sum())
+
+
+@pytest.mark.parametrize("y", [6.0, 5.0])
+def test_a_product_of_small_integers_is_exact(y: float) -> None:
+    assert passes(lambda x: x.prod(-1).floor(), T([2.0, 3.0, 1.0]), T(y)) is (y == 6.0)
+
+
+@pytest.mark.parametrize("y", [1.0, 0.0])
+def test_the_complement_of_the_error_function_is_exact_at_0(y: float) -> None:
+    assert passes(lambda x: torch.erfc(x).floor(), T([0.0]), T([y])) is (y == 1.0)
+
+
 def test_no_choice_makes_a_gradient_nan_where_pytorchs_is_a_number() -> None:
     """The length of a row of zeros: its gradient is 0 in PyTorch, and no direction of x + tiny p has 0 / 0."""
 

@@ -369,16 +369,18 @@ class Choices:
         return [step for step in self.deciding if isinstance(step, Order) and not step.stable]
 
     def size(self, step: Step) -> Tensor:
-        """Returns how far the numbers of a source are moved: as far as a kernel's may be, at least to break ties.
+        """Returns how far the numbers of a source are moved: as far as a kernel's may be, operands to break ties.
 
-        For an order, these are scores of its numbers.
+        Numbers that every kernel computes exactly move with the operands alone. For an order, these are scores of its
+        numbers.
         """
         if isinstance(step, Order):
             return torch.ones_like(self.numbers[id(step.inputs[0])])
         x = self.numbers[id(step)]
+        if not isinstance(step, Leaf):
+            return torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device).expand(x.shape)
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
-        least = _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
-        return torch.maximum(least, torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device))
+        return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
 
     def directions(self, got: Mapping[str, Tensor]) -> Iterator[Proposal]:
         """Yields the proposals, the likeliest first."""
@@ -390,6 +392,10 @@ class Choices:
                 yield from self._read_off(name, value, sizes)
         for sign in (1.0, -1.0):
             yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()})
+        given = {id(step) for step in self.sources if isinstance(step, Leaf)}
+        for sign, copies in product((1.0, -1.0), repeat=2):  # x + tiny p, and no rounding
+            only = {key: ramps[key] * copies for key in map(id, self.orders)}
+            yield self.proposed(only | {key: sizes[key] * ramps[key] * sign for key in given})
         for sign in (1.0, -1.0):
             yield self.proposed({key: size * sign for key, size in sizes.items()})
         for key, sign in product(list(sizes)[:_ALONE] if len(self.sources) > 1 else (), (1.0, -1.0)):

@@ -19,7 +19,7 @@ from torch import Tensor
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, ramp
 from verify.ops.graph.parts import Parts
 from verify.ops.graph.selecting import Order
-from verify.ops.graph.steps import moved_from
+from verify.ops.graph.steps import Leaf, moved_from
 
 _AWAY = 2.0**-30  # a relative change by less is none
 _PLACES = 64  # most numbers of a part that are exchanged, where they tie in one of the first
@@ -102,8 +102,8 @@ class _Search:
         at least one of them into its place. It is tried in all parts at once. `sign` tells which equal number wins at
         first: with 0 PyTorch's, with 1 the first.
         """
-        choices, sources = self.choices, set(map(id, self.choices.sources))
-        copies = [step for step in choices.orders if id(moved_from(step.inputs[0])[-1]) not in sources]
+        choices = self.choices
+        copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
         every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
         sizes = {key: size for key, size in every.items() if size.numel() and parts.holds(key)}

@@ -252,7 +252,10 @@ def deviation_of(
     if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
         return terms_of(step, given, format).deviation(value, format)
     if isinstance(step, Reduce) and step.function == "product":
-        return format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
+        part = format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
+        quantum = Chain.of(given[0]).quantum.prod(step.dims[0], step.keep)  # of a factor 0: infinity, or NaN
+        exact = (value.abs() * format.unit <= quantum) | (value == 0)  # then so is every product of some factors
+        return (value.abs() * part).nan_to_num(0.0, 0.0, 0.0).masked_fill(exact, 0.0) if bool(exact.any()) else part
     return None
 
 
