@@ -231,6 +231,25 @@ def test_equal_operands_and_the_copies_of_each_come_in_any_order(way: int) -> No
     assert passes(places, x.contiguous(), (w * order).sum())
 
 
+@pytest.mark.parametrize(("slope_at_0", "right"), [(3.0, True), (-3.0, True), (0.0, True), (1.5, False)])
+def test_a_gradient_may_take_a_side_where_an_output_has_one_answer(slope_at_0: float, right: bool) -> None:
+    def counted(x: Tensor) -> Tensor:
+        return x.abs() * 3 + (x == 0.0) * 1.0
+
+    x = T([0.0, 2.0, -1.0])
+    assert passes(counted, x, counted(x), T([slope_at_0, 3.0, -3.0]), torch.ones(3)) is right
+    assert not passes(counted, x, x.abs() * 3, T([slope_at_0, 3.0, -3.0]), torch.ones(3))
+
+
+@pytest.mark.parametrize(("share", "right"), [(1.0, True), (0.0, False)])
+def test_a_running_sum_of_exponentials_decides_far_below_the_largest_number(share: float, right: bool) -> None:
+    def limited(x: Tensor) -> Tensor:
+        return x.logcumsumexp(-1).clamp(min=0.5)
+
+    x, dy = T([[10.0, 1000.0, 5000.0]]).double(), T([[1.0, 2.0, 3.0]]).double()
+    assert passes(limited, x, x, dy * T([[share, 1.0, 1.0]]), dy) is right
+
+
 @pytest.mark.parametrize("y", [6.0, 5.0])
 def test_a_product_of_small_integers_is_exact(y: float) -> None:
     assert passes(lambda x: x.prod(-1).floor(), T([2.0, 3.0, 1.0]), T(y)) is (y == 6.0)

@@ -54,6 +54,7 @@ class Taken(Proposal):
 
     values: dict[str, Tensor]
     plain: Decisions  # the same, with PyTorch's own decisions on exactly equal numbers that no kernel rounds
+    settled: Decisions  # the same as `plain` where outputs depend on a decision, as proposed where gradients do alone
     real: dict[int, Tensor]  # id(source) -> its numbers under these decisions, which nothing moves
     changed: Decisions  # id(step) -> mask of the decisions that were proposed and are not free
 
@@ -118,6 +119,11 @@ class Choices:
             return name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves
 
         return [name for name in self.wanted if not is_gradient(name)]
+
+    @cached_property
+    def _in_outputs(self) -> set[int]:
+        """The ids of the steps that outputs depend on."""
+        return set(map(id, self.program.needed_for(self.outputs)))
 
     def _deciding(self, decisions: Decisions) -> Run:
         """Returns a run that has taken these decisions, and none that follows from them."""
@@ -218,16 +224,22 @@ class Choices:
         return step.evaluated([x])
 
     def taken(self, proposal: Proposal, parts: Parts) -> Iterator[Taken]:
-        """Yields the decisions of a proposal, then those nearer to the real numbers if not all of those are free."""
+        """Yields the decisions of a proposal, then others if not all of those are right.
+
+        A kernel decides on equal numbers as the definition does, and its gradient may yet take either side of |x| at 0.
+        Other numbers move nearer to the real ones.
+        """
         found = self._taken(proposal)
         yield found
+        if any(not torch.equal(found.decisions[key], settled) for key, settled in found.settled.items()):
+            yield self._taken(Proposal(found.settled, proposal.numbers))
         if any(bool(mask.any()) for mask in found.changed.values()):
             yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
     def _taken(self, proposal: Proposal) -> Taken:
         """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
         run, reverted, real = replace(self.run, decisions={}, maps={}), dict[int, Tensor](), dict[int, Tensor]()
-        deciding, changed = set(map(id, self.deciding)), dict[int, Tensor]()
+        deciding, changed, settled = set(map(id, self.deciding)), dict[int, Tensor](), dict[int, Tensor]()
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
@@ -235,6 +247,7 @@ class Choices:
                 own, other = run.decisions[id(step)], proposal.decisions[id(step)]
                 found = run.decisions[id(step)] = self._admitted(step, given, own, other)
                 reverted[id(step)] = torch.where(self._is_tie(step, given), own, found)
+                settled[id(step)] = reverted[id(step)] if id(step) in self._in_outputs else found
                 changed[id(step)] = (
                     (found != other) & ((found == found) | (other == other)) & ~self._follows(step, given)
                 )
@@ -245,7 +258,7 @@ class Choices:
 
         values = self.program.values(run, self.wanted, make)
         decisions = {key: run.decisions[key] for key in deciding}
-        return Taken(decisions, proposal.numbers, values, reverted, real, changed)
+        return Taken(decisions, proposal.numbers, values, reverted, settled, real, changed)
 
     def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions that no direction changes.

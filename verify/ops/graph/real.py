@@ -19,6 +19,8 @@ from verify.errors import UsageError
 from verify.ops.graph.matrices import MATRICES
 from verify.ops.graph.recorder import Recorder, Traced, at_line
 
+_AGAIN = 1 << 16  # most elements that rows take which are summed anew at each place
+
 
 class Real(TorchFunctionMode):
     """While entered, replaces some functions by formulas, and keeps all digits of the constants that a function makes.
@@ -110,6 +112,11 @@ def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
+    """Sums each row anew if few: what lies far below the largest number of all still decides in float64."""
+    if x.ndim and x.numel() * x.shape[dim] <= _AGAIN:
+        later = torch.ones(x.shape[dim], x.shape[dim], dtype=torch.bool, device=x.device).triu(1)
+        every = x.movedim(dim, -1).unsqueeze(-2).masked_fill(later, -math.inf)
+        return torch.logsumexp(every, -1).movedim(-1, dim)
     largest = x.detach().amax(dim, True)
     largest = torch.where(torch.isinf(largest), 0.0, largest)
     return (x - largest).exp().cumsum(dim).log() + largest
