@@ -290,3 +290,12 @@ def test_a_result_without_a_sum_has_its_limit_in_ulp_also_beside_a_sum(steps: in
     assert list(limits.values()) == [10, 4, 4, 1, 1, 1]
     strict = verify.kernel(like=both, shapes={"x": "n"}, dtypes=["float32"], max_ulp=2, name="strict")(both)
     assert strict.ulp_limit("float32", "y1") == 2
+
+
+@pytest.mark.parametrize("count", [13, 15, 30])
+def test_equal_results_that_are_all_rounded_alike_are_right(count: int) -> None:
+    """1 / 30 is half a spacing off in bfloat16. In a softmax of equal logits, all elements are off by that."""
+    x = torch.zeros(64, count, dtype=torch.bfloat16)
+    right = torch.full((64, count), 1 / count).bfloat16()
+    assert accepts(right, lambda x: functional.softmax(x, -1), x)
+    assert not accepts(right * 1.02, lambda x: functional.softmax(x, -1), x)

@@ -405,9 +405,10 @@ def errors(
             relative_width = torch.where(known, 0.0, reach / noise)
         relative = torch.where(torch.isnan(relative), 0.0, relative)  # no error, and no noise
         relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
-        expected = (noise * noise + 1 / 12).sqrt() * yardstick.together
         if not yardstick.beside:
-            in_rms = torch.where(in_units(yardstick.noise) > _NONE, signed / expected, math.nan)
+            noisy = in_units(yardstick.noise) > _NONE
+            expected = ((noise * yardstick.together).square() + _of_rounding(reference[noisy])).sqrt()
+            in_rms = torch.where(noisy, signed / expected, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
@@ -432,6 +433,15 @@ def errors(
         yardstick=yardstick,
         in_rms=in_rms,
     )
+
+
+def _of_rounding(truth: Tensor) -> Tensor:
+    """Returns the mean square of the final rounding of numbers in ULP: at least 1/12, that of random numbers.
+
+    Equal numbers are all rounded alike, by up to half a ULP.
+    """
+    rest = (truth - truth.round()).nan_to_num(0.0)  # NaN where the truth is infinite
+    return rest.square().sum().div(max(rest.numel(), 1)).clamp(min=1 / 12)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:
