@@ -104,6 +104,21 @@ def test_products_that_are_rounded_before_they_are_subtracted_are_no_error() -> 
     assert measured.status == "ok" and measured.results[0].gate == "noise"
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_mean_in_the_dtype_of_its_operand_is_an_error(dtype: torch.dtype) -> None:
+    """PyTorch stores it for the backward pass in that dtype, but computes y with the mean in float32."""
+    x = (torch.randn(8, 64, generator=torch.Generator().manual_seed(0)) + 100.0).to(dtype)
+
+    def normalised(mean: Tensor) -> Tensor:
+        around = x.float() - mean.float()
+        return (around * torch.rsqrt((around * around).mean(-1, keepdim=True) + 1e-5)).to(dtype)
+
+    mean = x.float().mean(-1, keepdim=True)
+    verify.assert_close(normalised(mean), like=_norm, inputs=(x,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(normalised(mean.to(dtype)), like=_norm, inputs=(x,))
+
+
 def _rightly(like: Callable[..., Any], names: tuple[str, ...]) -> Callable[..., Any]:
     """The function itself in float64."""
 

@@ -119,7 +119,8 @@ def _norm(k: Knobs, x: Tensor) -> Tensor:
     """A row of 4: the two divisions by 4 are exact."""
     apart = k.rounded(x - (k.added(x) / 4)[..., None])
     variance = k.added(k.rounded(apart * apart)) / 4
-    return k.rounded(apart * k.rounded(torch.rsqrt(k.rounded(variance + 1e-5)))[..., None])
+    rate = k.rounded(torch.rsqrt(k.rounded(variance + 1e-5)))[..., None]
+    return k.added(torch.stack([x * rate, (apart - x) * rate], -1), products=True)  # a kernel may multiply first
 
 
 def _product(k: Knobs, x: Tensor, w: Tensor) -> Tensor:

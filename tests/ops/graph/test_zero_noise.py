@@ -47,6 +47,34 @@ def test_a_number_minus_its_mean_may_be_multiplied_first() -> None:
     assert bool((units(contracted, found) < 8).all())
 
 
+@pytest.mark.parametrize("mean", [0.0, 1.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_norm_may_multiply_its_mean_first(dtype: torch.dtype, mean: float) -> None:
+    """x rstd - mean rstd, as PyTorch has it on a CPU, rounds at the size of the mean: also where x - mean is exact."""
+
+    def norm(x: Tensor) -> Tensor:
+        return functional.layer_norm(x.cummax(0).values, (2,))  # not of an operand: of computed numbers
+
+    x = ((drawn(64, 2) * 16).round() / 16 + mean).to(dtype)  # the mean is exact, so its rounding hides nothing
+    found = at_hand(norm, {"x": x})
+    wide = x.cummax(0).values.float()
+    center = wide.mean(-1, keepdim=True)
+    rate = ((wide - center).double().square().mean(-1, keepdim=True) + 1e-5).rsqrt().float()
+    apart = (wide * rate - center * rate).to(dtype)
+    room = found.value.abs() * torch.finfo(dtype).eps / 2
+    assert bool((((apart.double() - found.value).abs() - room).clamp(min=0) <= 5 * found.noise).all())
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_no_kernel_multiplies_out_a_square(count: int) -> None:
+    """Where a mean of 1000 is exact, a variance in one pass has no digits left. No right kernel computes it so."""
+    x = (1000 + (drawn(8, count) * 64).round() / 64).contiguous()
+    x[1::2] += torch.pi  # in some rows, the mean is not exact
+    for rows in (x, x[::2]):
+        found = at_hand(lambda x: x.var(-1), {"x": rows})
+        assert bool((found.noise <= 1e-4 * found.value).all())
+
+
 @pytest.mark.parametrize("scale", [2.0, 3.0])
 def test_an_interpolation_may_add_rows_or_columns_first(scale: float) -> None:
     """Some sums fit float32 in one of the two orders. Kernels round the positions of the weights too."""

@@ -12,7 +12,7 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Rounding, of_sum
-from verify.ops.graph.steps import Step, moved_from
+from verify.ops.graph.steps import Leaf, Step, moved_from
 
 
 def weighted_sums(steps: Sequence[Step]) -> set[int]:
@@ -74,12 +74,15 @@ def averaged_dims(program: Program, result: str) -> list[int]:
     if not result.startswith("d") or "grad " + result in program.leaves:
         return []
     shape = program.results[result].shape
-    steps = [step for step in program.needed_for([result]) if isinstance(step, Map) and step.centred]
+    steps = [step for step in program.needed_for([result]) if isinstance(step, Map)]
     return sorted({dim for step in steps if step.shape == shape for dim in averaged(step)})
 
 
 def averaged(step: Map) -> list[int]:
-    """Returns the dimensions whose mean a step subtracts."""
+    """Returns the dimensions whose mean a step subtracts from an operand; [] if it subtracts none from one."""
+    source = moved_from(step.inputs[0])[-1] if step.centred else None
+    if not isinstance(source, Leaf) or not source.operand:
+        return []
     mean = step.inputs[1].shape
     shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
     return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]

@@ -404,10 +404,8 @@ class _Samples:
         if bool(nothing.any()):
             found = torch.where(nothing, (found * found).mean().sqrt(), found)
         for step in self.steps:
-            if isinstance(step, Map) and step.centred and step.shape == found.shape:
-                dims = averaged(step)
-                if dims:
-                    found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
+            if isinstance(step, Map) and step.shape == found.shape and (dims := averaged(step)):
+                found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
         return found
 
     def _outputs(self) -> list[str]:

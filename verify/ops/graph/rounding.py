@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -133,10 +133,26 @@ class Chain:
         quantum = (self.quantum * other.quantum).masked_fill(count == 0, math.inf)
         return Chain(quantum, self.squares * other.squares, count)
 
-    def only(self, exact: Tensor) -> Chain | None:
-        """Returns the chain of the numbers that are exact; None if it says no more than the numbers themselves."""
-        kept = exact & (self.count > 1)
-        return replace(self, quantum=self.quantum.masked_fill(~exact, 0.0)) if bool(kept.any()) else None
+    def only(self, exact: Tensor, value: Tensor, centred: bool) -> Chain | None:
+        """Returns the chain of the numbers that are exact, the others as one term each.
+
+        None if it says no more than the numbers themselves. Numbers less their mean keep their terms: a kernel may
+        compute x rstd - mean rstd.
+        """
+        if not centred and not bool((exact & (self.count > 1)).any()):
+            return None
+        quantum, kept = self.quantum.masked_fill(~exact, 0.0), exact | centred
+        squares, one = torch.where(kept, self.squares, value * value), (value != 0).double()
+        return Chain(quantum, squares, torch.where(kept, self.count, one))
+
+    def as_factor(self, other: Chain, value: Tensor) -> Chain:
+        """Returns this chain of a factor, as one term where the other factor has several.
+
+        Kernels compute (a + b) c as a c + b c. No kernel multiplies out two sums, as in a variance in one pass.
+        """
+        both = (self.count > 1) & (other.count > 1)
+        one = (value != 0).double()
+        return Chain(self.quantum, torch.where(both, value * value, self.squares), torch.where(both, one, self.count))
 
 
 def is_held(value: Tensor) -> Tensor:
@@ -285,8 +301,10 @@ def _of_map(
     less = step.function == "exact" and getattr(step.inputs[1], "function", "") == "subtract"
     size = (1 - value).abs() if less else value.abs()  # a kernel may compute b of 1 - b again
     held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
-    if joins and (bool(held.any()) or any(id(each) in chains for each in step.inputs)):
+    if joins and (step.centred or bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
+        if step.function == "multiply":
+            terms = [terms[n].as_factor(terms[1 - n], given[n]) for n in (0, 1)]
         size, held, made = _of_joined(step, value, terms, format)
         if made is not None:
             chains[id(step)] = made
@@ -344,9 +362,10 @@ def _of_joined(
     lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
     size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
     if bool(several.any()):
-        summed = of_sum(value, made.squares, made.count, format) * (_ROOT3 / format.unit)
+        apart = product and any(isinstance(each, Map) and each.centred for each in step.inputs)
+        summed = of_sum(value, made.squares, made.count, format, products=apart) * (_ROOT3 / format.unit)
         size = torch.where(several, torch.maximum(size, summed), size)
-    return size, exact, made.only(exact)
+    return size, exact, made.only(exact, value, step.centred)
 
 
 def _is_power(chain: Chain) -> Tensor:

@@ -23,7 +23,7 @@ from verify.ops.graph.rewrite import (
 )
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.special import FUNCTIONS, polygamma
-from verify.ops.graph.steps import Leaf, Plain, Step
+from verify.ops.graph.steps import Plain, Step
 
 _NAMES = [name for name in (*FUNCTIONS, *STEPPED) if " " not in name]
 _SAME_NAME = {
@@ -212,11 +212,10 @@ def _sigmoid_slope(r: Rewriter, u: Step) -> Step:
 
 
 def _is_mean_of(mean: Any, values: Any) -> bool:
-    """True if `mean` is a mean of `values` and `values` is an operand: their difference centres a row."""
-    source = through_moves(values) if isinstance(values, Step) else None
-    if not isinstance(source, Leaf) or not source.operand or not isinstance(mean, Step):
+    """True if `mean` is a mean of `values`: their difference centres a row."""
+    if not isinstance(values, Step) or not isinstance(mean, Step):
         return False
-    step, summed = mean, False
+    source, step, summed = through_moves(values), mean, False
     while True:
         step = through_moves(step)
         if isinstance(step, Reduce) and step.function == "sum":
