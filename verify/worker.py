@@ -18,7 +18,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -37,6 +36,7 @@ from verify.referee.requests import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
 from verify.workers import process_tree
+from verify.workers.channel import Channel
 from verify.workers.fork_server import forked
 from verify.workers.machine import usable_cores
 from verify.workers.phases import phase
@@ -54,30 +54,30 @@ _COLLECT_AFTER = 20_000  # new objects
 
 def main(arguments: list[str]) -> int:
     """Serves requests until the other side closes the connection. Each target has a process of its own."""
-    connection, requested = Connection(int(arguments[0])), next(iter(arguments[1:]), "") or None
+    channel, requested = Channel(int(arguments[0])), next(iter(arguments[1:]), "") or None
     if arguments[2:]:
         with suppress(Exception):  # each worker tries again and reports the error
             load(requested)
-        connection = forked(connection)
-    answerer = Answerer(requested, connection)
+        channel = forked(channel)
+    answerer = Answerer(requested, channel)
     parent = os.getppid()
     try:
         with suppress(Exception):  # the first request tries again and gets the error
             answerer.get_ready()  # before the first request
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
-        serve(connection, answerer.respond, answerer.usable)
+        serve(channel, answerer.respond, answerer.usable)
     finally:  # processes that outlived this one would hold the connection open, and the other side would wait
         answerer.end()
     return 0
 
 
 class Answerer:
-    """Answers requests. With a `connection`, each target has a process of its own; these forks must not use it."""
+    """Answers requests. With a `channel`, each target has a process of its own; these forks must not use it."""
 
-    def __init__(self, requested: str | None, connection: Connection | None = None) -> None:
+    def __init__(self, requested: str | None, channel: Channel | None = None) -> None:
         # torch.compile would start a process for every core in each worker
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-        self._requested, self._connection = requested, connection
+        self._requested, self._channel = requested, channel
         self._backend: Backend | None = None
         self._kernels: KernelProcesses | None = None
 
@@ -88,11 +88,11 @@ class Answerer:
 
     def begin(self) -> Backend:
         """Starts what answers requests, at the first call."""
-        if self._backend is None and self._connection is not None:
+        if self._backend is None and self._channel is not None:
             from verify.measure.apart import KernelProcesses, RequestHandler
 
             handler = RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
-            self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._connection)
+            self._kernels = KernelProcesses(self._requested, lambda: _ready(self._requested), handler, self._channel)
             self._backend = self._kernels.backend
             # judging makes many small objects: the collector then skips what was imported, and runs less often
             gc.freeze()

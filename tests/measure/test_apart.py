@@ -522,7 +522,7 @@ def test_a_call_that_was_begun_is_the_next_one_or_is_waited_for() -> None:
         def end() -> Outcome:
             log.append(f"end {case.seed}")
             made = bits_of_results(run_judged(kernel, case, "cpu"))
-            return Reply(msgspec.Raw(msgspec.json.encode(made.reply)), [bytes(part) for part in made.parts])
+            return Reply(msgspec.Raw(msgspec.json.encode(made.reply)), [bytearray(part) for part in made.parts])
 
         return end
 

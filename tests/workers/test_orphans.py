@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -132,8 +133,7 @@ def test_a_worker_that_fails_ends_its_processes(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(worker, "Answerer", Answers)
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    ours, theirs = os.pipe()
-    with pytest.raises(RuntimeError, match="can't start new thread"):
-        worker.main([str(ours)])
+    ours, theirs = socket.socketpair()
+    with theirs, pytest.raises(RuntimeError, match="can't start new thread"):
+        worker.main([str(ours.detach())])
     assert ended == ["end"]
-    os.close(theirs)

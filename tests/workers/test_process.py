@@ -6,7 +6,6 @@ import importlib.util
 import sys
 import threading
 import time
-from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +20,7 @@ from verify.measure import session
 from verify.measure.requests import Measure
 from verify.workers import process, process_tree, serving
 from verify.workers.calls import receive
+from verify.workers.channel import Channel
 from verify.workers.fork_map import ran_out
 from verify.workers.process import Worker, ask_about
 from verify.workers.requests import (
@@ -40,12 +40,12 @@ pytestmark = pytest.mark.usefixtures("warm")
 
 TALKS = """
 import os, sys, time
-from multiprocessing.connection import Connection
-connection = Connection(int(sys.argv[1]))
+from verify.workers.channel import Channel
+channel = Channel(int(sys.argv[1]))
 def say(text):
-    connection.send_bytes(text.encode())
+    channel.send(text.encode())
 while True:
-    line = connection.recv_bytes()
+    line = channel.receive()
     {body}
 """
 
@@ -74,7 +74,9 @@ def talking(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Any:
         """say('{"event":"x"}')""",
         """say("what a kernel printed")""",
         """say('{"event":"reply","reply":1,"parts":1000000}')""",
-        """os.write(connection.fileno(), b"\x7f noise")""",  # the length of two GB
+        """say('{"event":"reply","reply":1,"parts":[5]}'); os.write(channel.fileno(), b"bytes")""",  # not asked for
+        """say('{"event":"reply","reply":1,"parts":[-5]}')""",
+        """os.write(channel.fileno(), b"\x7f noise")""",  # the length of two GB
     ],
 )
 def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
@@ -84,7 +86,7 @@ def test_what_is_no_event_ends_the_process(talking: Any, message: str) -> None:
         assert raised.value.who == "judge" and not worker.alive
 
 
-@pytest.mark.parametrize("half", ["", """os.write(connection.fileno(), b"\\0\\0\\1\\0 half a message"); """])
+@pytest.mark.parametrize("half", ["", """os.write(channel.fileno(), b"\\0\\0\\1\\0 half a message"); """])
 def test_a_process_that_does_not_answer_in_time_is_killed(talking: Any, half: str) -> None:
     with talking(half + "time.sleep(1000)") as worker:
         began = time.monotonic()
@@ -192,12 +194,12 @@ def test_how_far_a_request_is_comes_before_its_reply(monkeypatch: pytest.MonkeyP
 
 
 def test_requests_are_answered_until_the_other_side_closes() -> None:
-    ours, theirs = Pipe()
+    ours, theirs = Channel.pair()
     replies = iter([serving.WithBytes(1, [memoryview(b"bits"), memoryview(b"")]), 2])
     serves = threading.Thread(target=serving.serve, args=(theirs, lambda *_: next(replies), lambda: True))
     serves.start()
     for wanted, parts in ((b"1", [b"bits", b""]), (b"2", [])):
-        ours.send_bytes(b"{}")
+        ours.send(b"{}")
         event, beside = receive(ours, most=4)
         assert isinstance(event, Replied) and bytes(event.reply) == wanted and beside == parts
     ours.close()

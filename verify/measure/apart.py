@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
@@ -45,6 +44,7 @@ from verify.ops.graph import decompositions
 from verify.ops.op import Problem
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import BeginKernel, receive, send
+from verify.workers.channel import Channel
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
 from verify.workers.requests import (
@@ -94,8 +94,8 @@ class ForkSetup(msgspec.Struct):
 class KernelProcesses:
     """Holds a fork for the current target of a worker.
 
-    A request about another target ends that fork and starts a new one. Forks close their copy of `connection`, the
-    worker's own connection.
+    A request about another target ends that fork and starts a new one. Forks close their copy of `channel`, the
+    worker's own.
     """
 
     def __init__(
@@ -103,12 +103,12 @@ class KernelProcesses:
         requested: str | None,
         ready: Callable[[], Backend],
         handler: RequestHandler,
-        connection: Connection | None = None,
+        channel: Channel | None = None,
     ) -> None:
-        self._handler, self._ready, self._worker = handler, ready, connection
+        self._handler, self._ready = handler, ready
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
-        self._server = ForkServer(self._serve, _share, connection)
+        self._server = ForkServer(self._serve, _share, channel)
         # Forks for the next target. The first one creates its GPU context while this process creates its own.
         self._ahead: dict[Who, Fork] = {}
         if compiles:
@@ -120,7 +120,7 @@ class KernelProcesses:
             raise
         if self.backend.forks:  # forks must inherit the interpreter's changes; CUDA is not initialised here
             self._end_server()
-            self._server = ForkServer(self._serve, _share, connection)
+            self._server = ForkServer(self._serve, _share, channel)
         self._targets: list[str] = []
         self._kernel: Fork | None = None
         self._judge: Fork | None = None  # begins on the GPU while the targets are listed
@@ -332,7 +332,7 @@ class KernelProcesses:
             gap = Gap("judge failed", f"{done.name}: the laws have no verdict: {error}", request.target)
             return msgspec.structs.replace(done, gaps=[*done.gaps, gap])
 
-    def _serve(self, connection: Connection, given: bytes) -> None:
+    def _serve(self, channel: Channel, given: bytes) -> None:
         """Runs a fork. It calls the kernels of one target, or judges their results."""
         faulthandler.enable(all_threads=False)
         # torch replaces its pool of threads after a fork, and aborts if two threads of gradients do so at a time
@@ -352,19 +352,19 @@ class KernelProcesses:
                 _rehearse(backend, judges=setup.judges)
         elif setup.judges and not backend.forks:  # the first request repeats the answers, and reports an error
             _begin_beside(lambda: demand_known_answers(backend.device))
-        subject = _Subject(self._handler, backend, call_over(connection) if setup.judges else None)
-        serve(connection, subject.answer, backend.usable, flush)
+        subject = _Subject(self._handler, backend, call_over(channel) if setup.judges else None)
+        serve(channel, subject.answer, backend.usable, flush)
 
 
-def call_over(connection: Connection) -> BeginKernel:
+def call_over(channel: Channel) -> BeginKernel:
     """Returns a function that asks the process at the other end to call the kernel."""
 
     def begin(request: bytes | msgspec.Raw, most: int) -> Callable[[], Outcome]:
         def end() -> Outcome:
-            event, parts = receive(connection, most)
+            event, parts = receive(channel, most)
             return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
 
-        send(connection, KernelWanted(msgspec.Raw(request), most))
+        send(channel, KernelWanted(msgspec.Raw(request), most))
         return end
 
     return begin

@@ -129,7 +129,9 @@ class RemoteKernel:
         return Measured(inputs, upstream, results, bits.missing, inference)
 
 
-def _tensors(stored: Sequence[Stored], parts: Sequence[bytes], device: str, most: int) -> dict[tuple[str, str], Tensor]:
+def _tensors(
+    stored: Sequence[Stored], parts: Sequence[bytearray], device: str, most: int
+) -> dict[tuple[str, str], Tensor]:
     """Returns the tensors by mode of inference and name."""
     found: dict[tuple[str, str], Tensor] = {}
     forms = [formats.named(item.dtype) for item in stored]
@@ -145,7 +147,7 @@ def _tensors(stored: Sequence[Stored], parts: Sequence[bytes], device: str, most
             line = borrowed(item.lent, torch.empty(item.shape, dtype=torch_dtype(fmt), device=device))
         else:
             part = next(left)
-            line = torch.frombuffer(bytearray(part), dtype=torch_dtype(fmt)) if part else torch.empty(0)
+            line = torch.frombuffer(part, dtype=torch_dtype(fmt)) if part else torch.empty(0)
         found[item.mode, item.name] = line.to(torch_dtype(fmt)).reshape(item.shape)
     return found
 

@@ -14,25 +14,24 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import math
 import multiprocessing
 import os
 import signal
-import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
-from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
 
 import msgspec
 
 from verify.records.record import Printed
 from verify.workers import process_tree
-from verify.workers.calls import FOREIGN, Callee, hang_up
+from verify.workers.calls import Callee
+from verify.workers.channel import Channel
 from verify.workers.requests import Died, Failure, R, Request, Who, demand_reply
 
 KEPT = 32 << 10  # bytes kept of the beginning, and of the end
@@ -86,10 +85,10 @@ class Output:
 class Fork(Callee):
     """A process that a server started: it calls kernels, or judges."""
 
-    def __init__(self, server: ForkServer, pid: int, connection: Connection, output: int, who: Who) -> None:
+    def __init__(self, server: ForkServer, pid: int, channel: Channel, output: int, who: Who) -> None:
         super().__init__()
         self.pid, self.who, self.output = pid, who, Output(output)  # pid 0: ended
-        self._server, self._connection = server, connection
+        self._server, self._channel = server, channel
 
     def ask(self, request: Request[R], **options: Any) -> R:
         """Returns the reply to one request; see `call`."""
@@ -103,19 +102,11 @@ class Fork(Callee):
     @property
     def ended(self) -> bool:
         """True if the process is gone, so that a new one may replace it."""
-        if not self.alive:
-            return self._broken is None
-        with socket.socket(fileno=os.dup(self._connection.fileno())) as end:
-            try:
-                return end.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
-            except BlockingIOError:
-                return False
-            except OSError:
-                return True
+        return self._channel.ended if self.alive else self._broken is None
 
     def begin_stop(self) -> None:
         """Tells the process to end. `stop` waits for it: on a GPU that takes 0.3 s, in which others may start."""
-        hang_up(self._connection)
+        self._channel.hang_up()
 
     def stop(self, *, at_once: bool = False) -> int | None:
         """Ends the process. Returns its exit code, None if it did not end by itself."""
@@ -124,8 +115,8 @@ class Fork(Callee):
         if at_once:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
-        hang_up(self._connection)  # forks that judge have a copy of it
-        self._connection.close()
+        self._channel.hang_up()  # forks that judge have a copy of it
+        self._channel.close()
         code = self._server.end(self.pid)
         self.pid = 0
         self.output.read()
@@ -137,18 +128,21 @@ class Fork(Callee):
         code = self.stop()
         return Died(CLOSED, who=self.who) if code is None else Died.of(code, who=self.who)
 
-    def wrote_into_connection(self) -> Failure:
+    def wrote_into_connection(self, text: str) -> Failure:
         """Ends a process that sent something other than a message of verify. Only a kernel's code does that."""
         self.stop(at_once=True)
-        self._broken = Failure("kernel", FOREIGN)
+        self._broken = Failure("kernel", text)
         return self._broken
 
-    def _connected(self) -> Connection:
-        return self._connection
+    def _connected(self) -> Channel:
+        return self._channel
 
-    def _wait(self, connection: Connection) -> None:
+    def _wait(self, channel: Channel, until: float) -> None:
         """Reads the output until a message arrives: a full pipe would stop the process."""
-        while self.output.descriptor >= 0 and connection not in wait([connection, self.output.descriptor]):
+        while self.output.descriptor >= 0 and (left := until - time.monotonic()) > 0:
+            number = channel.fileno()
+            if number in wait([number, self.output.descriptor], None if left == math.inf else left):
+                return
             self.output.read()
 
 
@@ -165,20 +159,20 @@ class _End(msgspec.Struct, tag="end"):
 
 
 class ForkServer:
-    """Forks processes from the present state of this one; each runs `run(connection, given)` and ends.
+    """Forks processes from the present state of this one; each runs `run(channel, given)` and ends.
 
     `prepare(given)` runs in the server first, for imports that all later forks share. Forks do not inherit `closed`, a
-    connection of this process.
+    channel of this process.
     """
 
     def __init__(
         self,
-        run: Callable[[Connection, bytes], object],
+        run: Callable[[Channel, bytes], object],
         prepare: Callable[[bytes], object],
-        closed: Connection | None = None,
+        closed: Channel | None = None,
     ) -> None:
         self._run, self._prepare, self._closed = run, prepare, closed
-        self._connection, theirs = Pipe()
+        self._channel, theirs = Channel.pair()
         flush()
         self._process = FORK.Process(target=self._serve, args=(theirs,))
         with theirs:
@@ -186,100 +180,99 @@ class ForkServer:
 
     def fork(self, given: bytes = b"null", who: Who = "kernel") -> Fork:
         """Starts a process that gets `given`, some JSON."""
-        ours, theirs = Pipe()
+        ours, theirs = Channel.pair()
         read, write = os.pipe()
         with theirs:
-            self._connection.send_bytes(msgspec.json.encode(_Begin(msgspec.Raw(given))))
-            for descriptor in (theirs.fileno(), write):
-                send_handle(self._connection, descriptor, self._process.pid or 0)
+            pid = self._exchange(_Begin(msgspec.Raw(given)), [theirs.fileno(), write])
         os.close(write)
-        return Fork(self, self._answer() or 0, ours, read, who)
+        return Fork(self, pid or 0, ours, read, who)
 
     def end(self, pid: int) -> int | None:
         """Ends a fork, unless it has ended. Returns its exit code, None if it did not end by itself."""
-        self._connection.send_bytes(msgspec.json.encode(_End(pid)))
-        return self._answer()
+        return self._exchange(_End(pid))
 
     def stop(self) -> None:
         """Ends the server. Its forks notice that by their connections."""
-        hang_up(self._connection)
-        self._connection.close()
+        self._channel.hang_up()
+        self._channel.close()
         self._process.join()
 
-    def _answer(self) -> int | None:
+    def _exchange(self, request: _Begin | _End, descriptors: Sequence[int] = ()) -> int | None:
         try:
-            return msgspec.json.decode(self._connection.recv_bytes(), type=int | None)
+            self._channel.send(msgspec.json.encode(request), descriptors=descriptors)
+            return msgspec.json.decode(self._channel.receive(), type=int | None)
         except (EOFError, ConnectionError):
             raise Died("the process that starts others has ended", who="judge") from None
 
     # -- in the server ----------------------------------------------------------------------------------
 
-    def _serve(self, asked: Connection) -> None:
-        self._connection.close()
+    def _serve(self, asked: Channel) -> None:
+        self._channel.close()
         if self._closed is not None:
             self._closed.close()
         children: dict[int | None, BaseProcess] = {}
         try:
             while True:
-                request: _Begin | _End = msgspec.json.decode(asked.recv_bytes(), type=_Begin | _End)
+                files = list[int]()
+                request: _Begin | _End = msgspec.json.decode(asked.receive(descriptors=files), type=_Begin | _End)
                 if isinstance(request, _End):
                     answer = _ended(children.pop(request.pid))
                 else:
-                    child = self._begin(asked, bytes(request.given))
+                    child = self._begin(asked, files, bytes(request.given))
                     answer, children[child.pid] = child.pid, child
-                asked.send_bytes(msgspec.json.encode(answer))
+                asked.send(msgspec.json.encode(answer))
         except (EOFError, ConnectionError):  # the worker ended
             pass
         finally:
             os._exit(0)  # does not wait for forks
 
-    def _begin(self, asked: Connection, given: bytes) -> BaseProcess:
-        with Connection(recv_handle(asked)) as connection:
-            output = recv_handle(asked)
+    def _begin(self, asked: Channel, files: list[int], given: bytes) -> BaseProcess:
+        with Channel(files[0]) as channel:
             self._prepare(given)
             gc.freeze()  # the collector then skips objects that forks share: an eighth of the time of judging rows
-            child = FORK.Process(target=self._run_child, args=(asked, connection, output, given))
+            child = FORK.Process(target=self._run_child, args=(asked, channel, files[1], given))
             child.start()
-        os.close(output)
+        os.close(files[1])
         return child
 
-    def _run_child(self, asked: Connection, connection: Connection, output: int, given: bytes) -> None:
+    def _run_child(self, asked: Channel, channel: Channel, output: int, given: bytes) -> None:
         """Runs a fork to the end of its process."""
         asked.close()
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
         try:
-            self._run(connection, given)
+            self._run(channel, given)
         finally:
             flush()
 
 
-def forked(asked: Connection) -> Connection:
-    """Forks a worker for each message with its variables. Returns its connection in each, and never in this process.
+def forked(asked: Channel) -> Channel:
+    """Forks a worker for each message with its variables. Returns its channel in each, and never in this process.
 
     A message with a process number is answered by its exit code. This process ends when the other side hangs up.
     """
     gc.freeze()
     try:
         while True:
-            request = msgspec.json.decode(asked.recv_bytes(), type=dict[str, str] | int)
+            files = list[int]()
+            request = msgspec.json.decode(asked.receive(descriptors=files), type=dict[str, str] | int)
             if isinstance(request, int):
                 answer: int | None = -signal.SIGKILL
                 with suppress(ChildProcessError):  # it was a fork of an earlier process, and ended with that
                     ended, status = os.waitpid(request, os.WNOHANG)
                     answer = os.waitstatus_to_exitcode(status) if ended else None
             else:
-                connection = Connection(recv_handle(asked))
+                channel = Channel(*files)
                 answer = os.fork()
                 if not answer:
                     asked.close()
                     os.setsid()
                     process_tree.take_mark(request[process_tree.MARK])
                     os.environ.update(request)
-                    return connection
-                connection.close()
-            asked.send_bytes(msgspec.json.encode(answer))
+                    return channel
+                channel.close()
+            asked.send(msgspec.json.encode(answer))
     except (EOFError, ConnectionError):
         os._exit(0)
 

@@ -14,17 +14,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process_tree, start
-from verify.workers.calls import Callee, hang_up
+from verify.workers.calls import Callee
+from verify.workers.channel import Channel
 from verify.workers.phases import phase
 from verify.workers.requests import Died, Late, OnProgress, R, Request, demand_reply, kind_of
 
@@ -72,7 +70,7 @@ class Worker(Callee):
         self._backend, self._template = backend, template
         self._environment = dict(environment or {})
         self._process: subprocess.Popen[bytes] | ForkedProcess | None = None
-        self._connection: Connection | None = None
+        self._channel: Channel | None = None
         self._mark = ""
         self._changing = threading.RLock()  # held while a process starts or ends
 
@@ -98,10 +96,10 @@ class Worker(Callee):
         """Kills the worker and everything it started. Any thread may call this, also while another one asks."""
         with self._changing:
             process, self._process = self._process, None
-            if process is None or self._connection is None:
+            if process is None or self._channel is None:
                 return
-            hang_up(self._connection)  # a waiting thread also refers to it; the last reference closes it
-            self._connection = None
+            self._channel.hang_up()
+            self._channel = None
             with phase("parent: end a worker"):
                 process_tree.end(process, self._mark)
 
@@ -111,7 +109,7 @@ class Worker(Callee):
             if self.alive:
                 return
             self.stop()
-            self._connection, theirs = Pipe()
+            self._channel, theirs = Channel.pair()
             self._mark = process_tree.new_mark()
             variables = {**self._environment, process_tree.MARK: self._mark}
             with theirs:
@@ -128,11 +126,11 @@ class Worker(Callee):
                     env=start.environment({**os.environ, **variables}),
                 )
 
-    def _connected(self) -> Connection:
+    def _connected(self) -> Channel:
         with self._changing:
             self.begin()
-            assert self._connection is not None
-            return self._connection
+            assert self._channel is not None
+            return self._channel
 
     def died(self) -> Died:
         """Ends a process that closed its end of the connection. Returns why there is no answer."""
@@ -146,8 +144,8 @@ class Worker(Callee):
             self.stop()
         return Died.of(code, who="judge")
 
-    def wrote_into_connection(self) -> Died:
-        """Ends a process that sent something other than a message of verify. Returns the outcome."""
+    def wrote_into_connection(self, text: str) -> Died:
+        """Ends a process that sent something other than a message of verify, as `text` says. Returns the outcome."""
         self.stop()
         return Died("the process sent no message of verify; stopped", who="judge")
 
@@ -160,22 +158,21 @@ class Template(Worker):
 
     options = ("forks",)
 
-    def fork(self, connection: Connection, variables: Mapping[str, str]) -> ForkedProcess:
-        """Starts a worker at the other end of a connection, once everything is imported."""
-        return ForkedProcess(self, self.exchange(variables, connection) or 0)
+    def fork(self, channel: Channel, variables: Mapping[str, str]) -> ForkedProcess:
+        """Starts a worker at the other end of a channel, once everything is imported."""
+        return ForkedProcess(self, self.exchange(variables, [channel.fileno()]) or 0)
 
-    def exchange(self, request: Mapping[str, str] | int, connection: Connection | None = None) -> int | None:
+    def exchange(self, request: Mapping[str, str] | int, descriptors: Sequence[int] = ()) -> int | None:
         """Returns the answer of `verify.workers.fork_server.forked`."""
         with self._changing:
+            until = time.monotonic() + START_SECONDS
             try:
                 ours = self._connected()
-                ours.send_bytes(msgspec.json.encode(request))
-                if connection is not None and self._process is not None:
-                    send_handle(ours, connection.fileno(), self._process.pid)
-                if ours.poll(START_SECONDS):
-                    return msgspec.json.decode(ours.recv_bytes(), type=int | None)
+                ours.send(msgspec.json.encode(request), until=until, descriptors=descriptors)
+                return msgspec.json.decode(ours.receive(until=until), type=int | None)
+            except TimeoutError:
                 self.stop()
-                raise Late(f"no worker was started within {START_SECONDS:g} s; stopped", who=self.who)
+                raise Late(f"no worker was started within {START_SECONDS:g} s; stopped", who=self.who) from None
             except (EOFError, ConnectionError):
                 raise self.died() from None
 

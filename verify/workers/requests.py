@@ -11,8 +11,8 @@ that answer them are JSON. `verify.workers.calls` sends them.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
@@ -32,7 +32,7 @@ from verify.workers.fork_map import ran_out
 
 R = TypeVar("R")
 
-MOST_PARTS = 1 << 10  # most messages of bytes with a reply
+MOST_PARTS = 1 << 14  # of a reply
 
 
 class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=True, tag_field="do"):
@@ -84,7 +84,8 @@ class CountGpus(Request[int], frozen=True, tag="gpus"):
 
 # -- outcomes of a call ------------------------------------------------------------------------------------
 
-Who = Literal["kernel", "judge"]  # a process that calls kernels, or one that judges and calls none
+# a process that calls kernels, one that judges and calls none, or one that runs a solution which nobody has read
+Who = Literal["kernel", "judge", "solution"]
 
 
 class _NoAnswer(VerifyError):
@@ -158,7 +159,7 @@ class Reply:
     """The reply to a request, in JSON, and the bytes sent with it."""
 
     value: msgspec.Raw
-    parts: list[bytes] = field(default_factory=list)
+    parts: Sequence[bytearray] = ()
 
 
 Outcome = Reply | Failure | Died | Late
@@ -236,10 +237,10 @@ class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel")
 
 
 class Replied(msgspec.Struct, frozen=True, tag_field="event", tag="reply"):
-    """The reply; `parts` messages of plain bytes follow."""
+    """The reply; plain bytes of these sizes follow."""
 
     reply: msgspec.Raw
-    parts: Annotated[int, msgspec.Meta(ge=0, le=MOST_PARTS)] = 0
+    parts: Annotated[tuple[Annotated[int, msgspec.Meta(ge=0)], ...], msgspec.Meta(max_length=MOST_PARTS)] = ()
     usable: bool = True  # False: the process is replaced before the next request
 
 

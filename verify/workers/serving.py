@@ -8,7 +8,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +15,7 @@ import msgspec
 from verify.errors import InternalError, KernelError, TruthError, UsageError
 from verify.workers import process_tree
 from verify.workers.calls import send
+from verify.workers.channel import Channel
 from verify.workers.fork_map import ran_out
 from verify.workers.large_stack import with_large_stack_chunk
 from verify.workers.requests import (
@@ -44,20 +44,20 @@ Respond = Callable[[msgspec.Raw, OnProgress], Any]  # returns the reply to a req
 
 
 def serve(
-    connection: Connection, respond: Respond, usable: Callable[[], bool], flush: Callable[[], object] = lambda: None
+    channel: Channel, respond: Respond, usable: Callable[[], bool], flush: Callable[[], object] = lambda: None
 ) -> None:
-    """Answers requests until the other side closes the connection. Calls `flush` before each event."""
+    """Answers requests until the other side closes the channel. Calls `flush` before each event."""
 
     def emit(event: Event, parts: Sequence[memoryview] = ()) -> None:
         flush()
         try:
-            send(connection, event, parts)
+            send(channel, event, parts)
         except ConnectionError:  # the command was killed, so this and any traceback have no reader
             os._exit(1)
 
     while True:
         try:
-            request = connection.recv_bytes()
+            request = channel.receive()
         except (EOFError, ConnectionError):
             return
         answer(request, emit, respond, usable)
@@ -70,7 +70,7 @@ def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bo
         reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progressed.of(text)))
         if isinstance(reply, WithBytes):
             reply, parts = reply
-        emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), len(parts), usable()), parts)
+        emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), tuple(map(len, parts)), usable()), parts)
     except (UsageError, TruthError, KernelError, Died, Late) as error:
         emit(Failed(Failure.of(error), usable()))
     except Exception as error:
