@@ -11,6 +11,7 @@ Sockets cannot be opened through /proc, so a process reaches no channel but its 
 from __future__ import annotations
 
 import math
+import select
 import socket
 import struct
 import time
@@ -63,12 +64,11 @@ class Channel:
     @property
     def ended(self) -> bool:
         """True if the other end is closed and everything was read."""
+        look = select.poll()  # Python's recv waits, whatever its flags are
         try:
-            self._end.settimeout(0)  # with another one Python waits, whatever the flags are
-            return self._end.recv(1, socket.MSG_PEEK) == b""
-        except BlockingIOError:
-            return False
-        except OSError:
+            look.register(self._end, select.POLLIN)
+            return bool(look.poll(0)) and self._end.recv(1, socket.MSG_PEEK) == b""
+        except (OSError, ValueError):  # this end is closed
             return True
 
     def send(

@@ -5,9 +5,9 @@ server after all imports and before anything else, so no state passes from one k
 its judge. A new process costs 10 ms instead of an import of torch. The server must start before anything initialises
 CUDA, because a fork cannot use an initialised GPU.
 
-`multiprocessing` starts and ends the forks. Its own forkserver is not used: it is a new interpreter, so it would import
-torch again in each worker, and each of its forks would import the worker's main module again. A fork inherits its
-function and its connection from the server's memory, so nothing is pickled.
+The forkserver of `multiprocessing` is not used: it is a new interpreter, so it would import torch again in each worker,
+and each of its forks would import the worker's main module again. A fork inherits its function from the memory of the
+server, so nothing is pickled. If there are many workers, they too are forks of a process that has imported torch.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
-import multiprocessing
 import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import wait
-from multiprocessing.process import BaseProcess
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -38,7 +37,6 @@ KEPT = 32 << 10  # bytes kept of the beginning, and of the end
 CLOSED = "the process closed its connection to verify and went on; stopped"
 GRACE = 1.0  # seconds for a process to end by itself after its connection is closed
 
-FORK = multiprocessing.get_context("fork")
 _LIBC = ctypes.CDLL(None)
 
 
@@ -146,23 +144,83 @@ class Fork(Callee):
             self.output.read()
 
 
-class _Begin(msgspec.Struct, tag="begin"):
-    """Starts a fork. Its connection and the pipe for its output follow."""
+class Begin(msgspec.Struct, tag="begin"):
+    """Starts a fork, which gets some JSON and the files that follow."""
 
     given: msgspec.Raw
 
 
-class _End(msgspec.Struct, tag="end"):
-    """Ends a fork whose connection is closed."""
+class End(msgspec.Struct, tag="end"):
+    """Ends a fork, unless it ends by itself."""
 
     pid: int
+
+
+def exchange(channel: Channel, request: Begin | End, until: float, descriptors: Sequence[int] = ()) -> int | None:
+    """Asks a process that forks others. Returns the number of the new process, or the exit code of one that ended.
+
+    The exit code is None if it did not end by itself.
+    """
+    channel.send(msgspec.json.encode(request), until=until, descriptors=descriptors)
+    return msgspec.json.decode(channel.receive(until=until), type=int | None)
+
+
+def serve_forks(asked: Channel, prepare: Callable[[bytes], object] = lambda given: None) -> tuple[list[int], bytes]:
+    """Forks a process for each request to begin one. Returns in each, with its files and JSON, and never in this one.
+
+    `prepare(given)` runs in this process first, for imports that all later forks share. This process ends when the
+    other side hangs up; it does not wait for forks.
+    """
+    children = set[int]()
+    try:
+        while True:
+            files = list[int]()
+            request: Begin | End = msgspec.json.decode(asked.receive(descriptors=files), type=Begin | End)
+            if isinstance(request, Begin):
+                prepare(given := bytes(request.given))
+                gc.freeze()  # the collector then skips objects that forks share: an eighth of the time of judging rows
+                answer: int | None = os.fork()
+                if not answer:
+                    asked.close()
+                    return files, given
+                children.add(answer)
+                for number in files:
+                    os.close(number)
+            else:  # a fork of an earlier process ended with that
+                answer = _ended(request.pid) if request.pid in children else -signal.SIGKILL
+                children.discard(request.pid)
+            asked.send(msgspec.json.encode(answer))
+    except (EOFError, ConnectionError):
+        os._exit(0)
+
+
+def _ended(pid: int) -> int | None:
+    """Returns the exit code of a fork whose channel is closed, None if it went on and was killed."""
+    for seconds in (GRACE, process_tree.END_SECONDS):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                return os.waitstatus_to_exitcode(status) if seconds == GRACE else None
+            time.sleep(0.001)
+        os.kill(pid, signal.SIGKILL)
+    return None
+
+
+def forked(asked: Channel) -> Channel:
+    """Forks a worker for each request with its variables. Returns its channel in each, and never in this process."""
+    files, given = serve_forks(asked)
+    variables = msgspec.json.decode(given, type=dict[str, str])
+    os.setsid()
+    process_tree.take_mark(variables[process_tree.MARK])
+    os.environ.update(variables)
+    return Channel(*files)
 
 
 class ForkServer:
     """Forks processes from the present state of this one; each runs `run(channel, given)` and ends.
 
-    `prepare(given)` runs in the server first, for imports that all later forks share. Forks do not inherit `closed`, a
-    channel of this process.
+    `prepare`: see `serve_forks`. Forks do not inherit `closed`, a channel of this process.
     """
 
     def __init__(
@@ -174,107 +232,57 @@ class ForkServer:
         self._run, self._prepare, self._closed = run, prepare, closed
         self._channel, theirs = Channel.pair()
         flush()
-        self._process = FORK.Process(target=self._serve, args=(theirs,))
         with theirs:
-            self._process.start()
+            self._pid = os.fork()
+            if not self._pid:
+                self._serve(theirs)
 
     def fork(self, given: bytes = b"null", who: Who = "kernel") -> Fork:
         """Starts a process that gets `given`, some JSON."""
         ours, theirs = Channel.pair()
         read, write = os.pipe()
         with theirs:
-            pid = self._exchange(_Begin(msgspec.Raw(given)), [theirs.fileno(), write])
+            pid = self._exchange(Begin(msgspec.Raw(given)), [theirs.fileno(), write])
         os.close(write)
         return Fork(self, pid or 0, ours, read, who)
 
     def end(self, pid: int) -> int | None:
         """Ends a fork, unless it has ended. Returns its exit code, None if it did not end by itself."""
-        return self._exchange(_End(pid))
+        return self._exchange(End(pid))
 
     def stop(self) -> None:
-        """Ends the server. Its forks notice that by their connections."""
+        """Ends the server. Its forks notice that by their channels."""
         self._channel.hang_up()
         self._channel.close()
-        self._process.join()
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
-    def _exchange(self, request: _Begin | _End, descriptors: Sequence[int] = ()) -> int | None:
+    def _exchange(self, request: Begin | End, descriptors: Sequence[int] = ()) -> int | None:
         try:
-            self._channel.send(msgspec.json.encode(request), descriptors=descriptors)
-            return msgspec.json.decode(self._channel.receive(), type=int | None)
+            return exchange(self._channel, request, math.inf, descriptors)
         except (EOFError, ConnectionError):
             raise Died("the process that starts others has ended", who="judge") from None
 
-    # -- in the server ----------------------------------------------------------------------------------
-
-    def _serve(self, asked: Channel) -> None:
-        self._channel.close()
-        if self._closed is not None:
-            self._closed.close()
-        children: dict[int | None, BaseProcess] = {}
+    def _serve(self, asked: Channel) -> NoReturn:
+        """Runs the server, and then each of its forks to the end of its process."""
+        code: Any = 1
         try:
-            while True:
-                files = list[int]()
-                request: _Begin | _End = msgspec.json.decode(asked.receive(descriptors=files), type=_Begin | _End)
-                if isinstance(request, _End):
-                    answer = _ended(children.pop(request.pid))
-                else:
-                    child = self._begin(asked, files, bytes(request.given))
-                    answer, children[child.pid] = child.pid, child
-                asked.send(msgspec.json.encode(answer))
-        except (EOFError, ConnectionError):  # the worker ended
-            pass
-        finally:
-            os._exit(0)  # does not wait for forks
-
-    def _begin(self, asked: Channel, files: list[int], given: bytes) -> BaseProcess:
-        with Channel(files[0]) as channel:
-            self._prepare(given)
-            gc.freeze()  # the collector then skips objects that forks share: an eighth of the time of judging rows
-            child = FORK.Process(target=self._run_child, args=(asked, channel, files[1], given))
-            child.start()
-        os.close(files[1])
-        return child
-
-    def _run_child(self, asked: Channel, channel: Channel, output: int, given: bytes) -> None:
-        """Runs a fork to the end of its process."""
-        asked.close()
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        os.close(output)
-        try:
-            self._run(channel, given)
+            self._channel.close()
+            if self._closed is not None:
+                self._closed.close()
+            (number, output), given = serve_forks(asked, self._prepare)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.close(output)
+            self._run(Channel(number), given)
+            code = 0
+        except SystemExit as ended:  # as Python ends by it
+            code = ended.code if isinstance(ended.code, int) else bool(ended.code)
+        except BaseException:
+            traceback.print_exc()
         finally:
             flush()
-
-
-def forked(asked: Channel) -> Channel:
-    """Forks a worker for each message with its variables. Returns its channel in each, and never in this process.
-
-    A message with a process number is answered by its exit code. This process ends when the other side hangs up.
-    """
-    gc.freeze()
-    try:
-        while True:
-            files = list[int]()
-            request = msgspec.json.decode(asked.receive(descriptors=files), type=dict[str, str] | int)
-            if isinstance(request, int):
-                answer: int | None = -signal.SIGKILL
-                with suppress(ChildProcessError):  # it was a fork of an earlier process, and ended with that
-                    ended, status = os.waitpid(request, os.WNOHANG)
-                    answer = os.waitstatus_to_exitcode(status) if ended else None
-            else:
-                channel = Channel(*files)
-                answer = os.fork()
-                if not answer:
-                    asked.close()
-                    os.setsid()
-                    process_tree.take_mark(request[process_tree.MARK])
-                    os.environ.update(request)
-                    return channel
-                channel.close()
-            asked.send(msgspec.json.encode(answer))
-    except (EOFError, ConnectionError):
-        os._exit(0)
+            os._exit(code & 0xFF)
 
 
 def flush() -> None:
@@ -283,18 +291,3 @@ def flush() -> None:
         with suppress(Exception):
             stream.flush()
     _LIBC.fflush(None)
-
-
-def _ended(child: BaseProcess) -> int | None:
-    """Returns the exit code of a fork whose connection is closed, None if it went on and was killed.
-
-    Polls, because `join` waits for a pipe that a kernel can close.
-    """
-    for seconds in (GRACE, process_tree.END_SECONDS):
-        until = time.monotonic() + seconds
-        while time.monotonic() < until:
-            if child.exitcode is not None:
-                return child.exitcode if seconds == GRACE else None
-            time.sleep(0.001)
-        child.kill()
-    return None

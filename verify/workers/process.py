@@ -23,6 +23,7 @@ from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process_tree, start
 from verify.workers.calls import Callee
 from verify.workers.channel import Channel
+from verify.workers.fork_server import Begin, End, exchange
 from verify.workers.phases import phase
 from verify.workers.requests import Died, Late, OnProgress, R, Request, demand_reply, kind_of
 
@@ -83,7 +84,7 @@ class Worker(Callee):
     @property
     def alive(self) -> bool:
         """True if a process is ready for the next request."""
-        return self._process is not None and self._process.poll() is None
+        return self._channel is not None and not self._channel.ended
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """Sends one request and returns its reply, which must come within `timeout` seconds."""
@@ -160,16 +161,14 @@ class Template(Worker):
 
     def fork(self, channel: Channel, variables: Mapping[str, str]) -> ForkedProcess:
         """Starts a worker at the other end of a channel, once everything is imported."""
-        return ForkedProcess(self, self.exchange(variables, [channel.fileno()]) or 0)
+        given = msgspec.Raw(msgspec.json.encode(variables))
+        return ForkedProcess(self, self.exchange(Begin(given), [channel.fileno()]) or 0)
 
-    def exchange(self, request: Mapping[str, str] | int, descriptors: Sequence[int] = ()) -> int | None:
-        """Returns the answer of `verify.workers.fork_server.forked`."""
+    def exchange(self, request: Begin | End, descriptors: Sequence[int] = ()) -> int | None:
+        """Returns the answer to a request (`verify.workers.fork_server.exchange`)."""
         with self._changing:
-            until = time.monotonic() + START_SECONDS
             try:
-                ours = self._connected()
-                ours.send(msgspec.json.encode(request), until=until, descriptors=descriptors)
-                return msgspec.json.decode(ours.receive(until=until), type=int | None)
+                return exchange(self._connected(), request, time.monotonic() + START_SECONDS, descriptors)
             except TimeoutError:
                 self.stop()
                 raise Late(f"no worker was started within {START_SECONDS:g} s; stopped", who=self.who) from None
@@ -178,26 +177,19 @@ class Template(Worker):
 
 
 class ForkedProcess:
-    """A process that a template started, with the methods of `subprocess.Popen` that a worker needs."""
+    """A process that a template started, with what a worker needs of `subprocess.Popen`."""
 
     def __init__(self, template: Template, pid: int) -> None:
         self._template, self.pid = template, pid
         self.returncode: int | None = None
 
-    def poll(self) -> int | None:
-        """Returns the exit code, None while the process runs."""
-        if self.returncode is None:
-            self.returncode = self._template.exchange(self.pid)
-        return self.returncode
-
     def wait(self, timeout: float) -> int:
-        """Returns the exit code once the process has ended."""
-        until = time.monotonic() + timeout
-        while (code := self.poll()) is None:
-            if time.monotonic() >= until:
-                raise subprocess.TimeoutExpired("verify.worker", timeout)
-            time.sleep(process_tree.LOOK_SECONDS)
-        return code
+        """Returns the exit code of a process that has ended, or that ends within a grace period."""
+        if self.returncode is None:
+            self.returncode = self._template.exchange(End(self.pid))
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("verify.worker", timeout)
+        return self.returncode
 
 
 def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: float) -> R:
