@@ -369,8 +369,7 @@ class _Closeness:
             return ""
         reason = (found.reason or "nothing was judged").replace(" on ordinary inputs", "")
         lines = [f"{self.label}.{name} is {found.status}: {reason}"]
-        if findings.worst:
-            worst = findings.worst[0][1]
+        for worst in findings.ordinary[:1]:
             at = f" at [{', '.join(map(str, worst.index))}]" if worst.index else ""
             lines += [f"  {operand:<7} {text}" for operand, text in worst.inputs.items()]
             lines += [f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]

@@ -3,7 +3,7 @@
 The results come from the kernel, from PyTorch (the baseline) and from modes of inference, such as the kernel under
 `torch.no_grad()`. `verify.measure.kernel` uses this module in three steps. `question_of` evaluates the float64
 references. `judge_case` compares all results with the truth: at a tie, each source with the choice that explains it. It
-may run in a fork, so it returns findings that can be sent. `Collected.add` merges those of all cases of a group.
+may run in a fork, so it returns findings that can be sent. `Findings.merge` adds those of all cases of a group.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 import torch
@@ -31,7 +32,7 @@ from verify.measure.call import Measured
 from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
-from verify.measure.findings import KEEP_SPECIAL, Collected, Findings, PartName, Ranked
+from verify.measure.findings import Findings, PartName, kept
 from verify.measure.judge import (
     CONTENDER_ROUNDS,
     OPEN_LIMIT,
@@ -43,12 +44,11 @@ from verify.measure.judge import (
 )
 from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
-from verify.measure.tally import KEEP, Peak, Tally, worst
+from verify.measure.tally import KEEP, Peak, Tally
 from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Op, Problem, Regime, chosen, remembering
-from verify.records.figure import LEAST
-from verify.records.readings import APART, BEYOND, NONFINITE
+from verify.records.readings import APART
 from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, device_kind, truth_of
@@ -239,7 +239,7 @@ def judge_case(
     group: Group,
     question: Question,
     given: dict[str, dict[str, Tensor]],
-    known: dict[str, dict[str, Collected]],
+    known: dict[str, dict[str, Findings]],
     *,
     few: bool = False,
 ) -> CaseFindings:
@@ -301,7 +301,7 @@ def judge_case(
     ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
     if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
         for name, findings in judged[KERNEL].items():
-            if name not in known[KERNEL] or not known[KERNEL][name].findings.mistake:
+            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
                 near = truths_of[id(question)][name].value
                 got = given[KERNEL][name].to(near.device)
                 words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
@@ -334,14 +334,13 @@ class _Judging:
     held: bool  # True: errors are compared with PyTorch's in their neighbourhood
     theirs: dict[str, Tensor]
 
-    def findings(self, results: dict[str, Tensor], known: dict[str, Collected]) -> dict[str, Findings]:
+    def findings(self, results: dict[str, Tensor], known: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one case."""
-        found = {}
-        for name, truth in self.truths.items():
-            if name in results:
-                before = known[name].findings if name in known else Findings()
-                found[name] = self._of_result(name, truth, results[name].to(truth.value.device), before)
-        return found
+        return {
+            name: self._of_result(name, truth, results[name].to(truth.value.device), known.get(name, Findings()))
+            for name, truth in self.truths.items()
+            if name in results
+        }
 
     def _of_result(self, name: str, truth: Truth, got: Tensor, before: Findings) -> Findings:
         """Judges one result."""
@@ -367,13 +366,10 @@ class _Judging:
             of_operand = formats.of(values.dtype)
             operand, edges = of_operand.name, edges_for(op, question.problem.params, of_operand)
             curve = _curve(values, edges, outcome, segments, parts)
-        worst, special, of_each = _new_worst(question, name, got, outcome, parts, before, each=self.each)
         return Findings(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
-            worst=worst,
-            special=special,
-            each=of_each,
+            worst=_new_worst(question, name, got, outcome, parts, before, each=self.each),
             escalated=outcome.escalated,
             certificates=[outcome.certificate],
             n=got.numel(),
@@ -436,48 +432,21 @@ def _new_worst(
     known: Findings,
     *,
     each: bool,
-) -> tuple[list[Ranked], list[Ranked], dict[PartName, Ranked]]:
-    """Describes the elements of one case that are among the worst so far.
-
-    Returns three collections: elements with ordinary inputs, elements with infinite or NaN inputs, and with `each` the
-    worst element of each part. `known` has the worst elements of the earlier cases.
-    """
-    op, case, problem, target = question.op, question.case, question.host, question.target
-    scaled = op.gate_of(result) != "plain"
-    described: dict[int, Worst] = {}
+) -> list[tuple[float, PartName, Worst]]:
+    """Describes the elements of one case that are among the worst so far. `known` has those of the earlier cases."""
+    scaled = question.op.gate_of(result) != "plain"
 
     def element(error: float, index: int) -> Worst:
-        if index not in described:
-            shown = error if scaled else None
-            judged = outcome.exact[index]
-            origin = Origin.here(target, case.to_json(), result, index)
-            described[index] = worst_element(op, problem, got, judged, origin, shown, question.whole)
-        return described[index]
+        origin = Origin.here(question.target, question.case.to_json(), result, index)
+        shown, exact = error if scaled else None, outcome.exact[index]
+        return worst_element(question.op, question.host, got, exact, origin, shown, question.whole)
 
-    lists = []
-    for ordinary, before, most in ((True, known.worst, KEEP), (False, known.special, KEEP_SPECIAL)):
-        leaders = [
-            leader
-            for (regime, _), part in zip(parts, outcome.tallies, strict=True)
-            if regime.name != BEYOND and (regime.name != NONFINITE) == ordinary
-            for leader in part.leaders
-            if value_of(leader.upper) > 0.0
-        ]
-        found: list[Ranked] = []
-        errors = [error for error, _ in before]
-        for leader in worst(leaders, most):
-            error = value_of(leader.upper)
-            if len(errors) >= most and error <= errors[-1]:
-                break
-            found.append((error, element(error, leader.place)))
-            errors = sorted([*errors, error], reverse=True)[:most]
-        lists.append(found)
-    of_each: dict[PartName, Ranked] = {}
-    for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
-        if each and part.leaders:
-            key = (regime.name, class_of(regime, of_class))
-            error, index = value_of(part.leaders[0].upper), part.leaders[0].place
-            # errors up to LEAST get no entry: a correctly rounded result may have them, and no bound is smaller
-            if error > max(LEAST, known.each.get(key, (0.0,))[0], of_each.get(key, (0.0,))[0]):
-                of_each[key] = (error, element(error, index))
-    return lists[0], lists[1], of_each
+    found: list[tuple[float, PartName, Any]] = [
+        (error, (regime.name, class_of(regime, of_class)), leader.place)
+        for (regime, of_class), part in zip(parts, outcome.tallies, strict=True)
+        for leader in part.leaders
+        if (error := value_of(leader.upper)) > 0.0
+    ]
+    found.sort(key=lambda entry: entry[2])
+    among = kept([*known.worst, *found], each=each)
+    return [(error, part, element(error, place)) for error, part, place in among if isinstance(place, int)]

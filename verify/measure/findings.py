@@ -6,27 +6,25 @@ Judging a case gives `Findings`, which a fork can send. Those of later cases are
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections import Counter
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
-from torch import Tensor
 
 from verify.cases import Case
-from verify.measure.digest import Digest
 from verify.measure.neighbourhood import Peaks, join
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks
 from verify.ops.op import Regime
+from verify.records.figure import LEAST
+from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import Worst
-from verify.truth.formats import Format
 
 KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
 
 K = TypeVar("K")
+T = TypeVar("T")
 PartName = tuple[str, str]  # names of a regime and a class
-Ranked = tuple[float, Worst]  # an error and its element
 
 
 class Blind(msgspec.Struct, frozen=True, order=True):
@@ -37,16 +35,12 @@ class Blind(msgspec.Struct, frozen=True, order=True):
 
 
 class Findings(msgspec.Struct, frozen=True):
-    """Holds the findings about one result of one implementation. Infinite and NaN inputs are one regime.
-
-    The elements of one case in `worst`, `special` and `each` are only those that are worse than the earlier cases' own.
-    """
+    """Holds the findings about one result of one implementation. Infinite and NaN inputs are one regime."""
 
     parts: dict[PartName, Tally] = {}  # in the order of the record
     bounds: dict[str, Regime] = {}  # the regimes with their ends
-    worst: list[Ranked] = []  # for ordinary inputs
-    special: list[Ranked] = []  # for infinite or NaN inputs
-    each: dict[PartName, Ranked] = {}  # the worst element of each part
+    # The worst elements with their errors, see `kept`. Of one case, only those that are worse than the earlier cases'.
+    worst: list[tuple[float, PartName, Worst]] = []
     escalated: int = 0  # number of elements judged exactly
     certificates: list[str] = []
     n: int = 0  # number of elements judged
@@ -59,18 +53,16 @@ class Findings(msgspec.Struct, frozen=True):
     mistake: str = ""  # how the kernel reads a quantised operand wrongly
     digest: str = ""  # digest of all elements, if only some of them were judged
     near: Peaks = {}  # the largest errors by neighbourhoods, of a kernel that is held against PyTorch
-    shown: list[Worst] = []  # the worst elements for the record
+    cases: list[Case] = []  # the cases that gave this result
+    format: str = ""  # that of the result
 
     def merge(self, later: Findings) -> Findings:
         """Returns the findings of both sets of cases. Among equal errors the earlier case comes first."""
-        each = {name: item for name, item in later.each.items() if item[0] > self.each.get(name, (0.0,))[0]}
         moved = [msgspec.structs.replace(peak, place=peak.place + self.n) for peak in later.curve]
         return Findings(
             parts=_merged(self.parts, later.parts),
             bounds=self.bounds | later.bounds,
-            worst=_largest([*self.worst, *later.worst], KEEP),
-            special=_largest([*self.special, *later.special], KEEP_SPECIAL),
-            each=self.each | each,
+            worst=kept([*self.worst, *later.worst]),
             escalated=self.escalated + later.escalated,
             certificates=list(dict.fromkeys([*self.certificates, *later.certificates])),
             n=self.n + later.n,
@@ -82,6 +74,8 @@ class Findings(msgspec.Struct, frozen=True):
             blind=self.blind + later.blind,
             mistake=self.mistake or later.mistake,
             near=join(join({}, self.near), later.near) if later.near else self.near,
+            cases=self.cases + later.cases,
+            format=later.format or self.format,
         )
 
     @property
@@ -92,35 +86,41 @@ class Findings(msgspec.Struct, frozen=True):
             found[regime] = found.get(regime, Tally()).merge(item.without_places())
         return found
 
-    def worst_of(self, has: Callable[[PartName], bool]) -> Worst | None:
-        """Returns the worst element of the parts that `has` accepts; None if there is none."""
-        return max((item for name, item in self.each.items() if has(name)), key=itemgetter(0), default=(0.0, None))[1]
+    def worst_of(self, regime: str = "", of_class: str = "") -> Worst | None:
+        """Returns the worst element of a regime or of a class; None if correct rounding may have its error."""
+        for error, (its_regime, its_class), worst in self.worst:
+            mine = its_regime == regime if regime else its_class == of_class and its_regime not in APART
+            if mine and error > LEAST:
+                return worst
+        return None
+
+    @property
+    def ordinary(self) -> list[Worst]:
+        """Returns the worst elements with finite inputs, none of them beyond the magnitude that is promised."""
+        return [worst for _, (regime, _), worst in self.worst if regime not in APART][:KEEP]
+
+    @property
+    def special(self) -> list[Worst]:
+        """Returns the worst elements with infinite or NaN inputs."""
+        return [worst for _, (regime, _), worst in self.worst if regime == NONFINITE][:KEEP_SPECIAL]
 
 
-@dataclass
-class Collected:
-    """Accumulates the findings about one result over the cases of a group."""
+def kept(found: Iterable[tuple[float, PartName, T]], *, each: bool = True) -> list[tuple[float, PartName, T]]:
+    """Returns the entries that a record may show, the largest error first: the first few, and `each` part's worst.
 
-    fmt: Format
-    findings: Findings = field(default_factory=Findings)
-    cases: list[Case] = field(default_factory=list)  # the cases that gave this result
-
-    def __post_init__(self) -> None:
-        self.digest = Digest(self.fmt)
-
-    def add(self, case: Case, got: Tensor, findings: Findings) -> None:
-        """Merges the findings of one case. Cases are added in their order, even if a later one was judged first."""
-        self.findings = self.findings.merge(findings)
-        self.cases.append(case)
-        if findings.digest:
-            self.digest.add_digest(findings.digest)
-        else:
-            self.digest.add(got)
+    An error that correct rounding may have is no part's worst: no bound is smaller.
+    """
+    room = Counter({"": KEEP, NONFINITE: KEEP_SPECIAL, BEYOND: 0})
+    seen, few = set[PartName](), list[tuple[float, PartName, T]]()
+    for entry in sorted(found, key=lambda entry: -entry[0]):  # stable
+        part = entry[1]
+        of = part[0] if part[0] in APART else ""
+        if room[of] > 0 or (each and entry[0] > LEAST and part not in seen):
+            few.append(entry)
+        room[of] -= 1
+        seen.add(part)
+    return few
 
 
 def _merged(first: dict[K, Tally], second: dict[K, Tally]) -> dict[K, Tally]:
     return first | {name: first.get(name, Tally()).merge(item) for name, item in second.items()}
-
-
-def _largest(entries: list[Ranked], most: int) -> list[Ranked]:
-    return sorted(entries, key=lambda entry: -entry[0])[:most]  # stable

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -47,17 +48,17 @@ from verify.measure.case import (
 )
 from verify.measure.case_runner import Calls, CaseRunner, patient
 from verify.measure.curve import recorded
+from verify.measure.digest import Digest
 from verify.measure.element import by_accuracy
-from verify.measure.findings import Collected
+from verify.measure.findings import Findings
 from verify.measure.neighbourhood import excess
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
-from verify.measure.result import KEEP_RIGHT, check_limit, result_of
+from verify.measure.result import check_limit, result_of
 from verify.measure.special import special_values
 from verify.ops.op import Problem
 from verify.records.record import (
-    INTEGERS,
     ORDINARY,
     RESULT_STATUSES,
     Basis,
@@ -470,8 +471,8 @@ class Judging:
         """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
         beside = judging.found[BASELINE]
         for name, each in judging.found[KERNEL].items():
-            theirs = beside[name].findings.parts if name in beside else None
-            found = check_limit(self.kernel, dtype, name, each.findings.parts, None, theirs).classes.get(ORDINARY)
+            theirs = beside[name].parts if name in beside else None
+            found = check_limit(self.kernel, dtype, name, each.parts, None, theirs).classes.get(ORDINARY)
             if found is not None and found.reason:
                 return f"{name} {dtype}: {found.reason}"
         return ""
@@ -490,18 +491,18 @@ class Judging:
     def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
         """Yields the results of a group: the kernel's, then those of modes of inference."""
         kernel, group, found = self.kernel, judging.group, judging.found
-        own, of_baseline = found.pop(KERNEL), found.pop(BASELINE)
-        blind = sorted((each for item in own.values() for each in item.findings.blind), reverse=True)[:KEPT]
+        own = found[KERNEL]
+        blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
         self.notes.extend(f"{dtype}: {each.words}" for each in blind)
         whole = not group.only_gradients and not group.pinned
         special = self._special(dtype) if whole and own and not self.runner.ended else {}
-        for name, item in own.items():
-            result = self._result(name, dtype, item, of_baseline.get(name), group)
-            yield msgspec.structs.replace(result, special=special.get(name, []))
-        for mode, items in found.items():
-            for name, item in items.items():
-                result = self._result(name, dtype, item, None, group)
-                yield _of_inference(result, mode, fingerprint(kernel, f"{name} {mode}", dtype, item.cases))
+        for name in own:
+            yield self._result(name, dtype, judging, special=special.get(name, []))
+        for mode in [by for by in found if by not in (KERNEL, BASELINE)]:
+            for name, item in found[mode].items():
+                properties = fingerprint(kernel, f"{name} {mode}", dtype, item.cases)
+                output = f"{group.named(name)} {mode}"
+                yield _of_inference(self._result(name, dtype, judging, mode, output=output, properties=properties))
 
     def _special(self, dtype: str) -> dict[str, list[SpecialValue]]:
         """Returns the special values of each result. If the kernel refuses their case, a note says so."""
@@ -511,37 +512,32 @@ class Judging:
             self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
             return {}
 
-    def _result(self, name: str, dtype: str, item: Collected, peer: Collected | None, group: Group) -> Result:
-        """Returns the entry of one result, with its curve, its verdict and PyTorch's figures."""
-        kernel, found, beside = self.kernel, item.findings, None if peer is None else peer.findings
-        curve = None
+    def _result(self, name: str, dtype: str, judging: _GroupJudging, by: str = KERNEL, **more: Any) -> Result:
+        """Returns the entry of one result of a source, with its curve, its verdict and PyTorch's figures."""
+        kernel, group, found = self.kernel, judging.group, judging.found[by][name]
+        beside = judging.found[BASELINE].get(name) if by == KERNEL else None
+        parts = None if beside is None else beside.parts
+        judged, excessive, curve = check_limit(kernel, dtype, name, found.parts, found.trivial, parts), None, None
         if found.operand:
             of_operand, theirs = formats.named(found.operand), None if beside is None else beside.curve
             curve = recorded(deciding_operand(kernel.op), of_operand, found.edges, found.curve, theirs)
-        judged = check_limit(kernel, dtype, name, found.parts, found.trivial, None if beside is None else beside.parts)
-        lists = [found.worst, found.special]
-        if judged.only_special:  # the reason names special inputs, so these come first
-            lists.reverse()
-        described = [entry for entries in lists for _, entry in entries]
+        if beside is not None and found.near:
+            excessive = number(excess(found.near, beside.near, kernel.limit(dtype, name)))
         basis = Basis("exhaustive", found.n) if group.exhaustive else Basis("observed", found.n, self.seed)
         if found.whole > found.n:
             basis = Basis("observed", found.n, self.seed, found.whole)
-        most = None if judged.reason and not kernel.peer else KEEP_RIGHT
-        findings = msgspec.structs.replace(found, shown=described[:most])
-        baseline = None
-        if beside is not None:
-            shown = [entry for _, entry in beside.worst[:1]]
-            baseline = label(self.backend.device), msgspec.structs.replace(beside, shown=shown)
-        made = result_of(kernel, dtype, name, findings, judged, basis, baseline)
-        return msgspec.structs.replace(
-            made,
-            reason=f"{found.mistake}. {made.reason}" if made.reason and found.mistake else made.reason,
-            output=group.named(name),
-            properties=_properties(kernel, name, dtype, group, item.cases),
+        return result_of(
+            kernel,
+            dtype,
+            name,
+            found,
+            judged,
+            basis,
+            None if beside is None else (label(self.backend.device), beside),
             curve=curve,
-            excess=number(excess(found.near, beside.near, made.limit)) if beside is not None and found.near else None,
-            bits=item.digest.text,
-            format=INTEGERS if name in kernel.op.integers else "" if item.fmt.name == dtype else item.fmt.name,
+            excess=excessive,
+            bits=judging.digests[by, name].text,
+            **{"output": group.named(name), "properties": _properties(kernel, name, dtype, group, found.cases)} | more,
         )
 
 
@@ -551,7 +547,8 @@ class _GroupJudging:
 
     group: Group
     # by source, then by result
-    found: dict[str, dict[str, Collected]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
+    found: dict[str, dict[str, Findings]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
+    digests: dict[tuple[str, str], Digest] = field(default_factory=dict)  # of all results, by source and result
     open: int = 0  # number of questions without an answer
     asked: bool = False  # True: every case has been called
     told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
@@ -567,19 +564,23 @@ def _collect(asked: Asked, found: CaseFindings) -> None:
     for by, of_results in found.items():
         into = judging.found.setdefault(by, {})
         for name, item in of_results.items():
-            got = given[by][name]
-            into.setdefault(name, Collected(fmt=formats.of(got.dtype))).add(case, got, item)
+            got, fmt = given[by][name], formats.of(given[by][name].dtype)
+            mine = msgspec.structs.replace(item, cases=[case], format=fmt.name)
+            into[name] = into.get(name, Findings()).merge(mine)
+            digest = judging.digests.setdefault((by, name), Digest(fmt))
+            if item.digest:
+                digest.add_digest(item.digest)
+            else:
+                digest.add(got)
 
 
-def _of_inference(result: Result, mode: str, properties: str) -> Result:
+def _of_inference(result: Result) -> Result:
     """Returns the result of a mode of inference.
 
     Only the law of accuracy calls the kernel in that mode, so it replays it.
     """
     return msgspec.structs.replace(
         result,
-        output=f"{result.output} {mode}",
-        properties=properties,
         worst=[*filter(None, map(by_accuracy, result.worst))],
         classes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.classes],
         regimes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.regimes],

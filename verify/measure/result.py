@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
@@ -17,6 +20,7 @@ from verify.records.readings import APART, FEWEST, NONFINITE, ends
 from verify.records.record import (
     CLASSES,
     EXTREME,
+    INTEGERS,
     ORDINARY,
     Basis,
     ClassFigures,
@@ -37,24 +41,12 @@ _UNBOUNDED = Regime("", math.nan, math.nan)
 
 
 @dataclass(frozen=True)
-class ClassCheck:
-    """Holds one class of inputs: its figures, its limit (None: no promise) and why it breaks the limit.
-
-    Without a limit, the reason says where PyTorch's results are better.
-    """
-
-    figures: Figures
-    limit: float | None
-    reason: str
-
-
-@dataclass(frozen=True)
 class LimitCheck:
     """Holds the verdict on a result by its limits. `reason` is "" if the result keeps them."""
 
     reason: str
     only_special: bool  # True: only wrong at infinite or NaN inputs
-    classes: Mapping[str, ClassCheck]
+    classes: Mapping[str, ClassFigures]  # without PyTorch's figures and the worst elements
     status: ResultStatus = "ok"
     trivial: str = ""  # what the limit does not see on ordinary inputs, or why the declaration accepts a vacuous result
 
@@ -84,7 +76,7 @@ def check_limit(
     `trivial` has the tallies of trivial answers on ordinary inputs, by name; `theirs` those of PyTorch's result, whose
     bias excuses one as large.
     """
-    classes: dict[str, ClassCheck] = {}
+    classes: dict[str, ClassFigures] = {}
     found: list[tuple[ResultStatus, str, bool]] = []
     gate = kernel.op.gate_of(result)
     rms = _rms_limit_of(kernel, dtype, result)
@@ -102,7 +94,7 @@ def check_limit(
             reason = _worse(counted.worse, figures.n, name)
         if reason and status == "wrong" and result in kernel.op.integers:
             reason = f"{figures.misrounded:,} of {figures.n:,} integers are wrong on {name} inputs"
-        classes[name] = ClassCheck(figures, limit, reason)
+        classes[name] = ClassFigures(name, figures, limit, reason=reason)
         if reason and limit is not None:
             found.append((status, reason, False))
     limit = kernel.limit_of(dtype, EXTREME, result)
@@ -236,14 +228,15 @@ def result_of(
     judged: LimitCheck,
     basis: Basis,
     peer: tuple[str, Findings] | None,
+    **more: Any,
 ) -> Result:
     """Returns the entry of one result, beside that of PyTorch (`peer`, with its name).
 
-    The caller adds the properties, the curve and another name of the output.
+    `more` has other fields of the entry, such as its curve.
     """
-    baseline_name, beside = peer or ("", None)
-    counted, operand = finite(findings.parts), deciding_operand(kernel.op)
-    theirs = {} if beside is None else beside.regimes
+    gate, own = kernel.op.gate_of(result), not kernel.peer
+    baseline_name, beside = peer or ("", Findings())
+    theirs = beside.regimes
     regimes = []
     for name, item in findings.regimes.items():
         region = findings.bounds.get(name, _UNBOUNDED)
@@ -254,43 +247,43 @@ def result_of(
                 high=region.high if math.isfinite(region.high) else None,
                 figures=item.figures(),
                 baseline=theirs[name].figures() if name in theirs else None,
-                operand=operand,
-                worst=findings.worst_of(lambda part, name=name: part[0] == name),  # type: ignore[misc]
+                operand=deciding_operand(kernel.op),
+                worst=findings.worst_of(regime=name) if own else None,
             )
         )
     classes = []
     for name, check in judged.classes.items():
-        baseline = Tally() if beside is None else finite(beside.parts, name)
-        classes.append(
-            ClassFigures(
-                name=name,
-                figures=check.figures,
-                limit=check.limit,
-                baseline=baseline.figures() if baseline.n else None,
-                worst=findings.worst_of(lambda part, name=name: part[1] == name and part[0] not in APART),  # type: ignore[misc]
-                reason=check.reason,
-            )
-        )
+        baseline, worst = finite(beside.parts, name), findings.worst_of(of_class=name) if own else None
+        with_baseline = baseline.figures() if baseline.n else None
+        classes.append(msgspec.structs.replace(check, baseline=with_baseline, worst=worst))
+    # the inputs that the reason names come first
+    lists = [findings.ordinary, findings.special]
+    shown = [worst for entries in (reversed(lists) if judged.only_special else lists) for worst in entries]
+    counted = finite(findings.parts)
+    entry: dict[str, Any] = {
+        "output": result,
+        "baseline_worst": beside.ordinary[:1],
+        "worst": shown[: None if judged.reason and own else KEEP_RIGHT],
+        "reason": f"{findings.mistake}. {judged.reason}" if judged.reason and findings.mistake else judged.reason,
+        "format": INTEGERS if result in kernel.op.integers else "" if findings.format == dtype else findings.format,
+    }
     return Result(
-        output=result,
         dtype=dtype,
         basis=basis,
-        gate=kernel.op.gate_of(result),
+        gate=gate,
         limit=kernel.limit(dtype, result),
-        ulp_limit=kernel.ulp_limit(dtype, result) if kernel.op.gate_of(result) == "noise" else None,
+        ulp_limit=kernel.ulp_limit(dtype, result) if gate == "noise" else None,
         trivial=judged.trivial,
         status=judged.status,
-        reason=judged.reason,
         figures=counted.figures(),
         regimes=regimes,
         histogram=counted.histogram(),
-        worst=findings.shown,
         escalated=findings.escalated,
         certificate="; ".join(findings.certificates),
-        baseline=None if beside is None else finite(beside.parts).figures(),
+        baseline=finite(beside.parts).figures() if peer else None,
         baseline_name=baseline_name,
-        baseline_worst=[] if beside is None else beside.shown,
         classes=classes,
+        **entry | more,
     )
 
 

@@ -22,7 +22,6 @@ from verify.ops.op import Point
 from verify.records.figure import LEAST
 from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
-    INTEGERS,
     RESULT_STATUSES,
     Basis,
     Curve,
@@ -103,34 +102,34 @@ class _Finished:
         judged = check_limit(kernel, space.dtype, self.name, parts)
         ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
         special = self._described(found, found.worst_special())
-        each: dict[PartName, tuple[float, Worst]] = {}
-        if not kernel.peer:
-            leaders = found.worst_of_regimes()
-            each = {part_of(name): (value_of(x.upper), self._described(found, [x])[0]) for name, x in leaders.items()}
-        escalated = self.part.escalated + len(found.exact)
-        # The inputs that the reason names come first.
-        shown = [*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary]
-        findings = Findings(
-            parts, self.bounds, each=each, escalated=escalated, certificates=self.part.certificates, shown=shown
-        )
-        peer = None
+        leaders = [] if kernel.peer else found.worst_of_regimes().items()
+        each = [(value_of(x.upper), part_of(name), self._described(found, [x])[0]) for name, x in leaders]
+        each.sort(key=lambda entry: -entry[0])
+        escalated, certificates = self.part.escalated + len(found.exact), self.part.certificates
+        findings = Findings(parts, self.bounds, each, escalated, certificates, format=self.of_result.name)
+        peer, baseline_worst = None, list[Worst]()
         if self.baseline is not None:
             other = _Judging(kernel, space, self.name, self.baseline)
-            peer = f"torch {torch.__version__}", Findings(_parts(other), shown=self._described(other, other.worst(1)))
+            peer = f"torch {torch.__version__}", Findings(_parts(other))
+            baseline_worst = self._described(other, other.worst(1))
         covered = self.partial.done == space.chunks
         points = sum(item.n for item in self.part.regimes.values())
         basis = Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points)
-        return msgspec.structs.replace(
-            result_of(kernel, space.dtype, self.name, findings, judged, basis, peer),
+        return result_of(
+            kernel,
+            space.dtype,
+            self.name,
+            findings,
+            judged,
+            basis,
+            peer,
+            # The inputs that the reason names come first.
+            worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
+            baseline_worst=baseline_worst,
             output=self.name + ("" if space.complete else f" ({self._where()})"),
             properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
             curve=self._curve() if self.with_curve else None,
             source="sweep",
-            format=INTEGERS
-            if self.name in kernel.op.integers
-            else ""
-            if self.of_result is self.fmt
-            else self.of_result.name,
             hardest=self._hardest(),
         )
 
