@@ -17,7 +17,6 @@ from typing import Any
 import jinja2
 import msgspec
 import pytest
-from markupsafe import escape
 
 from tests.report.sample import (
     HOSTILE_MESSAGE,
@@ -228,16 +227,15 @@ def test_it_is_small() -> None:
     assert len(record_html.render(rich_many(100))) < 1_500_000
 
 
-def test_the_page_of_a_whole_night_is_small_and_shows_judged_kernels_in_full() -> None:
+def test_the_page_of_a_whole_night_shows_every_kernel_in_full() -> None:
     """All kernels and their peers, with sweeps and searches, whose cases have up to 26,000 characters."""
     run = files.load(PUBLISHED)
     page = record_html.render(run, record="run.json.gz")
-    assert len(page.encode()) <= record_html.WEIGHT == 1_000_000
+    assert len(page.encode()) < 5_000_000
     sections, short = sections_of(page), 0
     for place, kernel in enumerate(run.kernels):
         text = sections[f"kernel-{place}"]
-        articles = text.count('<article class="result">')
-        assert kernel.peer or (articles == len(kernel.results) and "Shortened" not in text)
+        assert text.count('<article class="result">') == len(kernel.results)
         for command, row in re.findall(r'<tr data-replay="(verify replay [^"]* --run [^"]*)">(.*?)</tr>', text):
             name, _, _, _, output, _, dtype, _, index = shlex.split(html.unescape(command))[2:]
             found = worst_of_run(run, name, dtype=dtype, result=output, index=int(index)).worst
@@ -247,49 +245,9 @@ def test_the_page_of_a_whole_night_is_small_and_shows_judged_kernels_in_full() -
 
 
 def sections_of(page: str) -> dict[str, str]:
-    """Puts the elements of each kind back, as the script of the page does."""
-    lists, names, texts = json.loads(unpacked(page, "packed"))
-    for mark, found in reversed(list(enumerate(lists, record_html.MARK))):
-        rest = iter(found)
-        texts = [re.sub(chr(mark), lambda _, rest=rest: next(rest), text) for text in texts]  # type: ignore[misc]
-        assert not list(rest)
-    return dict(zip(names, texts, strict=True))
-
-
-def test_a_page_that_would_be_too_heavy_shortens_peers_stand_ins_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = night(30)
-    heavy = record_html.render(run)
-    monkeypatch.setattr(record_html, "WEIGHT", len(heavy) - 8_000)
-    page = record_html.render(run)
-    assert len(page) <= record_html.WEIGHT
-    assert len(record_html.render(run, whole=["kernel_006"])) <= record_html.WEIGHT
-    sections = {name: text for name, text in sections_of(page).items() if name.startswith("kernel-")}
-    short = [int(name.removeprefix("kernel-")) for name, text in sections.items() if "Shortened" in text]
-    whole = [int(name.removeprefix("kernel-")) for name, text in sections.items() if "Shortened" not in text]
-    assert 0 < len(short) < 30
-    assert min(short) >= 4  # what is judged is shown in full
-    assert all("@" in run.kernels[place].target for place in short) or not any(
-        "@" in run.kernels[place].target and run.kernels[place].peer for place in whole
-    )
-    text = sections[f"kernel-{short[0]}"]
-    for result in run.kernels[short[0]].results:  # which input, and how to reproduce it
-        assert words.clean(result.worst[0].truth) in text
-        assert str(escape(record.replay_command(result.worst[0].origin))) in text
-    assert f"--whole {run.kernels[short[0]].name}" in text
-    kept = sections_of(record_html.render(run, whole=[run.kernels[short[0]].name]))
-    assert "Shortened" not in kept[f"kernel-{short[0]}"]
-
-
-def test_only_rows_that_need_no_attention_are_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = night(30)
-    monkeypatch.setattr(record_html, "ROWS", 1_000)
-    page = record_html.render(run)
-    late = sections_of(page)["rows"]
-    table = page[page.index('id="table"') : page.index("</table>", page.index('id="table"'))]
-    standings = [re.findall(r'data-standing="(\w+)"', text) for text in (table, late)]
-    assert set(standings[0]) == {"wrong"} and set(standings[1]) == {"ok", "peer"}
-    assert len(standings[0] + standings[1]) == sum(len(kernel.results) for kernel in run.kernels)
-    assert f"{len(standings[1])} rows that need no attention are compressed in the page" in table
+    """Returns the sections that lie compressed in a page."""
+    found: dict[str, str] = json.loads(unpacked(page, "packed"))
+    return found
 
 
 def test_many_peers_stand_apart_by_operation() -> None:

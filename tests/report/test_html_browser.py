@@ -507,12 +507,10 @@ def test_open_all_shows_the_first_sections_before_the_last_are_filled(
     assert tab.complaints == []
 
 
-def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
-    opened: Callable[..., Page], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_many_peers_are_asked_for_and_their_rows_sort_with_the_others(
+    opened: Callable[..., Page], tmp_path: Path
 ) -> None:
     run = night(30)
-    monkeypatch.setattr(record_html, "ROWS", 1_000)
-    monkeypatch.setattr(record_html, "WEIGHT", 1)  # every peer is shortened
     path = tmp_path / "night.html"
     path.write_text(record_html.render(run), encoding="utf-8")
     tab = opened(path)
@@ -521,7 +519,6 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     assert tab.evaluate("document.querySelector('#shown').textContent") == f"{judged} of {rows} rows"
     click(tab, "#peers")
     assert tab.evaluate("document.querySelector('#shown').textContent") == f"{rows} rows"
-    assert tab.evaluate("document.querySelectorAll('#table .packed').length") == 0
     click(tab, "th[data-key=kernel] button")
     assert column(tab, "kernel") == sorted(column(tab, "kernel"))
     # on paper the groups of peers stay closed, and with them what would be hundreds of pages
@@ -533,9 +530,8 @@ def test_many_peers_are_asked_for_and_their_late_rows_sort_with_the_others(
     tab.evaluate("document.querySelector('#table a[href=\"#kernel-9\"]').click()")
     tab.evaluate("new Promise((done) => setTimeout(done, 60))")
     assert tab.evaluate("document.querySelector('#kernel-9').closest('details.group').open") is True
-    assert "Shortened" in tab.evaluate("document.querySelector('#kernel-9').textContent")
     copies = "document.querySelectorAll('#kernel-9 .elements .copy').length"
-    assert tab.evaluate(copies) == sum(bool(result.worst) for result in run.kernels[9].results)
+    assert tab.evaluate(copies) >= sum(len(result.worst) for result in run.kernels[9].results)
     for width in (390, 800, 1280):
         tab.resize(width, mobile=width < 500)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -43,7 +43,6 @@ def main(options: argparse.Namespace) -> int:
     --open  open the HTML page in the browser
     --compare RUN.json  show what changed since this earlier run
     --bounds --runs
-    --whole NAME ...  do not shorten this peer's section where an HTML page would be large
     """
     import tempfile
 
@@ -66,8 +65,6 @@ def main(options: argparse.Namespace) -> int:
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
     run, path = _record(options)
-    if unknown := set(options.whole) - {kernel.name for kernel in run.kernels}:
-        raise UsageError(f"--whole names a kernel of the record; it has no {', '.join(sorted(unknown))}")
     base, verdict = _base(options.compare, run), _gate(options, run)
     asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
     history = earlier(options.runs, run)
@@ -84,7 +81,6 @@ def main(options: argparse.Namespace) -> int:
             base=base,
             gate=verdict,
             history=history,
-            whole=options.whole,
             record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
         ).encode(),
         csv=lambda: rows.as_csv(rows.rows_of(run)),
@@ -105,7 +101,7 @@ def _over_time(options: argparse.Namespace) -> int:
     from verify.records.history import by_record
     from verify.report.terminal import history_text
 
-    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds", "runs", "whole")
+    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds", "runs")
     if given_too := [f"--{name}" for name in of_one if getattr(options, name)]:
         said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
         raise UsageError(said, hint="verify report A.json B.json --merge")

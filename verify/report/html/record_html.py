@@ -1,9 +1,8 @@
 """Writes the report as one HTML file that needs no server, no network and no other file.
 
 The page's policy forbids every request, and style and script run only because the policy has their hashes. The page
-holds a small record compressed, and other parts if they do not fit: sections of kernels beyond the first ones, rows of
-peers beyond the first ones, many plots of speed. They are unpacked when a reader opens them. If the page would still be
-too large, sections of peers are shortened: the record beside the page holds the rest.
+holds a small record compressed, and the sections of kernels beyond the first ones. These are unpacked when a reader
+opens them.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
@@ -31,7 +29,7 @@ from verify.report.blocks import ReportBlock
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
-from verify.report.signs import CALM, GLYPHS, LOOKS, STANDING, WORDS
+from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,12 +38,8 @@ if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
 
-WEIGHT = 1_000_000  # bytes of a page; judged kernels are shown in full even if they do not fit
 RECORD = 250_000  # of the compressed record; a larger one lies beside the page
-# Characters that are written out; the rest is compressed.
-INLINE = 80_000  # of kernel sections, the one that is open at first before the others
-ROWS = 100_000  # of the table; rows that need attention are always written out
-SPEEDS = 40_000  # of plots of accuracy against speed
+INLINE = 80_000  # characters of kernel sections that are written out, first the one that is open; others are compressed
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # more rows of peers than these are hidden at first
@@ -61,24 +55,6 @@ COLUMNS = (  # key, heading, numeric
     ("baseline", "PyTorch", True),
     ("verdict", "Verdict", True),
 )
-
-
-# Elements of these kinds are compressed side by side, because the window of gzip has 32 KiB. From MARK on, a control
-# character of each kind marks their places: no text of a page has one.
-MARK = 14
-KINDS = [
-    re.compile(kind, re.DOTALL)
-    for kind in (
-        r'data-replay="[^"]*"',
-        *(rf'"{name}":\[[^]]*\]' for name in ("edges", "worst", r"\w+")),  # in data-bins
-        *(rf'<svg class="{name}".*?</svg>' for name in ("histogram", "curve", "strip", "spark")),
-        r'<td class="truth">.*?</td>',
-        r'<p class="line">.*?</p>',
-        r"<small>.*?</small>",
-        *(rf"<td{name}>.*?</td>" for name in ("", ' class="n"', ' class="n them"')),
-        r"<tr id=.*?</tr>",
-    )
-]
 
 
 @dataclass(frozen=True)
@@ -118,13 +94,11 @@ def render(
     base: Comparison | None = None,
     gate: Verdict | None = None,
     history: History | None = None,
-    whole: Sequence[str] = (),
     record: str = "",
 ) -> str:
     """Returns the whole page. `base`, `gate` and `history` are shown with the run if they are present.
 
-    `whole` names peers whose sections are not shortened. `record` is the path of the record from the page. A large
-    record is linked there and not embedded.
+    `record` is the path of the record from the page. A large record is linked there and not embedded.
     """
     from markupsafe import Markup
 
@@ -138,21 +112,16 @@ def render(
     small = len(embedded) <= RECORD
     replay = functools.partial(_short_replay, run, record) if record and not small else None
     kernels = [views.kernel_view(kernel, history, replay) for kernel in facts.kernels]
-    section, brief = environment.get_template("kernel.html.j2"), environment.get_template("brief.html.j2")
+    section = environment.get_template("kernel.html.j2")
     # The worst wrong result. Without one, the result that comes closest to its limit.
     headline = next(iter(facts.findings), None) or facts.closest
     first = "" if headline is None else f"kernel-{headline.owner.index}"
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
     lines = rows(facts, history)
     look = {"columns": COLUMNS, "trends": any(row.trend for row in lines)}
-    table, late = _table(lines, [environment.get_template("row.html.j2").render(row=row, **look) for row in lines])
-    found = speed_plot.plots(facts)
-    speeds = environment.get_template("speed.html.j2").render(speeds=found) if found else ""
-    packed |= {"rows": "".join(late)} if late else {}
-    packed |= {"speeds": speeds} if len(speeds) > SPEEDS else {}
+    row_of = environment.get_template("row.html.j2")
     peers = sum(row.standing == "peer" for row in lines)
-    page = functools.partial(
-        environment.get_template("report.html.j2").render,
+    return environment.get_template("report.html.j2").render(
         policy=policy(style, script),
         style=Markup(style),
         script=Markup(script),
@@ -170,24 +139,16 @@ def render(
         beside=_beside(facts, base, gate, history),
         sections=_findings(facts),
         lead=against.LEAD,
-        speeds=Markup(speeds),
-        speeds_packed="speeds" in packed,
-        rows=[Markup(text) for text in table],
-        late_rows=words.plural(len(late), "row") if late else "",
+        speeds=speed_plot.plots(facts),
+        rows=[Markup(row_of.render(row=row, **look)) for row in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
         groups=_groups(kernels),
         opened=first,
         environment=words.flat(run.environment),
+        packed=compressed(json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()) if packed else "",
         **look,
     )
-    room = WEIGHT - len(page(packed="").encode())
-    shortened = {
-        view.anchor: brief.render(kernel=view)
-        for view in sorted(kernels, key=lambda each: not each.stands_in)
-        if view.record.peer and view.record.name not in whole and view.results and view.anchor in packed
-    }
-    return page(packed=_packed(packed, shortened, room))
 
 
 def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
@@ -197,57 +158,11 @@ def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
     return each.replay_in(record, run, item, index=item.origin.index)
 
 
-def _woven(sections: dict[str, str]) -> bytes:
-    """Returns parts of the page as JSON. Similar elements are neighbours there, so that gzip finds what repeats.
-
-    Each kind of element is a list of its own, and a character marks its place in the text that remains. The script
-    puts the last kind back first.
-    """
-    texts, lists = list(sections.values()), []
-    for mark, kind in enumerate(KINDS, MARK):
-        found: list[str] = []
-
-        def taken(match: re.Match[str], mark: int = mark, found: list[str] = found) -> str:
-            found.append(match[0])
-            return chr(mark)
-
-        texts = [kind.sub(taken, text) for text in texts]
-        lists.append(found)
-    return json.dumps([lists, list(sections), texts], ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def _packed(sections: dict[str, str], shortened: dict[str, str], room: int) -> str:
-    """Returns the compressed part of the page. Replaces as many sections by short ones as the room requires."""
-    if not sections:
-        return ""
-    found = compressed(_woven(sections))
-    rest = list(shortened)
-    while len(found) > room and rest:
-        share = len(found) / sum(map(len, sections.values()))
-        excess = float(len(found) - room)
-        while rest and excess > 0:
-            anchor = rest.pop(0)
-            excess -= (len(sections[anchor]) - len(shortened[anchor])) * share
-            sections = sections | {anchor: shortened[anchor]}
-        found = compressed(_woven(sections))
-    return found
-
-
 def _foldable(text: str) -> Markup:
     """Returns a name that may be broken after an underscore or a bracket, and that copies without the breaks."""
     from markupsafe import Markup, escape
 
     return Markup(re.sub(r"([_(@=])", r"\1<wbr>", str(escape(text))))
-
-
-def _table(rows: list[TableRow], texts: list[str]) -> tuple[list[str], list[str]]:
-    """Divides the rows into written and compressed ones. Compresses no row that needs attention."""
-    room = ROWS
-    for place, (row, text) in enumerate(zip(rows, texts, strict=True)):
-        room -= len(text)
-        if room < 0 and row.standing in CALM:
-            return texts[:place], texts[place:]
-    return texts, []
 
 
 def _groups(kernels: list[SimpleNamespace]) -> list[Group]:

@@ -5,7 +5,6 @@ A view is a namespace. Templates read all other facts from `facts` and `record` 
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
@@ -28,10 +27,7 @@ Replay = Callable[[ResultFacts, Worst], str]  # returns the command that shows a
 def kernel_view(
     kernel: KernelFacts, history: against.History | None = None, replay: Replay | None = None
 ) -> SimpleNamespace:
-    """Returns the section of one kernel. `replay` shortens commands if the record lies beside the page.
-
-    `stands_in` marks PyTorch in the place of another kernel, which is also shown with that kernel.
-    """
+    """Returns the section of one kernel. `replay` shortens commands if the record lies beside the page."""
     run, differs = kernel.run, list[str]()
     if run.unrepeatable:
         differs = [words.clean(f"Not deterministic: {run.unrepeatable}"), *filter(None, [kernel.besides()])]
@@ -43,8 +39,6 @@ def kernel_view(
         printed=words.clean_lines(run.printed.text) if run.printed else [],
         results=[result_view(each, history, replay) for each in kernel.results],
         laws=_laws(run.laws),
-        stands_in="@" in run.target,
-        page=f"verify report RUN.json --html report.html --whole {shlex.quote(words.clean(run.name))}",
     )
 
 

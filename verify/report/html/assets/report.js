@@ -41,14 +41,6 @@
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   });
-  // Each kind of element is a list of its own, so that gzip finds what repeats. The last kind goes back first.
-  const unwoven = ([lists, names, texts]) => {
-    for (const [at, list] of [...lists.entries()].reverse()) {
-      let next = 0;
-      texts = texts.map((text) => text.replaceAll(String.fromCharCode(at + 14), () => list[next++]));
-    }
-    return Object.fromEntries(names.map((name, at) => [name, texts[at]]));
-  };
 
   // Copy: the buttons are made here, because without a script they would do nothing. The command is also
   // shown, for browsers that refuse to copy.
@@ -109,20 +101,17 @@
   });
 
   // Sorting and filtering.
-  let addRows = () => {};
   const table = find("#table");
   if (table) {
     const body = table.tBodies[0];
     const itemOf = (row, order) => ({ row, order, text: row.textContent.toLowerCase() });
     // The address of a row, for copying.
-    const addressed = (row) => {
+    for (const row of body.rows) {
       const link = Object.assign(document.createElement("a"), { className: "here", href: `#${row.id}`, tabIndex: -1 });
       link.setAttribute("aria-label", "link to this row");
       find(".c-kernel > a", row).after(link);
-      return row;
-    };
-    let rows = [...body.rows].filter((row) => !row.matches(".packed")).map(itemOf);
-    for (const { row } of rows) addressed(row);
+    }
+    const rows = [...body.rows].map(itemOf);
     const heads = all("th[data-key]", table);
     const cellOf = (row, key) => {
       const cell = find(`.c-${key}`, row);
@@ -197,19 +186,6 @@
     find("#filter").hidden = false;
     filter(); // browsers restore form fields when a page is reloaded
     follow();
-    addRows = (markup) => {
-      const holder = document.createElement("tbody");
-      holder.innerHTML = markup; // our own, as in fill
-      find("tr.packed", body).remove();
-      const late = [...holder.rows].map(addressed);
-      body.append(...late);
-      rows = [...rows, ...late.map((row, at) => itemOf(row, rows.length + at))];
-      const sorted = heads.find((head) => !["none", null].includes(head.getAttribute("aria-sort")));
-      if (sorted && sorted.dataset.key !== "verdict") sortBy(sorted, sorted.getAttribute("aria-sort"));
-      filter();
-      if (location.hash.startsWith("#row-")) location.replace(location.hash); // for the look of a target
-      follow();
-    };
   }
 
   // Drawings: the text of the bin under the pointer, or of the bin that the arrow keys have reached.
@@ -363,11 +339,9 @@
   furnish(document);
   const ready = async () => {
     if (!able) return;
-    if (find("#packed")) texts = unwoven(JSON.parse(await inflate("#packed")));
+    if (find("#packed")) texts = JSON.parse(await inflate("#packed"));
     if (find("#record")) source = await inflate("#record");
     for (const section of sections) if (section.open) unpack(section);
-    for (const box of all(".packed[data-part]")) fill(box, texts[box.dataset.part]);
-    if (texts.rows) addRows(texts.rows);
     document.documentElement.dataset.ready = "yes";
   };
   ready();
