@@ -170,13 +170,26 @@ def test_a_backward_that_ignores_the_upstream_gradient_is_wrong() -> None:
     assert run.status == "wrong"
 
 
-def test_a_missing_gradient_is_noted_not_passed_over() -> None:
-    kernel = verify.kernel(op="silu", dtypes=["float16"], name="forward_only")(lambda x: silu(x.detach()))
-    run = measured(kernel)
+def test_a_missing_gradient_leaves_the_run_incomplete_unless_the_declaration_says_so() -> None:
+    forward = verify.kernel(op="silu", dtypes=["float16"], name="forward_only")(lambda x: silu(x.detach()))
+    run = measured(forward)
     assert [item.output for item in run.results] == ["y"]
-    assert run.notes == ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
+    told = "forward_only: no dx, which PyTorch has; if that is meant, declare gradients=False"
+    assert [(gap.kind, gap.text) for gap in run.gaps] == [("no gradient", told)]
     on_purpose = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(lambda x: silu(x))
-    assert measured(on_purpose).notes == []
+    assert measured(on_purpose).gaps == []
+
+
+def test_the_message_names_the_gradients_that_there_are() -> None:
+    options = {"like": torch.mul, "operands": ["input", "other"], "shapes": {"input": "r n", "other": "r n"}}
+
+    def one_sided(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return input * other.detach()
+
+    told = "k: no dother, which PyTorch has; if that is meant, declare gradients=['input']"
+    for gradients, texts in (("auto", [told]), (["input"], [])):
+        kernel = verify.kernel(**options, dtypes=["float32"], gradients=gradients, name="k")(one_sided)
+        assert [gap.text for gap in measured(kernel).gaps] == texts
 
 
 def test_a_promised_gradient_that_is_missing_is_an_error() -> None:

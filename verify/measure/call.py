@@ -55,12 +55,12 @@ class Measured:
         """Returns the copy with the same values that is cheapest to read."""
         return self.on_host or self
 
-    @property
-    def without_figures(self) -> list[str]:
-        """Returns notes on gradients that were not measured, so a forgotten backward pass does not look deliberate."""
-        if self.missing and not any(name.startswith("d") for name in self.results):
-            return ["no gradients measured: the output does not require grad; gradients=False says so on purpose"]
-        return [no_gradient(name) for name in self.missing]
+    def lacking(self, theirs: Mapping[str, Tensor]) -> str:
+        """Returns which of PyTorch's gradients the kernel does not give, and how a declaration says so; "" if none."""
+        lost = [name for name in self.missing if name in theirs]
+        own = [name for name in self.inputs if f"d{name}" in self.results]
+        said = f"gradients={own!r}" if own else "gradients=False"
+        return f"no {', '.join(lost)}, which PyTorch has; if that is meant, declare {said}" if lost else ""
 
     def snapshot(self) -> dict[str, Tensor]:
         """Returns the results as they are now, safe from changes by later calls."""

@@ -375,9 +375,11 @@ class Judging:
         )
 
     def _lost(self, kind: GapKind, text: str) -> None:
-        """Records that something has no verdict, by an error of verify or of the judge; the run becomes incomplete."""
-        self.notes.append(text)
-        self.gaps.append(Gap(kind, f"{self.kernel.name}: {text}", self.target))
+        """Records that something has no verdict; the run becomes incomplete."""
+        gap = Gap(kind, f"{self.kernel.name}: {text}", self.target)
+        if gap not in self.gaps:
+            self.notes.append(text)
+            self.gaps.append(gap)
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
@@ -388,7 +390,6 @@ class Judging:
             if made is None:
                 return None
             case, measured = made
-            self.notes.extend(note for note in measured.without_figures if note not in self.notes)
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
             for _ in range(HALVED):
@@ -403,8 +404,7 @@ class Judging:
                         raise
                     budget = budget.halved()
         except NoAnswer as error:
-            gap = Gap("no reference", f"{self.kernel.name}: no verdict where {error}", self.target)
-            self.gaps.extend([gap] if gap not in self.gaps else [])
+            self._lost("no reference", f"no verdict where {error}")
             return None
         raise MemoryError
 
@@ -420,6 +420,8 @@ class Judging:
                 raise
             self.notes.append(f"{case.dtype}: PyTorch ran out of memory for dims {case.dims}")
             return {**given, **measured.inference}
+        if lacking := measured.lacking(baseline):
+            self._lost("no gradient", lacking)
         return {**given, BASELINE: baseline, **measured.inference}
 
     def _questions(

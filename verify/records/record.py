@@ -41,6 +41,7 @@ GapKind = Literal[
     "refused",  # the kernel raised on cases that its declaration allows
     "no reference",  # PyTorch refuses the inputs, so there is nothing to compare with
     "not possible",  # verify refused the request, such as a sweep of a kernel that has no space of inputs
+    "no gradient",  # PyTorch has a gradient, and the kernel has none
     "not timed",  # speed is measured on a GPU alone
 ]
 
