@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+ROOT = Path(__file__).parents[1]
 #: Set by `pytest --renew` (conftest.py), also for the workers of pytest-xdist.
 RENEW = "VERIFY_RENEW_GOLDEN"
 
@@ -30,4 +31,4 @@ def refusals(path: Path, calls: str, scope: Mapping[str, Any]) -> None:
             text += f"{call}\n    {type(error).__name__}: {error}\n"
         else:
             text += f"{call}\n    is taken\n"
-    golden(path, text.replace("cuda:0", "cpu"))
+    golden(path, text.replace("cuda:0", "cpu").replace(f"{ROOT}/", ""))
