@@ -114,22 +114,6 @@ def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_belo
     assert "fail: 1 of 1 kernel is wrong" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("relu",), "'relu' is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: geglu, "),
-        (("softmax",), "no declared kernel computes softmax"),
-        (("silu", "--shape", "0,4"), "a shape is positive sizes such as 8192,4096; received '0,4'"),
-        (("silu", "--rounds", "0"), "rounds are a number from 1 to 10000; received '0'"),
-        (("nothing.py",), "no such file: nothing.py"),
-    ],
-)
-def test_what_cannot_be_compared_is_said(arguments: tuple[str, ...], message: str, project: Path) -> None:
-    done = said("bench", *arguments, cwd=project)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
 def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
     from verify.cli import parser
 

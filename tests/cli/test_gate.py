@@ -180,31 +180,6 @@ def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
     assert len(git(project, "worktree", "list").splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("gate",), "no record to judge\n  next: verify run --json run.json, then verify gate run.json"),
-        (("gate", "nowhere.json"), "cannot read the record nowhere.json"),
-        (("gate", "empty.json"), "empty.json is not"),
-        (("gate", "run.json", "--bounds", "nowhere"), "--bounds names a folder; there is none at nowhere"),
-        (("gate", "run.json", "--kernel", "my_gelu"), "kernel 'my_gelu'"),
-        (
-            ("gate", "run.json", "--seed", "1"),
-            "only --base measures; received --seed without it\n  next: verify gate --base REF",
-        ),
-        (("gate", "--base", "nowhere"), "git knows no commit 'nowhere'"),
-        (("gate", "--base", "--help"), "expected one argument"),
-        (("gate", "--base", "HEAD", "run.json"), "--base measures anew and takes targets"),
-        (("bounds", "review", "--base", "nowhere"), "git knows no commit 'nowhere'"),
-        (("bounds", "accept", "my_silu/y", "run.json", "--reason", "x"), "no key 'my_silu/y'"),
-        (("compare", "run.json", "empty.json"), "empty.json is not"),
-    ],
-)
-def test_bad_usage_is_exit_2_and_states_the_rule(project: Path, arguments: tuple[str, ...], message: str) -> None:
-    (project / "empty.json").write_text("")
-    assert message in verify(*arguments, cwd=project, code=2).stderr
-
-
 def test_outside_a_repository(tmp_path: Path) -> None:
     (tmp_path / "accuracy.py").write_text("")
     done = verify("gate", "--base", "HEAD", "accuracy.py", cwd=tmp_path, code=2, GIT_CEILING_DIRECTORIES=str(tmp_path))

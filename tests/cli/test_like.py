@@ -34,31 +34,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_another_seed_than_the_record_has_is_refused(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    saved(project / "gpu.json", kernel(result()))
-    assert main(["run", "--like", "gpu.json", "--seed", "7"]) == 2
-    assert capsys.readouterr().err == (
-        "verify: --like takes the seed of the record, which is 20260101; received --seed 7\n"
-        "  next: verify run --like gpu.json\n"
-    )
-
-
-def test_a_record_without_judged_kernels_has_nothing_to_measure_again(
-    project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    swept = kernel(result(source="sweep"))
-    saved(project / "sweep.json", swept, kernel(result(), name="theirs", peer=True), command="verify sweep")
-    assert main(["run", "--like", "sweep.json"]) == 2
-    said = capsys.readouterr().err
-    assert "--like takes a record with kernels that `verify run` judged; sweep.json is of 'verify sweep'" in said
-    assert "next: verify run FILE.py --like sweep.json" in said
-
-
-def test_a_record_that_is_not_there(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "--like", "nowhere.json"]) == 2
-    assert "cannot read the record nowhere.json" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("targets", [[], ["mine.py::one"]])
 def test_seed_plan_and_targets_are_the_records(
     targets: list[str], project: Path, monkeypatch: pytest.MonkeyPatch

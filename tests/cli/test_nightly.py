@@ -111,12 +111,6 @@ def test_an_incomplete_night_ends_with_the_command_that_goes_on_in_its_folder(
     assert load(project / "my night" / "run.json").command == "verify nightly"
 
 
-def test_nothing_to_measure_is_a_usage_error(tmp_path: Path) -> None:
-    done = nightly(tmp_path)
-    assert done.returncode == 2
-    assert "no target given" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("text", "seconds"),
     [("90", 90), ("90s", 90), ("20m", 1200), ("1h30m", 5400), ("2h", 7200), ("0.5s", 0.5), ("1.5m", 90)],

@@ -156,67 +156,6 @@ def test_help_does_not_import_what_only_a_command_needs(help_of_a_fresh_process:
     assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & modules
 
 
-# -- errors -------------------------------------------------------------------------------------------------
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    with pytest.raises(SystemExit, match="2"):
-        main(list(arguments))
-    return capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("typed", "near"), [("rnu", "run"), ("benhc", "bench"), ("comapre", "compare"), ("Nightly", "nightly")]
-)
-def test_a_misspelled_command_is_gets_the_closest_one(
-    typed: str, near: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capsys, typed)
-    assert said.endswith(
-        f"\nverify: error: no command is named {typed!r} (closest: {near})\n  next: verify {near} --help\n"
-    )
-
-
-def test_a_command_that_is_like_none_gets_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no command is named 'xyzzy'; verify knows doctor, init, list, run, " in refused(capsys, "xyzzy")
-    said = refused(capsys, "bounds", "propos")
-    assert said.endswith("no command is named 'propos' (closest: propose)\n  next: verify bounds propose --help\n")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("sweep", "--results", "dx"), "unrecognized arguments: --results (closest: --result)"),
-        (("run", "--dtyp=float32"), "unrecognized arguments: --dtyp=float32 (closest: --dtype)"),
-        (("run", "--laws", "quick"), "unrecognized arguments: --laws\n"),
-        (
-            ("run", "--dtype", "float31"),
-            "argument --dtype: unknown dtype 'float31' (closest: float32); verify knows: float64",
-        ),
-        (("hunt", "k", "--dtype", "bf16"), "argument --dtype: unknown dtype 'bf16' (closest: bfloat16)"),
-        (("hunt", "--seed", "-1"), "argument --seed: a whole number from 0; received '-1'"),
-        (("replay", "--index", "1.5"), "argument --index: a whole number from 0; received '1.5'"),
-        (("replay", "--law", "speed"), "argument --law: no law is named 'speed'; the laws are: determinism"),
-        (("run", "--without", "compield"), "argument --without: no law is named 'compield' (closest: compiled)"),
-        (("gate", "--timeout", "soon"), "argument --timeout: a time is positive, such as 90, 90s, 20m or 1h30m"),
-    ],
-)
-def test_what_an_option_does_not_take_is_said(
-    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refused(capsys, *arguments)
-    assert message in said and said.count("\n  next: verify ") == 1
-
-
-def test_stdout_takes_one_result(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "nowhere.py", "--json", "-", "--html", "-"]) == exits.USAGE
-    said = capsys.readouterr()
-    assert (said.out, said.err) == (
-        "",
-        "verify: one result goes to stdout; received - for --json and --html\n  next: verify run --help\n",
-    )
-
-
 # -- what was given -----------------------------------------------------------------------------------------
 
 
@@ -277,10 +216,3 @@ def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
 def test_numbers_that_json_lacks_are_words() -> None:
     text = sinks.as_json({"b": [math.nan, (math.inf, -math.inf)], "a": 0.5})
     assert json.loads(text) == {"a": 0.5, "b": ["nan", ["inf", "-inf"]]}
-
-
-def test_laws_are_left_out_only_where_laws_are_tried(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "k.py", "--without", "batch-invariance"]) == exits.USAGE
-    said = capsys.readouterr().err
-    assert "--without leaves out laws, and only --profile tries them; received it alone" in said
-    assert said.endswith("next: verify run k.py --profile ci --without 'batch invariance'\n")

@@ -137,44 +137,9 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
     assert "cause: " in law.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("replay",), "an element is named by TARGET and CASE, or by the record of a run"),
-        (("replay", "accuracy.py::textbook"), "an element is named by TARGET and CASE"),
-        (("replay", "--run", "run.json", "--index", "9999999"), "has no element of index 9999999 with an error"),
-        (("replay", "nobody", "--run", "run.json"), "has no element of nobody with an error"),
-        (
-            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--run", "run.json"),
-            "run.json does not show this element; it shows the worst of each result",
-        ),
-        (
-            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--shrink"),
-            "only a result beyond its limit can be made smaller",
-        ),
-        (
-            ("replay", "accuracy.py::textbook", "{}", "--law", "batch invariance", "--snippet", "-"),
-            "a script shows one element and its exact value; the law of batch invariance is not about one",
-        ),
-        (
-            ("replay", "accuracy.py::scaled_alone", '{"dtype":"float32","dims":[2,8],"fill":"normal"}'),
-            'kernel \'scaled_alone\' takes no bias, and the case has one\n  next: add "absent":["bias"] to the case',
-        ),
-        (
-            ("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}'),
-            "the operands of the case take 2,000,000,000,000 bytes, and ",
-        ),
-        (("replay", "--law", "accuracy"), "--law tries a law on a case: give TARGET and CASE"),
-        (
-            ("explain", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1],"fill":"ones"}', "--result", "dz"),
-            "kernel 'textbook' has no result 'dz' here; it has: y",
-        ),
-    ],
-)
-def test_bad_usage_states_the_rule(verify: Callable[..., Said], arguments: tuple[str, ...], message: str) -> None:
-    done = verify(*arguments)
-    assert done.returncode == 2, done.stdout
-    assert message in done.stderr and "Traceback" not in done.stderr
+def test_a_case_that_memory_does_not_hold_is_refused(verify: Callable[..., Said]) -> None:
+    done = verify("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}')
+    assert done.returncode == 2 and "the operands of the case take 2,000,000,000,000 bytes, and " in done.stderr
 
 
 @pytest.mark.slow  # a sweep and a gate run in processes of their own in every run

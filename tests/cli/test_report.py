@@ -159,26 +159,6 @@ def test_open_starts_the_browser_and_says_when_it_cannot(
     assert (saved / "here.html").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["none.json"], "cannot read the record none.json"),
-        (["runs/a.json", "--compare", "none.json"], "cannot read the record none.json"),
-        (["runs/a.json", "--bounds", "none"], "--bounds names a folder; there is none at none"),
-        (["runs/a.json", "--html", "r.html", "--runs", "none"], "--runs names a folder of records; there is none"),
-        (["runs/a.json", "--runs", "runs"], "--runs draws into the HTML page; it received no --html and no --open"),
-    ],
-)
-def test_what_cannot_be_done_is_said(
-    saved: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    code, out, err = verify(capsys, *arguments)
-    assert code == 2
-    assert out == ""
-    assert message in err
-    assert not (saved / "r.html").exists()
-
-
 def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(sample(), saved / "hostile.json")
     code, _, _ = verify(capsys, "hostile.json", "--compare", "hostile.json", "--html", "r.html")

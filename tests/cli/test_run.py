@@ -199,60 +199,6 @@ def test_two_runs_give_the_same_record(ran) -> None:
     assert first.kernels[0].results == item.results
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("run", "nowhere.py"), "no such file: nowhere.py"),
-        (("run", "accuracy.py::nobody"), "accuracy.py has no kernel 'nobody'"),
-        (("run", "broken.py"), "broken.py fails on import: ZeroDivisionError"),
-        (("run", "unknown.py"), "unknown.py: no op is named 'gelo'"),
-        (("run", "none.py"), "none.py declares no kernel"),
-        (("run", "twice.py"), "twice.py declares two kernels as 'k'"),
-        (("run", "layout.py"), "layout.py: kernel 'k': layouts is"),
-        (("run",), "no target given and no [tool.verify] kernels in pyproject.toml"),
-        (("replay", "accuracy.py::good", "{}"), "not a case: "),
-        (("report", "nowhere.json"), "cannot read the record nowhere.json"),
-    ],
-)
-def test_bad_usage_is_exit_2_and_states_the_rule(here, ran, arguments: tuple[str, ...], message: str) -> None:
-    folder = ran[2]
-    (folder / "broken.py").write_text("1 / 0\n")
-    declaration = "import verify\n@verify.kernel({})\ndef k(x):\n    return x\n"
-    (folder / "unknown.py").write_text(declaration.format('op="gelo"'))
-    (folder / "layout.py").write_text(declaration.format('op="gelu", layouts="diagonal"'))
-    (folder / "none.py").write_text("x = 1\n")
-    (folder / "twice.py").write_text(2 * declaration.format('op="gelu"'))
-    done = here(*arguments)
-    assert done.returncode == 2, done.stdout
-    assert done.stderr.startswith(f"verify: {message}")
-    assert done.stderr.count("verify: ") == done.stderr.count("\n  next: ") == 1, "one error, and what to do"
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("arguments", "command"),
-    [
-        (("hunt", "accuracy.py", "--seconds=3"), "hunt"),
-        (("bounds", "review", "--seconds=3"), "bounds review"),
-        (("--seconds=3",), ""),
-    ],
-)
-def test_an_option_that_there_is_not_is_answered_with_the_usage_of_its_command(
-    arguments: tuple[str, ...], command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(list(arguments))
-    prog = f"verify {command}".strip()
-    said = capsys.readouterr().err
-    assert said.startswith(f"usage: {prog} [-h]")
-    assert said.endswith(f"\n{prog}: error: unrecognized arguments: --seconds=3\n  next: {prog} --help\n")
-
-
-def test_a_usage_error_without_advice_names_the_help_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "run.json", "--runs", "runs"]) == 2
-    assert capsys.readouterr().err.endswith("\n  next: verify report --help\n")
-
-
 def test_a_file_that_ends_the_process_is_named_with_the_command_that_shows_it(tmp_path: Path) -> None:
     (tmp_path / "my exits.py").write_text("import sys\nsys.exit(3)\n")
     done = verify("run", "my exits.py", "--backend", "interpreter", cwd=tmp_path)
@@ -268,13 +214,6 @@ def test_a_dtype_that_no_kernel_declares_is_said_with_what_they_declare(ran) -> 
     assert done.returncode == 3
     assert "declares float16; --dtype asks for float32\n" in done.stdout
     assert done.stdout.endswith("\nnext: verify list accuracy.py\n") and done.stdout.count("verify list") == 1
-
-
-def test_a_wrong_command_is_answered_once_and_never_with_itself(ran) -> None:
-    done = said("run", "nowhere.py", "--backend", "interpreter", cwd=ran[2])
-    assert done.returncode == 2
-    assert (done.stdout + done.stderr).count("nowhere.py") == 1
-    assert (done.stdout + done.stderr).count("next: ") == 1
 
 
 def test_one_kernel_is_listed_as_one(here) -> None:

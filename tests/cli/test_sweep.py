@@ -80,45 +80,6 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(here, tmp_path: Path) -> None:
     assert again.returncode == 1 and "+255.195 ULP" in again.stdout
 
 
-GOOD = f"{SUBJECTS}::good"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message", "hint"),
-    [
-        (
-            (f"{SUBJECTS}::geglu",),
-            "kernel 'geglu' has two operands: --pairs sweeps all 2^32 pairs",
-            f"verify sweep {SUBJECTS}::geglu --pairs",
-        ),
-        (
-            (f"{SUBJECTS}::softmax",),
-            "a sweep enumerates the inputs of elementwise ops judged by the plain error; kernel 'softmax' computes",
-            f"verify run {SUBJECTS}::softmax",
-        ),
-        ((GOOD, "--pairs"), f"--pairs sweeps kernels of two operands; {GOOD} has one", f"verify sweep {GOOD}"),
-        ((GOOD, "--range=2:1"), "--range is LO:HI with LO <= HI", "verify sweep FILE.py::KERNEL --range=-1:0.5"),
-        ((GOOD, "--regime", "nowhere"), "has regimes 'vanishing'", f"verify sweep {GOOD} --regime vanishing"),
-        ((GOOD, "--result", "dz"), "'good' has results y, dx; received 'dz'", f"verify sweep {GOOD} --result y"),
-        (
-            (GOOD, "--dtype", "float64"),
-            "kernel 'good' declares bfloat16, float16, float32; received float64",
-            f"verify sweep {GOOD} --dtype bfloat16",
-        ),
-        (
-            (str(SUBJECTS), "--dtype", "float64"),
-            "nothing to sweep: kernel 'good' declares bfloat16, float16, float32; received float64; kernel ",
-            f"verify sweep {GOOD} --dtype bfloat16",
-        ),
-    ],
-)
-def test_what_cannot_be_swept_is_a_usage_error(here, arguments: tuple[str, ...], message: str, hint: str) -> None:
-    done = here(*arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    assert message in done.stderr
-    assert done.stderr.endswith(f"\n  next: {hint}\n")
-
-
 # -- interruption: two chunks, of which the second waits for a file ---------------------------------------------
 
 
