@@ -58,12 +58,14 @@ def names(*all_: str) -> list[Any]:
 @pytest.mark.parametrize(
     "name", names("varlen_attention", "attention_backward", "gating", "permute_tokens", "there_and_back")
 )
-def test_a_right_kernel_passes(name: str, backend: Backend) -> None:
+def test_a_right_kernel_passes(name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch)
     run = measured(structured(name), backend)
     assert run.status == "ok", [(each.output, each.status, each.reason) for each in run.results]
 
 
-def test_a_right_backward_kernel_passes(backend: Backend) -> None:
+def test_a_right_backward_kernel_passes(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch)
     assert measured(twin("norm_backward"), backend).status == "ok"
 
 

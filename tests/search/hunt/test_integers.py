@@ -17,12 +17,12 @@ def hunted(function: Any, evaluations: int) -> Hunted:
 
 
 def test_a_wrong_integer_is_found() -> None:
-    found = hunted(lambda x: x.bfloat16().argmax(-1), 512).result
+    found = hunted(lambda x: x.bfloat16().argmax(-1), 128).result
     [worst, *_] = found.worst
     assert (found.status, found.format) == ("wrong", "integers")
     assert worst.got != worst.truth and found.reason == f"{worst.got} in the place of {worst.truth}"
 
 
 def test_the_last_of_equal_elements_is_right() -> None:
-    found = hunted(lambda x: x.shape[-1] - 1 - x.flip(-1).argmax(-1), 256).result
+    found = hunted(lambda x: x.shape[-1] - 1 - x.flip(-1).argmax(-1), 128).result
     assert (found.status, found.format, found.reason) == ("ok", "integers", "")
