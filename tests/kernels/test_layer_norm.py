@@ -383,7 +383,7 @@ def test_long_rows_backward(n, dtype, monkeypatch):
 
 @pytest.mark.parametrize("name", ["outlier", "mean 1e4", "huge", "tiny no eps", "one step"])
 def test_paired_kernel_in_hard_regimes(name, monkeypatch):
-    """Without weight and bias too; several rows per program, so that the next row is prefetched."""
+    """Some without a weight; several rows per program, so that the next row is prefetched."""
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     monkeypatch.setattr(plan, "PAIRED_PROGRAMS", 1)
     n = 4_097
@@ -392,12 +392,10 @@ def test_paired_kernel_in_hard_regimes(name, monkeypatch):
     dy = (draw(3, n, seed=3) + 3 * draw(3, n, seed=len(name) + n)).float()
     weight = draw(n, seed=1).float()
     columns = [0, 1, n // 2, n - 1, *range(7, n, 97)]
-    for w in (weight, None):
-        outputs, gradients = run(x, w, None, dy * 2.0**-60, eps)
-        inputs, upstream = (x, w, None), (dy * 2.0**-60,)
-        found = exact_errors(inputs, outputs, upstream, gradients, eps, pick=columns)
-        assert found["x"] <= 0.7, found
-        assert found.get("weight", 0.0) <= 2.0, found
+    w = None if name in ("huge", "one step") else weight
+    outputs, gradients = run(x, w, None, dy * 2.0**-60, eps)
+    found = exact_errors((x, w, None), outputs, (dy * 2.0**-60,), gradients, eps, pick=columns)
+    assert found["x"] <= 0.7 and found.get("weight", 0.0) <= 2.0, found
 
 
 def test_paired_kernel_sums_dbias_without_drift(monkeypatch):

@@ -69,7 +69,7 @@ def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
     def results(x, weight, dy):
         """Of layers with and without stored pre-activation, of GEGLU, and of their gradients."""
         found = []
-        for name in ("id", "gelu", "squared_relu"):
+        for name in ("id", "gelu"):  # an activation changes no load; one of them has a gradient that reads the sums
             leaves = [t.detach().requires_grad_() for t in (x, weight, bias)]
             y = linear_act.linear_act(*leaves, activation=name)
             found += [y.detach(), *torch.autograd.grad(y, leaves, dy)]
@@ -85,7 +85,7 @@ def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
         with hopper(monkeypatch) as launched:
             got = results(layouts(x)[name], layouts(weight)[name], layouts(dy)[name])
         products = [boxed for kernel, boxed in launched if kernel in ("_tile_kernel", "_weight_kernel")]
-        assert len(products) >= 14 and all(products), launched
+        assert len(products) >= 10 and all(products), launched
         assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), name
 
 
