@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from benchmarks.like_rules import write
 from verify.measure.judge import Effort, JudgedBy, judge_by
 from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
@@ -121,9 +122,7 @@ def main() -> None:
     """Writes the table into the page that the command names, or prints it."""
     made = table()
     if len(sys.argv) > 1:
-        page = Path(sys.argv[1])
-        before, rest = page.read_text().split("<!-- forms -->")
-        page.write_text(f"{before}<!-- forms -->\n{made}\n<!-- /forms -->{rest.partition('<!-- /forms -->')[2]}")
+        write(Path(sys.argv[1]), "forms", made + "\n")
     else:
         print(made)
 
