@@ -43,12 +43,6 @@ def test_checked_operands_keep_the_contract() -> None:
     holds("error contract", gated_kernel(checked_gate))
 
 
-def test_integers_that_are_taken_are_found() -> None:
-    taken = silu_kernel(lambda x: torch.nn.functional.silu(x if x.is_floating_point() else x.float()).to(x.dtype))
-    found = breaks("error contract", taken, "an invalid operand is accepted")
-    assert found.facts == {"operand": "x of int64", "returned": "y torch.int64 [2, 5]"}
-
-
 @pytest.mark.parametrize(("of", "right"), [("right", True), ("bits", False), ("flat", False), ("empty", False)])
 def test_integers_may_be_taken_where_the_answer_is_right(of: str, right: bool) -> None:
     wide = {
@@ -166,14 +160,6 @@ def test_a_case_that_spells_out_its_elements_is_tried_in_a_larger_shape_too() ->
     registry.get("compiled").check(Subject(kernel, "float32", backends.select(), None), case)
 
 
-def test_a_kernel_that_behaves_differently_when_compiled_is_found() -> None:
-    def two_faced(x):
-        y = silu_in_an_operator(x, "")
-        return y * 1.001 if torch.compiler.is_compiling() else y
-
-    breaks("compiled", silu_kernel(two_faced, gradients=False), "torch.compile changes the results")
-
-
 def test_a_value_that_is_baked_into_the_compiled_program_is_found() -> None:
     @torch.compiler.assume_constant_result
     def first(x):
@@ -210,22 +196,7 @@ def test_cases_that_differ_in_values_share_what_is_compiled(monkeypatch: pytest.
     assert len(made) == 5  # what was broken is compiled again, as a replay would
 
 
-@torch.library.custom_op("verify_tests::mislabelled", mutates_args=())
-def _mislabelled(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.silu(x)
-
-
-@_mislabelled.register_fake
-def _(x):
-    return x.new_empty((*x.shape[:-1], x.shape[-1] + 1))
-
-
-def test_a_fake_implementation_of_another_shape_is_found() -> None:
-    kernel = silu_kernel(lambda x: _mislabelled(x), gradients=False)
-    rule = "a custom operator of the kernel is not what it is registered as"
-    found = breaks("custom operators", kernel, rule)
-    assert found.facts["operator"] == "verify_tests.mislabelled.default"
-    assert found.facts["opcheck says"].endswith("are not equal!")
+def test_a_right_operator_keeps_the_law_and_a_kernel_without_one_is_skipped() -> None:
     holds("custom operators", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
     skips("custom operators", silu_kernel(torch.nn.functional.silu), "the kernel calls no custom operator")
 

@@ -54,19 +54,6 @@ def test_a_right_backward_pass_agrees_with_differences(law: str) -> None:
     holds(law, norm_kernel(layer_norm), "float64")
 
 
-def test_the_backward_pass_of_another_form_is_found() -> None:
-    kernel = silu_kernel(with_backward(lambda x, dy: dy * slope(1.001 * x)), gradients=True)
-    found = breaks("gradcheck", kernel, "the gradients disagree with finite differences", "float64")
-    assert found.facts["torch says"].startswith("Jacobian mismatch")
-
-
-def test_a_double_backward_that_forgets_a_path_is_found() -> None:
-    kernel = silu_kernel(with_backward(lambda x, dy: dy * slope(x.detach())), gradients=True)
-    holds("gradcheck", kernel, "float64")
-    rule = "the gradient of the gradient disagrees with finite differences"
-    breaks("gradgradcheck", kernel, rule, "float64")
-
-
 def test_gradient_laws_say_why_they_do_not_apply() -> None:
     once = silu_kernel(with_backward(lambda x, dy: dy * slope(x), once=True), gradients=True)
     skips("gradgradcheck", once, "the backward pass is not differentiable", "float64")
@@ -196,29 +183,9 @@ def test_identities_are_tried_in_formats_that_pytorch_does_not_multiply() -> Non
         breaks("exact identities", shifted, "y(-1 x1, x2) is not -1 y", dtype)
 
 
-def test_a_lopsided_curve_is_found() -> None:
-    lopsided = silu_kernel(lambda x: torch.where(x < 0, silu(x) * 1.0001, silu(x)))
-    breaks("exact identities", lopsided, "y(x) - y(-x) is not x")
-
-
 def test_a_gate_that_is_not_linear_is_found() -> None:
     kernel = gated_kernel(lambda x1, x2: (x1 + 2.0**-20) * silu(x2))
     breaks("exact identities", kernel, "y(-1 x1, x2) is not -1 y")
-
-
-def test_a_misplaced_eps_is_found() -> None:
-    def outside(x, weight, bias, *, eps):
-        wide = x.double()
-        centred = wide - wide.mean(-1, keepdim=True)
-        return (centred / ((centred * centred).mean(-1, keepdim=True).sqrt() + eps) * weight + bias).to(x.dtype)
-
-    found = breaks("exact identities", norm_kernel(outside), "eps) is not y")
-    assert found.facts["wanted"].startswith("1 times")
-
-
-def test_a_gradient_that_is_clipped_is_found() -> None:
-    clipped = silu_kernel(with_backward(lambda x, dy: (dy * slope(x)).clamp(max=0.9)), gradients=True)
-    breaks("linear backward", clipped, "times the upstream gradient does not give")
 
 
 def test_a_gradient_that_underflows_may_come_back_when_it_is_doubled() -> None:
@@ -259,12 +226,6 @@ def test_an_op_without_an_identity_says_so() -> None:
 
 def test_a_smooth_kernel_is_monotone() -> None:
     holds("monotone", silu_kernel(silu))
-
-
-def test_a_seam_between_two_branches_is_found() -> None:
-    seam = silu_kernel(lambda x: torch.where(x.view(torch.int32) % 16 == 5, silu(x) * (1 + 2.0**-18), silu(x)))
-    found = breaks("monotone", seam, "y goes the wrong way by more than the limit explains")
-    assert found.facts["the function"] in ("rises", "falls")
 
 
 def test_a_function_of_two_numbers_is_not_monotone_in_one() -> None:
