@@ -6,7 +6,6 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -21,17 +20,7 @@ from verify.report import words
 from verify.report.html import against, record_html
 from verify.report.present import present
 
-CELLS = """(key) => [...document.querySelectorAll('#table tbody tr')]
-    .filter((row) => !row.hidden)
-    .map((row) => row.querySelector(`.c-${key} a`) ?? row.querySelector(`.c-${key}`))
-    .map((cell) => cell.textContent)"""
-
-# what lies compressed in the page is unpacked
-READY = """new Promise((done) => {
-    const { dataset } = document.documentElement;
-    const look = () => (dataset.ready ? done(dataset.ready) : setTimeout(look, 5));
-    look();
-})"""
+SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +42,7 @@ def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
         tab.resize(width, mobile=width < 500)
         tab.media(scheme=scheme)
         tab.open(path)
-        assert tab.evaluate(READY) == "yes"
+        assert tab.evaluate(SCRIPT + "look.ready()") == "yes"
         return tab
 
     yield show
@@ -67,7 +56,7 @@ def page(opened: Callable[..., Page], file: Path) -> Page:
 
 
 def column(page: Page, key: str) -> list[str]:
-    found: list[str] = page.evaluate(f"({CELLS})({json.dumps(key)})")
+    found: list[str] = page.evaluate(f"{SCRIPT}look.cells({json.dumps(key)})")
     return found
 
 
@@ -241,30 +230,13 @@ def test_a_kernel_link_opens_its_section(page: Page) -> None:
 
 
 def test_the_download_is_the_record(page: Page) -> None:
-    got = page.evaluate(
-        """(async () => {
-            let blob, name;
-            URL.createObjectURL = (it) => { blob = it; return 'blob:none'; };
-            HTMLAnchorElement.prototype.click = function () { name = this.download; };
-            document.querySelector('#download').click();
-            return [name, blob.type, await blob.text()];
-        })()"""
-    )
+    got = page.evaluate(SCRIPT + "look.downloaded()")
     assert got[:2] == ["verify-3f9ac07be215.json", "application/json"]
     assert files.decode(got[2].encode()) == sample()
 
 
 def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
-    got = page.evaluate(
-        """(async () => {
-            const copied = [];
-            const writeText = async (text) => { copied.push(text); };
-            Object.defineProperty(navigator, 'clipboard', {value: {writeText}});
-            for (const button of document.querySelectorAll('.elements .copy')) button.click();
-            await new Promise((done) => setTimeout(done, 60));
-            return [copied, document.querySelectorAll('.elements tbody tr').length];
-        })()"""
-    )
+    got = page.evaluate(SCRIPT + "look.copied()")
     elements = [worst for kernel in sample().kernels for result in kernel.results for worst in result.worst]
     wanted = [record.replay_command(worst.origin) for worst in elements]
     assert got[1] == len(wanted)
@@ -272,16 +244,7 @@ def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
 
 
 def test_the_command_is_shown_when_copying_is_refused(page: Page) -> None:
-    got = page.evaluate(
-        """(async () => {
-            Object.defineProperty(navigator, 'clipboard', {value: undefined});
-            document.execCommand = () => false;
-            document.querySelector('#kernel-3 .elements .copy').click();
-            await new Promise((done) => setTimeout(done, 60));
-            const line = document.querySelector('#kernel-3 .copied');
-            return [line.hidden, line.textContent];
-        })()"""
-    )
+    got = page.evaluate(SCRIPT + "look.refused()")
     replay = record.replay_command(sample().kernels[3].results[0].worst[0].origin)
     assert got == [False, f"Copy this: {replay}"]
 
@@ -289,19 +252,7 @@ def test_the_command_is_shown_when_copying_is_refused(page: Page) -> None:
 def test_hovering_the_histogram_reads_a_bin(page: Page) -> None:
     result = sample().kernels[3].results[0]
     counts = result.histogram.counts
-    got: list[Any] = page.evaluate(
-        """(() => {
-            const plot = document.querySelector('#kernel-3 svg.histogram');
-            const box = plot.getBoundingClientRect();
-            const bars = BARS;
-            return [...Array(bars).keys()].map((index) => {
-                const x = box.left + box.width * (44 + (index + 0.5) * (560 - 44) / bars) / 560;
-                const at = {clientX: x, clientY: box.top + 20};
-                plot.dispatchEvent(new PointerEvent('pointermove', at));
-                return plot.parentElement.querySelector('.reading').textContent;
-            });
-        })()""".replace("BARS", str(len(counts)))
-    )
+    got = page.evaluate(f"{SCRIPT}look.hovered({len(counts)})")
     from verify.report.words import power
 
     edges = [power(edge) for edge in result.histogram.edges]
@@ -325,38 +276,10 @@ def test_themes(opened: Callable[..., Page], file: Path) -> None:
     assert seen == [("Theme: light", light), ("Theme: dark", dark), ("Theme: auto", light)]
 
 
-CONTRAST = """(() => {
-    const number = (text) => text.match(/[\\d.]+/g).map(Number);
-    const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-        .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-    const behind = (element) => {
-        for (let at = element; at; at = at.parentElement) {
-            const color = number(getComputedStyle(at).backgroundColor);
-            if (color.length === 3 || color[3] === 1) return color;
-        }
-    };
-    for (const section of document.querySelectorAll('details')) section.open = true;
-    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-    const poor = new Set();
-    while (walker.nextNode()) {
-        const element = walker.currentNode.parentElement;
-        if (!walker.currentNode.textContent.trim() || !element.checkVisibility()) continue;
-        const style = getComputedStyle(element);
-        const a = light(number(element.closest('svg') ? style.fill : style.color));
-        const b = light(behind(element));
-        const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-        const name = `${element.tagName}.${element.getAttribute('class')}`;
-        if (ratio < 4.5) poor.add(`${name} ${ratio.toFixed(2)}`);
-    }
-    return [...poor];
-})()"""
-
-
 def test_all_text_has_enough_contrast(page: Page) -> None:
     for scheme in ("light", "dark"):
         page.media(scheme=scheme)
-        assert page.evaluate(CONTRAST) == [], scheme
+        assert page.evaluate(SCRIPT + "look.contrast()") == [], scheme
 
 
 def test_nothing_runs_off_the_side(page: Page) -> None:
@@ -535,7 +458,7 @@ def test_many_peers_are_asked_for_and_their_rows_sort_with_the_others(
     for width in (390, 800, 1280):
         tab.resize(width, mobile=width < 500)
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.evaluate(CONTRAST) == []
+    assert tab.evaluate(SCRIPT + "look.contrast()") == []
     assert tab.complaints == []
 
 
@@ -545,7 +468,7 @@ def test_the_rich_page_fits_every_screen_and_has_contrast(opened: Callable[..., 
         tab = opened(rich_file, width, scheme)
         tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        assert tab.evaluate(CONTRAST) == []
+        assert tab.evaluate(SCRIPT + "look.contrast()") == []
 
 
 def test_the_classes_of_inputs_are_seen_without_scrolling(opened: Callable[..., Page], file: Path) -> None:
