@@ -25,8 +25,8 @@ def swiglu_split(x1, x2):
 
 
 # Kernels and launchers are GEGLU's, which get every law. Here are the laws about the formulas and SwiGLU's own
-# operators. tests/kernels/test_swiglu.py compares split operands with Arb in every dtype, and tests their registration
-# and compiled calls. `verify run --profile ci` tries every law in every dtype.
+# operators. tests/kernels/test_swiglu.py compares split operands with Arb in every dtype, test_composition.py
+# compiles calls. `verify run --profile ci` tries every law in every dtype.
 SHARED = ["determinism", "batch invariance", "many rows", "compiled", "custom operators"]
 LAWS = ["special values", "layout independence", "upstream layout independence"]
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -128,44 +128,6 @@ def test_packed_backward_is_one_launch_into_one_tensor(backend, monkeypatch, gat
     assert torch.equal(dx, want) and dx.is_contiguous()
 
 
-LAYOUTS: dict[str, Any] = {
-    "rows apart": lambda t: t[:, :, :10],
-    "offset": lambda t: t[1:, :, 2:],
-    "every second row": lambda t: t[:, ::2],
-    "permuted": lambda t: t.permute(1, 0, 2),
-    "last dimension strided": lambda t: t[..., ::2],
-    "last dimension first": lambda t: t.permute(2, 1, 0),
-    "expanded": lambda t: t[:1].expand(3, -1, -1),
-    "one row": lambda t: t[0, 0],
-    "empty rows": lambda t: t[:0],
-    "empty columns": lambda t: t[..., :0],
-}
-
-
-@each
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_give_the_bits_of_the_contiguous_input(backend, gated, layout):
-    torch.manual_seed(2)
-    x = LAYOUTS[layout](torch.randn(4, 6, 16, device=backend.device))
-    before = x.clone()
-    a, b = x.detach().requires_grad_(), x.contiguous().detach().requires_grad_()
-    ya, yb = gated.packed(a), gated.packed(b)
-    assert torch.equal(ya, yb)
-    first, second = x.chunk(2, -1)
-    assert ya.stride() == torch.empty_like(first).stride()
-    whole = [t.contiguous().requires_grad_() for t in (first.detach(), second.detach())]
-    assert torch.equal(gated.split(first, second), yb)
-    dy = torch.randn(ya.shape, device=backend.device)
-    for g in (dy, dy.sum().expand(dy.shape)):
-        got, want = (
-            torch.autograd.grad(y, t, u, retain_graph=True)[0] for y, t, u in ((ya, a, g), (yb, b, g.contiguous()))
-        )
-        assert torch.equal(got, want)
-        apart = torch.autograd.grad(gated.split(*whole), whole, g)  # two contiguous tensors are one long row
-        assert torch.equal(torch.cat(apart, -1), want)
-    assert torch.equal(x, before)
-
-
 @each
 def test_0d_and_wide_rows(backend, gated):
     v = torch.tensor(2.0, device=backend.device), torch.tensor(-0.5, device=backend.device)
@@ -187,14 +149,3 @@ def test_gradcheck_and_gradgradcheck(backend, gated):
         gate_last = gated is not FORMS["geglu"]  # a flag of the launcher they share
         assert check(lambda t, g=gate_last: gated.packed(t, gate_last=g), x, fast_mode=True)
         assert check(gated.split, halves, fast_mode=True)
-
-
-@pytest.mark.parametrize(("form", "other"), [("none", "tanh"), ("silu", "silu")])
-def test_operators_are_registered_for_the_compiler(backend, form, other):
-    ops = torch.ops.precise_geglu
-    x = torch.randn(3, 8, device=backend.device, requires_grad=True)
-    a, b = (torch.randn(3, 4, device=backend.device, requires_grad=True) for _ in range(2))
-    torch.library.opcheck(ops.packed, (x, form, True))
-    torch.library.opcheck(ops.packed_backward, (a, x, other, False))
-    torch.library.opcheck(ops.split, (a, b, other))
-    torch.library.opcheck(ops.split_backward, (a, b, a, form))
