@@ -195,5 +195,5 @@ def test_sizes_whose_integers_the_dtype_does_not_hold_say_what_to_declare(backen
 
 
 def test_a_dtype_that_integers_do_not_have(backend: Backend) -> None:
-    with pytest.raises(UsageError, match="dtype of at in operand_dtypes is one of int64, int32.*received 'float16'"):
+    with pytest.raises(UsageError, match="gives integers a dtype of int64, int32.*received 'float16' for at"):
         gathering("float16")

@@ -49,8 +49,12 @@ def contiguous(about: str, layouts: Any, taken: Sequence[str]) -> tuple[str, ...
     """Returns the operands that a kernel takes in contiguous memory alone."""
     said = layouts if isinstance(layouts, Mapping) else dict.fromkeys(taken, layouts)
     for name, layout in said.items():
-        one_of(about, "an operand in layouts", name, taken)
         one_of(about, "layouts", layout, ("any", "contiguous"))
+        if name not in taken:
+            raise UsageError(
+                f"{about}: layouts is about its operands, {', '.join(taken)}; received {name!r}",
+                hint=f"layouts={{{taken[0]!r}: 'contiguous'}}",
+            )
     return tuple(name for name in taken if said.get(name) == "contiguous")
 
 
@@ -307,7 +311,11 @@ def whole_dtypes(about: str, op: Op, taken: Sequence[str], given: Any) -> tuple[
         return op, given, {}
     found = {name: str(item).removeprefix("torch.") for name, item in given.items() if name in whole}
     for name, item in found.items():
-        one_of(about, f"the dtype of {name} in operand_dtypes", item, WHOLE)
+        if item not in WHOLE:
+            raise UsageError(
+                f"{about}: operand_dtypes gives integers a dtype of {', '.join(WHOLE)}; received {item!r} for {name}",
+                hint=f"operand_dtypes={{{name!r}: 'int32'}}",
+            )
     definition = op.baseline
 
     def baseline(*operands: Any, **params: Any) -> Any:
