@@ -285,6 +285,24 @@ def test_equal_terms_have_the_noise_of_roundings_in_one_direction() -> None:
     assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
 
 
+def test_equal_products_have_the_noise_of_roundings_in_one_direction() -> None:
+    """As equal terms: rows of one number, with signs or without, times columns of one number with the same signs."""
+    signs = torch.tensor([1.0, -1.0]).repeat(2048)
+    for own, other in ((torch.ones(4096), torch.ones(4096)), (signs, signs)):
+        x, w = (1.1792862 * own)[None], (0.7 * other)[:, None]
+        total = torch.zeros(1)
+        for place in range(4096):
+            total = total + x[:, place] * w[place]
+        off = (total.double() - (x.double() @ w.double())[0]).abs()
+        sampled = noise(lambda x, w: x @ w, {"x": x, "w": w}).deviation[0]
+        assert bool(off <= 8 * sampled)
+        varied = noise(lambda x, w: x @ w, {"x": x * (1 + 1e-3 * drawn(1, 4096)), "w": w}).deviation[0]
+        assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
+    mixed = noise(lambda x, w: x @ w, {"x": signs[None], "w": 0.7 * torch.ones(4096, 1)}).deviation
+    alike = noise(lambda x, w: x @ w, {"x": signs[None] * (1 + 1e-3 * drawn(1, 4096)), "w": 0.7 * torch.ones(4096, 1)})
+    assert bool(mixed <= 2 * alike.deviation), "terms that cancel do not add up"
+
+
 def test_elements_that_hang_on_one_sum_move_together() -> None:
     """One disturbance moves all of them in one run by up to sqrt 3 of their deviation; others average out."""
     x = drawn(1, 512, seed=12)

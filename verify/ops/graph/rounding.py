@@ -172,8 +172,9 @@ class Terms:
     squares: Tensor
     count: Tensor  # number of terms that are not 0
     quantum: Tensor | float  # number that divides every term, as in `Chain`; 0: none is known
-    equal: Tensor | None  # number of neighbours that are equal; None: terms of a product of matrices
+    equal: Tensor | float  # number of neighbours that are equal
     all: int  # number of neighbours, or of terms of a product
+    product: bool = False  # True: terms of a product of matrices
     promoted: Tensor | float = 0.0  # variance of promoted sums of 14 bits
 
     def joined(self, other: Terms) -> Terms:
@@ -182,20 +183,21 @@ class Terms:
             self.squares + other.squares,
             self.count + other.count,
             torch.minimum(torch.as_tensor(self.quantum), torch.as_tensor(other.quantum)),
-            None if self.equal is None or other.equal is None else self.equal + other.equal,
+            self.equal + other.equal,
             self.all + other.all,
+            self.product,
             self.promoted + other.promoted,
         )
 
     def deviation(self, total: Tensor, format: Rounding) -> Tensor | None:
         """Returns the deviation of the sum; None if it is exact in every order, as counts are."""
-        found = of_sum(total, self.squares, self.count, format, products=self.equal is None)
-        if self.equal is None:
-            return self._of_products(found, total, format)
+        found = of_sum(total, self.squares, self.count, format, products=self.product)
         # equal neighbours are all rounded in one direction, until the sum reaches its next power of two
-        equal = self.equal / self.all
+        equal = torch.as_tensor(self.equal / max(self.all, 1), device=total.device)
         together = (total.abs() * self.count * equal * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
         found = torch.where(equal > _MOSTLY, torch.maximum(found, together), found)
+        if self.product:
+            return self._of_products(found, total, format)
         exact = in_every_order(torch.as_tensor(self.quantum), self.squares, self.count, format.unit)
         return None if bool(exact.all()) else found.masked_fill(exact, 0.0)
 
@@ -223,13 +225,32 @@ def terms_of(step: Contract | Reduce, given: Sequence[Tensor], format: Rounding)
         for start in range(0, a.shape[-1] if format.products == PROMOTED else 0, _PROMOTED):
             one, other = a[..., start : start + _PROMOTED], b[..., start : start + _PROMOTED, :]
             promoted = promoted + _of_14_bits(one @ other, (one * one) @ (other * other), one.shape[-1])
-        return Terms(squares, count.to(squares.device), 0.0, None, a.shape[-1], promoted)
+        return Terms(squares, count.to(squares.device), 0.0, _equal_products(a, b), a.shape[-1], True, promoted)
     [a], dims, keep = given, step.dims, step.keep
     quantum = Chain.of(a).quantum.amin(dims, keep) if a.numel() else 0.0
     change = a.diff(dim=dims[-1]).abs() <= _CONSTANT * a.abs().amax(dims, True) if a.numel() else a != a
     squares = (a * a).sum(dims, keep)
     neighbours = max(change.numel() // max(squares.numel(), 1), 1)
     return Terms(squares, (a != 0).double().sum(dims, keep), quantum, change.double().sum(dims, keep), neighbours)
+
+
+def _equal_products(a: Tensor, b: Tensor) -> Tensor | float:
+    """Returns how many neighbouring terms of each element of a product of matrices are equal.
+
+    Those count whose factors are both equal, or both differ by their sign alone.
+    """
+    found: Tensor | float = 0.0
+    if a.shape[-1] < 2 or not a.numel() or not b.numel():
+        return found
+    for sign in (1.0, -1.0):
+        one, other = (
+            (x.narrow(dim, 1, x.shape[dim] - 1) - sign * x.narrow(dim, 0, x.shape[dim] - 1)).abs()
+            <= _CONSTANT * x.abs().amax(dim, True)
+            for x, dim in ((a, -1), (b, -2))
+        )
+        if bool((one.double().mean(-1) > _MOSTLY).any()) and bool((other.double().mean(-2) > _MOSTLY).any()):
+            found = found + one.double() @ other.double()
+    return found
 
 
 def deviation_of(
