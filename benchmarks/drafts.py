@@ -117,6 +117,10 @@ class Program:
     def floats(self) -> list[str]:
         return [name for name, value in self.inputs.items() if value.is_floating_point()]
 
+    def names(self) -> list[str]:
+        """Returns the names of what the oracle evaluates: outputs and gradients, those that PyTorch lacks too."""
+        return [*self.outputs, *[f"d{name}" for name in self.floats()]]
+
 
 class Draft:
     """Draws one program, line by line."""
@@ -271,8 +275,7 @@ def prepared(program: Program) -> Program:
     finite = all(bool(v.isfinite().all()) for v in program.inputs.values())
     kept = [True] * len(ys) + [g is not None and finite for g in grads or [None] * len(leaves)]
     results = [*[y.detach() for y in ys], *(grads or [None] * len(leaves))]
-    names_of = [*program.outputs, *[f"d{name}" for name in program.floats()]]
-    program.own = {n: r for n, r, keep in zip(names_of, results, kept, strict=True) if keep and r is not None}
+    program.own = {n: r for n, r, keep in zip(program.names(), results, kept, strict=True) if keep and r is not None}
     program.right = choices(program.f, list(program.inputs.values()), program.upstream)
     for each in program.right:
         each.values = [v for v, keep in zip(each.values, kept, strict=True) if keep]

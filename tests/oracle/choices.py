@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from tests.oracle.functions import Tensors
-from tests.oracle.numbers import Number, Oracled, Run, backward
+from tests.oracle.numbers import Choice, Number, Oracled, Run, backward
 from tests.oracle.tensors import filled
 
 BITS = {torch.float64: 53}  # 16-bit kernels compute in float32 within an operator
@@ -30,6 +30,8 @@ class Evaluation:
     ties: int
     nears: int  # numbers in whose place roundings may choose another
     exponent: int  # of the largest number that came up
+    outputs: int  # how many of the values are outputs
+    run: Run  # tells what is free
 
 
 def evaluate(
@@ -39,15 +41,14 @@ def evaluate(
     drifts: Sequence[np.ndarray] | None = None,
     disturbed: int | None = None,
     last: bool = False,
-    shuffled: int | None = None,
+    choice: Choice | None = None,
 ) -> Evaluation:
     """Returns what f is at inputs + tiny drifts.
 
-    disturbed: the seed of roundings after every step. last: of equal places the last one wins. shuffled: the seed of an
-    order of equal places.
+    disturbed: the seed of roundings after every step. last: of equal places the last one wins, or as a choice says.
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, shuffled)
+    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice)
     given: list[Any] = []
     leaves: list[np.ndarray] = []
     for x in inputs:
@@ -78,7 +79,8 @@ def evaluate(
     ]
     opened = [_each(lambda n: n.open, a) for a in arrays] + [_each(lambda n: n.grad_open, a) for a in leaves]
     exponent = max((n.value._mpf_[2] + n.value._mpf_[3] for n in run.tape if mp.isfinite(n.value)), default=0)
-    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, run.nears, exponent)
+    run.tape = []
+    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, run.nears, exponent, len(arrays), run)
 
 
 def _each(of: Callable[[Number], Any], numbers: np.ndarray) -> np.ndarray:
@@ -98,17 +100,6 @@ def choices(
     source = random.Random(0)
     tried += [[np.array([source.uniform(-1, 1) for _ in range(n)]) for n in sizes] for _ in range(some)]
     return [first, *(evaluate(f, inputs, upstream, drifts, last=bool(at % 2)) for at, drifts in enumerate(tried))]
-
-
-def others(
-    f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], tried: int
-) -> Iterator[Evaluation]:
-    """Yields further choices: random directions, and any of the numbers that no direction moves apart."""
-    sizes = [x.numel() for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    for seed in range(tried):
-        source = random.Random(seed + 1)
-        drifts = [np.array([source.uniform(-1, 1) for _ in range(n)]) for n in sizes]
-        yield evaluate(f, inputs, upstream, drifts, shuffled=seed)
 
 
 def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:

@@ -22,7 +22,9 @@ from tests.oracle.numbers import (
     kinked,
     largest,
     made,
+    pushed,
     ranked,
+    side_of,
     sign_between,
 )
 from tests.oracle.tensors import (
@@ -131,6 +133,9 @@ def stepped(x: Number, step: Callable[[Any], Any], half: bool = False) -> Number
     """Returns a step function of x: floor, or with half rounding to even."""
     if not mp.isfinite(x.value):
         return made(x.value, ((x, 0),), rounds=False)
+    if x.push:  # a choice; roundings may lead to any integer near it
+        Run.now.decisive.add(x.place)
+        return made(step(x.value + mpf(x.push)), ((x, 0),), rounds=False)
     edge = mp.floor(x.value) + mpf(1) / 2 if half else mp.nint(x.value)
     way, near = sign_between(x, constant(edge), exact=True)
     found = step(x.value) if way == 0 else step(edge + mpf(way) / 4 if abs(x.value - edge) < mpf(1) / 4 else x.value)
@@ -144,7 +149,7 @@ def truncated(x: Number) -> Number:
 
 
 def signed(x: Number) -> Number:
-    way, near = sign_between(x, constant(0), exact=True)
+    way, near = side_of(x, constant(0))
     return made(mpf(way), ((x, 0),), rounds=False, open=near)
 
 
@@ -171,6 +176,8 @@ def gelu(x: Number, approximate: str = "none") -> Number:
 
 
 def hardshrink(x: Number, lambd: float = 0.5) -> Number:
+    if mp.isnan(x.value):
+        return x
     above, below = compared("gt", x, lambd), compared("lt", x, -lambd)
     return where(verdict(above.value or below.value, above.open or below.open), x, constant(0))
 
@@ -221,7 +228,7 @@ def compared(name: str, a: Number, b: Any) -> Number:
     b = constant(b)
     if mp.isnan(a.value) or mp.isnan(b.value):
         return verdict(name == "ne", a.open or b.open)
-    way, near = sign_between(a, b, exact=True)
+    way, near = side_of(a, b)
     true = {"gt": way > 0, "ge": way >= 0, "lt": way < 0, "le": way <= 0, "eq": way == 0, "ne": way != 0}[name]
     return verdict(true, a.open or b.open or near)
 
@@ -595,6 +602,7 @@ def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
             found.outer = 2.0**-bits  # the gradient is rounded too
             if mp.isfinite(v.value) and v.value._mpf_[3] > bits:
                 found.error += abs(float(v.value)) * 2.0**-bits
+                pushed(found, abs(float(v.value)) * 2.0**-bits, found.place)
                 found.value = Run.now.shaken(v.value, 2.0**-bits)
             return found
 
@@ -614,7 +622,7 @@ def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
 
 @handles("detach")
 def _(out: Any, x: Any) -> Any:
-    return each(lambda v: Number(v.value, v.error, v.drift, v.open), x)
+    return each(Number.detached, x)
 
 
 def reduced(values: np.ndarray, how: str) -> np.ndarray:

@@ -4,12 +4,17 @@ The oracle shares no code with verify. A `Number` holds its exact value (in 500 
 from with its slopes, how it moves in the direction of the run (`drift`), and how far the roundings of a kernel may move
 it (`error`). A decision between equal numbers goes by their drifts; one between numbers that roundings may reverse
 opens whatever depends on it, because the oracle then cannot say which answer is right.
+
+A run with a `Choice` takes such decisions instead of opening them: every number that some honest kernel rounds is
+pushed (`push`) by what its roundings may come to (`loose`), and what follows from it is pushed along.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cmp_to_key
 from typing import Any
 
@@ -26,6 +31,33 @@ class Oracled(Exception):
     """The oracle does not know the function or the form of its arguments."""
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which of the admissible decisions a run takes, beside its direction.
+
+    seed: of the order of copies and of all pushes. size: of the pushes, up to 1; 0 leaves x + tiny p alone. at: seeds
+    of single places, for orders (by their number in the run) and pushes (by that of the number that is pushed). sides:
+    the comparisons of equal given numbers that take the side of the direction, by their number in the run.
+    """
+
+    seed: int = 0
+    size: float = 0.0
+    orders: Mapping[int, int] = field(default_factory=dict)
+    pushes: Mapping[int, float] = field(default_factory=dict)
+    sides: frozenset[int] = frozenset()
+
+    def order(self, place: int) -> random.Random:
+        return random.Random(f"{self.seed}:{place}:{self.orders.get(place, '')}")
+
+    def push(self, place: int) -> float:
+        """Returns a number between -1 and 1 for one rounding."""
+        if place in self.pushes:
+            return self.pushes[place]
+        mixed = (self.seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed = (mixed ^ (mixed >> 31)) * 0x94D049BB133111EB % 2**64
+        return self.size * (2.0 * ((mixed ^ (mixed >> 29)) / 2**64) - 1.0)
+
+
 class Run:
     """One evaluation: with a direction or without, exact or with disturbed steps."""
 
@@ -38,13 +70,18 @@ class Run:
         disturbed: int | None = None,
         last: bool = False,
         kinds: Sequence[Any] = (),
-        shuffled: int | None = None,
+        choice: Choice | None = None,
     ) -> None:
         self.bits, self.directed, self.ties = bits, directed, 0
         self.nears = 0  # numbers in whose place roundings may choose another
+        self.stores = 0  # numbers that a narrow format rounds
         self.kinds = kinds  # the formats of the operands
         self.last = last  # of equal numbers that move alike, as copies of a constant do, the last one wins
-        self.order = None if shuffled is None else random.Random(shuffled)  # or any of them
+        self.choice = choice  # or any of them
+        self.orders = self.sides = 0  # orders and comparisons so far
+        self.free: set[int] = set()  # orders of equal numbers
+        self.sided: set[int] = set()  # comparisons of equal given numbers
+        self.decisive: set[int] = set()  # places on the tape of numbers whose roundings decide
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
@@ -54,14 +91,53 @@ class Run:
         """Returns a value as one rounding might leave it."""
         return value * (1 + unit * self.source.uniform(-1, 1)) if self.source and mp.isfinite(value) else value
 
+    def order(self) -> random.Random | None:
+        """Returns what orders copies at the next place; None: `last` does."""
+        self.orders += 1
+        return None if self.choice is None else self.choice.order(self.orders)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """A number as a sum of terms that its format holds: exact in every order if no partial sum needs more bits."""
+
+    grain: float  # exponent of the largest power of two that divides every term
+    bulk: float  # sum of their sizes
+    count: int
+
+    @classmethod
+    def of(cls, value: Any) -> Terms | None:
+        """Returns a number that is one term, or None if the format does not hold it."""
+        if not value:
+            return cls(math.inf, 0.0, 0)
+        return cls(value._mpf_[2], abs(float(value)), 1) if mp.isfinite(value) and held(value) else None
+
+
+NEVER = Terms(-math.inf, math.inf, 9)  # of what some kernel rounds in any case
+
+
+def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
+    """Returns the terms of a sum, or of a product that some kernel multiplies out. Only a choice needs them."""
+    if Run.now.choice is None:
+        return None
+    first, second = a.known(), b.known()
+    if first is None or second is None:
+        one, other = abs(float(a.value)), abs(float(b.value))
+        return Terms(-math.inf, one * other if product else one + other, 9)
+    if product:
+        return Terms(first.grain + second.grain, first.bulk * second.bulk, first.count * second.count)
+    return Terms(min(first.grain, second.grain), first.bulk + second.bulk, first.count + second.count)
+
 
 class Number:
     """A number on the tape."""
 
-    __slots__ = ("drift", "error", "grad", "grad_open", "grid", "kink", "open", "outer", "parents", "value")
+    __slots__ = """drift error grad grad_open grid kink loose open outer parents place push terms value""".split()
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
+        self.loose, self.push, self.place = error, 0.0, -1
+        self.terms: Terms | bool | None = True  # True: not known yet
         self.parents: Sequence[tuple[Number, Any]] = ()
         self.kink = self.grad_open = False
         self.grad, self.outer = None, 0.0
@@ -69,25 +145,41 @@ class Number:
 
     def __add__(self, other: Any) -> Number:
         other = constant(other)
-        return made(self.value + other.value, ((self, 1), (other, 1)))
+        return made(self.value + other.value, ((self, 1), (other, 1)), terms=joined(self, other))
 
     def __sub__(self, other: Any) -> Number:
         other = constant(other)
-        return made(self.value - other.value, ((self, 1), (other, -1)))
+        return made(self.value - other.value, ((self, 1), (other, -1)), terms=joined(self, other))
 
     def __mul__(self, other: Any) -> Number:
         other = constant(other)
-        return made(self.value * other.value, ((self, other.value), (other, self.value)))
+        terms = joined(self, other, product=True)
+        return made(self.value * other.value, ((self, other.value), (other, self.value)), terms=terms)
 
     def __truediv__(self, other: Any) -> Number:
         other = constant(other)
         if other.value == 0:  # the sign of a zero is beyond the oracle
             return made(NAN, ((self, NAN), (other, NAN)), open=True)
         found = self.value / other.value
-        return made(found, ((self, 1 / other.value), (other, -found / other.value)))
+        by = other.known() if Run.now.choice is not None else None
+        power = by is not None and by.bulk == 2.0**by.grain
+        terms = None if power or Run.now.choice is None else NEVER  # many kernels multiply by the reciprocal
+        return made(found, ((self, 1 / other.value), (other, -found / other.value)), terms=terms)
 
     def __neg__(self) -> Number:
         return made(-self.value, ((self, -1),), rounds=False)
+
+    def known(self) -> Terms | None:
+        """Returns the terms that the number is the sum of; None if some kernel rounds it."""
+        if isinstance(self.terms, bool):
+            self.terms = None if self.loose else Terms.of(self.value)
+        return self.terms
+
+    def detached(self) -> Number:
+        """Returns the same number for a program that takes no gradient of it."""
+        found = Number(self.value, self.error, self.drift, self.open)
+        found.loose, found.push, found.place, found.terms = self.loose, self.push, self.place, self.terms
+        return found
 
     def __radd__(self, other: Any) -> Number:
         return constant(other) + self
@@ -107,7 +199,11 @@ def constant(value: Any) -> Number:
     if isinstance(value, Number):
         return value
     exact = mpf(value)
-    return Number(exact, 0.0 if held(exact) else abs(float(exact)) * Run.now.unit)
+    found = Number(exact)
+    if not held(exact):
+        found.error = abs(float(exact)) * Run.now.unit
+        pushed(found, found.error, hash(exact))  # the same wherever it stands
+    return found
 
 
 def held(value: Any) -> bool:
@@ -116,16 +212,26 @@ def held(value: Any) -> bool:
 
 
 def made(
-    value: Any, parents: Iterable[tuple[Number, Any]], rounds: bool = True, open: bool = False, kink: bool = False
+    value: Any,
+    parents: Iterable[tuple[Number, Any]],
+    rounds: bool = True,
+    open: bool = False,
+    kink: bool = False,
+    terms: Terms | None = None,
 ) -> Number:
     """Returns a new number on the tape. rounds=False: a kernel gets it without a rounding of its own."""
     found, run = Number(value, open=open), Run.now
     found.parents, found.kink = tuple(parents), kink
-    error = drift = 0.0
+    error = drift = loose = push = 0.0
     for each, slope in found.parents:
         found.open = found.open or each.open
-        if each.error:
-            error += abs(float(slope)) * each.error
+        if each.error or each.loose:
+            steep = float(slope)
+            error, loose, push = (
+                error + abs(steep) * each.error,
+                loose + abs(steep) * each.loose,
+                push + steep * each.push,
+            )
         if each.drift:
             drift += float(slope) * each.drift
     if value and error and mp.isfinite(value) and abs(value) < error * SAME:
@@ -134,10 +240,42 @@ def made(
         error += abs(float(value)) * run.unit
         if run.source:
             found.value = run.shaken(value, run.unit)
-    found.error, found.drift = error, drift
+    found.error, found.drift, found.loose, found.push = error, drift, loose, push
     found.open = found.open or error != error or drift != drift
+    found.place = len(run.tape)
     run.tape.append(found)
+    if run.choice is None:
+        return found
+    if rounds and (size := _rounded_size(found, terms)):
+        pushed(found, size * run.unit, found.place)
+    elif not rounds:
+        same = [each.terms for each, slope in found.parents if abs(slope) == 1 and abs(each.value) == abs(value)]
+        found.terms = same[0] if same else found.terms
+    if found.loose:
+        found.terms = None
     return found
+
+
+def _rounded_size(found: Number, terms: Terms | None) -> float:
+    """Returns the size of the number that some honest kernel rounds here; 0: the step is exact in every order."""
+    value, bits = found.value, Run.now.bits
+    if not mp.isfinite(value):
+        return 0.0
+    if terms is None:
+        return 0.0 if held(value) else abs(float(value))
+    exact = terms.count == 0 or (held(value) and terms.grain > -math.inf)
+    if exact and (terms.count <= 2 or terms.bulk <= 2.0 ** (bits + terms.grain)):
+        found.terms = terms
+        return 0.0
+    cancels = abs(value) < terms.bulk * 2.0**-40
+    return terms.bulk if terms.bulk < math.inf and (cancels or terms.count > 2) else abs(float(value))
+
+
+def pushed(number: Number, size: float, place: int) -> None:
+    """Adds one rounding of a size, and pushes a number by it as far as the run's choice says."""
+    number.loose, choice = number.loose + size, Run.now.choice
+    if choice is not None and (choice.size or choice.pushes):
+        number.push += NEAR * size * choice.push(place)
 
 
 def nearest(value: Any, digits: int, least: int, error: float) -> tuple[Any, bool]:
@@ -159,9 +297,15 @@ def nearest(value: Any, digits: int, least: int, error: float) -> tuple[Any, boo
 def stored(x: Number, digits: int, least: int) -> Number:
     """Returns a number as a narrow format stores it. Its gradient is stored there too."""
     value, near = nearest(x.value, digits, least, x.error)
+    run = Run.now
+    run.stores += value != x.value
+    if run.choice is not None and (near or x.loose):
+        run.decisive.add(x.place)
+        value, near = nearest(x.value + mpf(x.push), digits, least, 0.0)[0], False
     found = Number(value, open=x.open or near)
     found.parents, found.grid = ((x, 1),), (digits, least)
-    Run.now.tape.append(found)
+    found.place = len(run.tape)
+    run.tape.append(found)
     return found
 
 
@@ -170,9 +314,18 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
 
     exact: equal numbers that hold no rounding are equal in every direction, as `>` sees them.
     """
+    run = Run.now
     if a is b:
         return 0, False
-    if a.value == b.value or abs(a.value - b.value) <= SAME * (a.error + b.error):
+    if run.choice is not None and (a.loose or b.loose) and mp.isfinite(a.value - b.value):
+        gap, loose = a.value - b.value, mpf(a.loose + b.loose)
+        if abs(gap) <= NEAR * loose or abs(gap) < run.finest:
+            run.decisive |= {a.place, b.place}
+            gap = gap + mpf(a.push) - mpf(b.push)
+            if abs(gap) > SAME * loose:
+                return (1 if gap > 0 else -1), False
+    off = abs(a.value - b.value)
+    if a.value == b.value or (mp.isfinite(off) and off <= SAME * (a.error + b.error)):
         if exact and not a.error + b.error:
             return 0, False
         Run.now.ties += 1
@@ -183,8 +336,17 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
     gap = a.value - b.value
     if mp.isnan(gap):
         return 0, False
-    near = mp.isfinite(gap) and (abs(gap) <= NEAR * (a.error + b.error) or abs(gap) < Run.now.finest)
-    return (1 if gap > 0 else -1), near
+    near = mp.isfinite(gap) and (abs(gap) <= NEAR * (a.error + b.error) or abs(gap) < run.finest)
+    return (1 if gap > 0 else -1), near and run.choice is None
+
+
+def side_of(a: Number, b: Number) -> tuple[int, bool]:
+    """Returns the sign of a - b as a comparison sees it, which a choice may take on the side of the direction."""
+    run = Run.now
+    run.sides += 1
+    if a is not b and a.value == b.value and not a.loose + b.loose:
+        run.sided.add(run.sides)
+    return sign_between(a, b, exact=run.choice is None or run.sides not in run.choice.sides)
 
 
 def chosen(among: Sequence[Number], winner: Number, near: bool) -> Number:
@@ -200,7 +362,7 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
 
     shared: without a direction all tied numbers share the slope, as at amax.
     """
-    place, near, tied = 0, False, [row[0]]
+    place, near, tied, order = 0, False, [row[0]], Run.now.order()
     for at, each in enumerate(row):
         if mp.isnan(each.value):
             return each, at, False
@@ -208,10 +370,11 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
         way, _ = sign_between(row[at], row[place])
         if way * sign > 0:
             place, tied = at, [row[at]]
-        elif way == 0 and row[at] is not row[place]:
-            order = Run.now.order  # any of those that tie so far is as likely
-            place = at if (order.random() * (len(tied) + 1) < 1 if order else Run.now.last) else place
-            tied.append(row[at])
+        elif way == 0:
+            Run.now.ties += 1  # a copy of one number, too, has a place of its own
+            Run.now.free.add(Run.now.orders)
+            tied.append(row[at])  # any of those that tie so far is as likely
+            place = at if (order.random() * len(tied) < 1 if order else Run.now.last) else place
     winner = row[place]
     for each in row:
         if each is not winner and each.value != winner.value:
@@ -227,13 +390,17 @@ def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]
         raise Oracled("NaN in a sort")
     way = -1 if descending else 1
     places = list(range(len(row)))[:: -1 if Run.now.last else 1]
-    if Run.now.order:
-        Run.now.order.shuffle(places)
+    shuffled = Run.now.order()
+    if shuffled:
+        shuffled.shuffle(places)
     order = sorted(places, key=cmp_to_key(lambda i, j: way * sign_between(row[i], row[j])[0]))
     near: set[int] = set()
     for at in range(len(row) - 1):
         for other in range(at + 1, len(row)):
             a, b = row[order[at]], row[order[other]]
+            if other == at + 1 and sign_between(a, b)[0] == 0:  # a copy of one number, too, has a place of its own
+                Run.now.ties += 1
+                Run.now.free.add(Run.now.orders)
             if a.value != b.value and sign_between(a, b)[1]:
                 near |= set(range(at, other + 1))
     return order, near

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from mpmath import mp
 
-from tests.oracle.numbers import Number, Oracled, Run, constant, made, stored
+from tests.oracle.numbers import Number, Oracled, Run, constant, made, pushed, stored
 
 HANDLERS: dict[str, Callable[..., Any]] = {}
 MOVES = """reshape view flatten unflatten permute transpose t T mT swapaxes movedim flip roll expand expand_as
@@ -47,7 +47,8 @@ def array(value: Any) -> np.ndarray:
 
 
 def each(function: Callable[..., Number], *arguments: Any) -> np.ndarray:
-    return boxed(np.frompyfunc(function, len(arguments), 1)(*[array(a) for a in arguments]))
+    with np.errstate(invalid="ignore"):  # of NaN, which the function means
+        return boxed(np.frompyfunc(function, len(arguments), 1)(*[array(a) for a in arguments]))
 
 
 def filled(rows: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
@@ -152,6 +153,7 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
             if id(number) in new and mp.isfinite(number.value) and number.value and number.value._mpf_[3] > bits:
                 number.error += abs(float(number.value)) * 2.0**-bits
                 number.outer = 2.0**-bits
+                pushed(number, abs(float(number.value)) * 2.0**-bits, -2 - number.place)
                 number.value = Run.now.shaken(number.value, number.outer)
     return type(shadow)(results) if many else results[0]
 

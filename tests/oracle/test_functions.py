@@ -142,3 +142,15 @@ def test_numbers_that_roundings_may_exchange_are_counted() -> None:
     rows = [torch.tensor([0.5, 0.5 + apart, 3.0]) for apart in (2.0**-23, 0.25)]
     near, far = (evaluate(lambda x: x.tanh().sort(-1).values, [x], []) for x in rows)
     assert (near.nears > 0, far.nears) == (True, 0)
+
+
+def test_nan_and_infinity_keep_their_meaning_at_thresholds() -> None:
+    """PyTorch's hardshrink keeps NaN, and an infinity is above every threshold, however far roundings move it."""
+
+    def f(x: Any) -> Any:
+        return functional.hardshrink(x * 0 / x), functional.threshold(x * 1.1, 2.0, -1.0)
+
+    x = torch.tensor([float("inf"), 3.0])
+    found = evaluate(f, [x], [])
+    assert torch.isnan(rounded(found.values[0], torch.float32)).tolist() == [True, False]
+    assert float(found.values[1][0]) == float("inf")

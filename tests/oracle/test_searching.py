@@ -1,0 +1,121 @@
+"""The search among the oracle's choices finds what some kernel may return, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.oracle.choices import Evaluation, choices, rounded
+from tests.oracle.searching import Choices
+
+T = torch.tensor
+
+
+def explains(f: Callable[..., Any], x: Tensor, results: Sequence[Tensor], dy: Tensor | None = None) -> bool:
+    """Says whether one choice explains all results: outputs, then the gradient."""
+
+    def off(found: Evaluation) -> float:
+        pairs = zip(found.values, results, strict=False)
+        close = [torch.isclose(rounded(v, torch.float64), got.double(), rtol=1e-5, atol=1e-6) for v, got in pairs]
+        return float(sum((~each).sum() for each in close))
+
+    return Choices(f, [x], [] if dy is None else [dy]).explained(off)
+
+
+def placed(x: Any) -> Any:
+    return x.argsort(-1) * x
+
+
+def above_mean(x: Any) -> Any:
+    return torch.where(x > x.mean(-1, keepdim=True), x, 0.0)
+
+
+def above_sum(x: Any) -> Any:
+    return torch.where(x.sum(-1, keepdim=True) > 1.0, x, 0.0)
+
+
+def counted(x: Any) -> Any:
+    return torch.bucketize(x.detach(), T([-1.0, 0.0, 1.0])) * x
+
+
+def gated(x: Any) -> Any:
+    y = torch.relu(x) * 2
+    return torch.where(y > 0.0, y, x)
+
+
+def cast(x: Any) -> Any:
+    return (x * 1.1).half().float()
+
+
+def saturated(x: Any) -> Any:
+    return torch.floor(torch.nn.functional.hardsigmoid(x))
+
+
+QUARTERS, ZEROS = T([0.25] * 5), T([0.0, 0.0, 3.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "y", "right"),
+    [
+        (placed, ZEROS, T([0.0, 0.0, 9.0, 0.0]), True),  # zeros come in any order, the largest number last
+        (placed, ZEROS, T([0.0, 0.0, 0.0, 0.0]), True),
+        (placed, ZEROS, T([0.0, 0.0, 4.5, 0.0]), False),
+        (above_mean, QUARTERS, QUARTERS * 0, True),
+        (above_mean, QUARTERS, QUARTERS, True),  # a kernel that multiplies by the rounded 1 / 5 may get less
+        (above_mean, QUARTERS, T([0.25, 0.25, 0.0, 0.25, 0.25]), False),  # but the same mean for all of them
+        (above_mean, T([0.5] * 4), T([0.5] * 4), False),  # every kernel gets this mean exactly
+        (above_sum, T([0.5, 0.25, 0.25]), T([0.0, 0.0, 0.0]), True),
+        (above_sum, T([0.5, 0.25, 0.25]), T([0.5, 0.25, 0.25]), False),
+        (above_sum, T([0.7, 0.2, 0.1]), T([0.7, 0.2, 0.1]), True),
+        (saturated, T([9.0]), T([1.0]), True),
+        (saturated, T([9.0]), T([0.0]), True),
+        (saturated, T([9.0]), T([2.0]), False),
+        (cast, T([1.0]), T([1.1]).half().float(), True),
+        (cast, T([1.0]), T([1.1]), False),
+    ],
+)
+def test_an_output_of_another_choice(f: Callable[..., Any], x: Tensor, y: Tensor, right: bool) -> None:
+    assert explains(f, x, [y]) is right
+
+
+@pytest.mark.parametrize(
+    ("f", "slope", "right"),
+    [
+        *[(counted, slope, right) for slope, right in ((1.0, True), (2.0, True), (1.5, False), (0.0, False))],
+        *[(gated, slope, right) for slope, right in ((1.0, True), (2.0, True), (0.0, False), (4.0, False))],
+    ],
+)
+def test_a_gradient_takes_a_side_where_no_output_changes(f: Callable[..., Any], slope: float, right: bool) -> None:
+    x = T([0.0, -0.5])
+    assert explains(f, x, [f(x), T([slope, 1.0])], torch.ones(2)) is right
+
+
+def test_an_output_takes_no_side_at_an_exact_threshold() -> None:
+    def kept(x: Any) -> Any:
+        return torch.where(x > 0.0, x + 1, x)
+
+    assert not explains(kept, T([0.0, 2.0]), [T([1.0, 3.0])])
+
+
+@pytest.mark.parametrize(
+    ("y", "order", "right"),
+    [(0.0, [1, 3, 0, 2], True), (9.0, [0, 1, 3, 2], True), (9.0, [1, 3, 0, 2], False), (0.0, [1, 2, 0, 3], False)],
+)
+def test_one_choice_must_explain_all_results(y: float, order: list[int], right: bool) -> None:
+    def both(x: Any) -> Any:
+        order = x.argsort(-1)
+        return order * x, order
+
+    assert explains(both, ZEROS, [T([0.0, 0.0, y, 0.0]), T(order)]) is right
+
+
+def test_copies_of_one_number_have_choices() -> None:
+    def ordered(x: Any) -> Any:
+        return x.cummax(-1).values.argsort(-1)
+
+    found = choices(ordered, [T([3.0, 1.0, 2.0])], [None])
+    assert len({tuple(int(v) for v in each.values[0]) for each in found}) > 1
