@@ -725,3 +725,50 @@ def test_numbers_that_pytorch_keeps_in_16_bits_inside_of_an_operator_are_noise(d
     verify.assert_close(_log_softmax_in_16_bits(x), like=like, inputs=(x,))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close(_log_softmax_in_16_bits(x) * 1.02, like=like, inputs=(x,))
+
+
+def _steps_of(dtype: torch.dtype) -> dict[str, tuple[Function, Function, tuple[Tensor, ...]]]:
+    """Functions of which PyTorch on CPUs computes each step in 16 bits, the same step by step, and operands."""
+
+    def q(value: Tensor) -> Tensor:
+        return value.to(dtype).float()
+
+    def logsumexp(x: Tensor) -> Tensor:
+        most = x.amax(-1, keepdim=True)
+        return q(q(q(q(q(x - most).exp()).sum(-1)).log()) + most[:, 0])
+
+    x, pairs = drawn(512, 9).to(dtype), (drawn(2, 4096) + torch.tensor([[8.0], [0.0]])).to(dtype).double()
+    # of all pairs, the one whose square is furthest off, 63 times
+    worst = (q(q(pairs[0] - pairs[1]).square()) / (pairs[0] - pairs[1]).square() - 1).abs().argmax()
+    equal = [torch.full((63,), float(each), dtype=dtype) for each in pairs[:, worst]]
+    near_half = (0.5 + torch.arange(-32, 32) / 256).to(dtype)
+    return {
+        "logsumexp": (lambda x: x.logsumexp(-1), logsumexp, (x,)),
+        "mse_loss": (functional.mse_loss, lambda x, y: q(q(q(x - y).square()).mean()), tuple(equal)),
+        "logit": (torch.logit, lambda x: q(q(x / q(1 - x)).log()), (near_half,)),
+    }
+
+
+@pytest.mark.parametrize("name", ["logsumexp", "mse_loss", "logit"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_steps_that_pytorch_computes_in_16_bits_are_right(name: str, dtype: torch.dtype) -> None:
+    like, by_steps, inputs = _steps_of(dtype)[name]
+    found = by_steps(*map(Tensor.float, inputs))
+    verify.assert_close(found.to(dtype), like=like, inputs=inputs)
+    exact = like(*map(Tensor.double, inputs))
+    verify.assert_close(exact.to(dtype), like=like, inputs=inputs)
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close((exact * (1.1 if name == "logit" else 1.03)).to(dtype), like=like, inputs=inputs)
+
+
+@pytest.mark.parametrize("like", [functional.huber_loss, functional.binary_cross_entropy])
+def test_gradients_of_which_pytorch_rounds_each_step_to_16_bits_are_right(like: Function) -> None:
+    """A constant too: 1 / 109 has an error of half a spacing in float16."""
+    x, target = (drawn(109, seed=seed).sigmoid().half() for seed in (0, 1))
+    upstream, apart = torch.tensor(1.0, dtype=torch.float16), x - target
+    dx = apart * torch.tensor(1 / 109).half() if like is functional.huber_loss else apart / ((1 - x) * x) / 109
+    y = like(x.float(), target.float()).half()
+    dtarget = -dx if like is functional.huber_loss else (torch.logit(x.double()) / -109).half()
+    verify.assert_close(y, like=like, inputs=(x, target), upstream=upstream, grads=(dx, dtarget))
+    with pytest.raises(AssertionError, match="dinput is wrong"):
+        verify.assert_close(y, like=like, inputs=(x, target), upstream=upstream, grads=(dx * 1.03, dtarget))

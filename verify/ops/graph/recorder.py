@@ -47,7 +47,11 @@ _aten = torch.ops.aten
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, f"{__file__}/../.."))
 # operators inside of which PyTorch keeps numbers in the 16 bits of the operands, as measured on CPUs: functions of the
 # steps that it keeps; (): all, with the constants
-_NARROW: dict[str, tuple[str, ...]] = {"mse_loss_backward": (), "_log_softmax": ("sum", "log")}
+_NARROW: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp"), ()),
+    **dict.fromkeys(("huber_loss_backward", "binary_cross_entropy_backward", "logit", "glu_backward"), ()),
+    "_log_softmax": ("sum", "log"),
+}
 _LIFTS = (_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default)
 
 
