@@ -772,3 +772,32 @@ def test_gradients_of_which_pytorch_rounds_each_step_to_16_bits_are_right(like: 
     verify.assert_close(y, like=like, inputs=(x, target), upstream=upstream, grads=(dx, dtarget))
     with pytest.raises(AssertionError, match="dinput is wrong"):
         verify.assert_close(y, like=like, inputs=(x, target), upstream=upstream, grads=(dx * 1.03, dtarget))
+
+
+def test_a_constant_that_is_rounded_to_16_bits_moves_all_elements_alike() -> None:
+    """2 / 109 has an error of half a spacing in float16: the root mean square of the errors is that of one number."""
+    generator = torch.Generator().manual_seed(0)
+    x, target = (torch.randn(109, generator=generator).half() for _ in range(2))
+    upstream = torch.tensor(1.0, dtype=torch.float16)
+    given: dict[str, Any] = {"like": functional.mse_loss, "inputs": (x, target), "upstream": upstream}
+    y, dx = functional.mse_loss(x.float(), target.float()).half(), _squares_in_16_bits(x, target, upstream)
+    verify.assert_close(y, grads=(dx, -dx), **given)
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(y, grads=(dx * 1.01, -dx), **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("like", [torch.remainder, torch.fmod])
+def test_each_quotient_adds_the_rounding_of_a_constant_divisor(
+    dtype: torch.dtype, like: Callable[[Tensor, float], Tensor]
+) -> None:
+    """A kernel holds 0.1 in float32, and PyTorch on a CPU holds that of float16 numbers in float16."""
+    divisor = torch.tensor(0.1).to(dtype).double()
+    for x in (drawn(64) * 10, torch.arange(-31.0, 33.0)):
+        x = x.to(dtype)
+        kernel = like(x.double(), divisor).to(dtype)  # type: ignore[arg-type]
+        verify.assert_close(kernel, like=lambda x: like(x, 0.1), inputs=(x,))
+    x = (torch.rand(64, generator=torch.Generator().manual_seed(0)) * 0.08 + 0.11).to(dtype)  # quotients of 1
+    verify.assert_close((x.double() - divisor).to(dtype), like=lambda x: like(x, 0.1), inputs=(x,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close((x.double() - 0.102).to(dtype), like=lambda x: like(x, 0.1), inputs=(x,))

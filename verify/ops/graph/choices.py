@@ -209,17 +209,17 @@ class Choices:
             return (given[0] - given[1]).abs() <= self.reach.get(-id(step), torch.zeros(()))
         if step.function == "integer":
             return ~step.holds(x)
-        low, high = self._jumps(step, given, -near), self._jumps(step, given, near)
+        low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
         return (low != high) & ~torch.isnan(x) | self._is_tie(step, given)
 
-    def _jumps(self, step: Map, given: Sequence[Tensor], moved: Tensor | float) -> Tensor:
-        """Returns the decision of a step of one number, or of a quotient, where that number has moved."""
-        x = given[0] + moved
+    def _jumps(self, step: Map, given: Sequence[Tensor], side: float) -> Tensor:
+        """Returns the decision of a step of one number, or of a quotient, where that number has moved to one side."""
+        x = given[0] + side * self._near(step.inputs[0])
         if step.function in (*QUOTIENTS, *REMAINS):
             by = given[1]
             turned = (x / by) * torch.as_tensor(self._near(step.inputs[1])) / by.abs()
             down = {**QUOTIENTS, **REMAINS}[step.function]
-            x = x + torch.where(x > given[0], 1.0, -1.0) * turned.abs().nan_to_num(0.0) * by
+            x = x + side * turned.abs().nan_to_num(0.0) * by.abs()
             return torch.div(x, by, rounding_mode=down)
         return step.evaluated([x])
 
@@ -304,7 +304,7 @@ class Choices:
         assert isinstance(step, Map)
         right = self._free(step, given)
         if step.function not in (*COMPARISONS, "integer"):
-            low, high = self._jumps(step, given, -near), self._jumps(step, given, near)
+            low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
             if step.function == "sign":
                 tie = self._is_tie(step, given)
                 low, high = torch.where(tie, -1.0, low), torch.where(tie, 1.0, high)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from verify.ops.graph.elementwise import Map
+from verify.ops.graph.elementwise import REMAINS, Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Rounding, of_sum
-from verify.ops.graph.steps import Leaf, Step, moved_from
+from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
 
 
 def weighted_sums(steps: Sequence[Step]) -> set[int]:
@@ -91,3 +91,9 @@ def averaged(step: Map) -> list[int]:
 def bends(step: Step) -> bool:
     """True if the slope of a step jumps."""
     return isinstance(step, Map) and step.real and step.function in ("maximum", "minimum", "magnitude")
+
+
+def constant_divisor(step: Step) -> Plain | None:
+    """Returns the divisor of a remainder if it is a constant, such as 0.1."""
+    divisor = step.inputs[1] if isinstance(step, Map) and step.function in REMAINS and step.real else None
+    return divisor if isinstance(divisor, Plain) and not divisor.of else None

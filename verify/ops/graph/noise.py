@@ -26,7 +26,14 @@ from torch import Tensor
 from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
-from verify.ops.graph.forms import averaged, bends, of_softmax_gradient, softmax_gradient, weighted_sums
+from verify.ops.graph.forms import (
+    averaged,
+    bends,
+    constant_divisor,
+    of_softmax_gradient,
+    softmax_gradient,
+    weighted_sums,
+)
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rounding import (
@@ -36,6 +43,7 @@ from verify.ops.graph.rounding import (
     Terms,
     deviation_of,
     is_exact,
+    lost_in,
     terms_of,
     unit_of,
 )
@@ -125,7 +133,9 @@ class _Samples:
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
-        self.deciding = {id(each) for step in deciding for each in (step, *origins(step))}
+        # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
+        self.divisors = {id(b): step for step in self.steps if (b := constant_divisor(step)) is not None}
+        self.deciding = {id(each) for step in deciding for each in (step, *origins(step))} | self.divisors.keys()
         self.compared = {id(step) for step in self.steps if _compares(step)}
         self.bent = {id(step) for step in self.steps if bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
@@ -151,6 +161,7 @@ class _Samples:
         self.truth = self._results(self._evaluate_base)
         self.chains = {}  # no run needs them
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
+        self.stepwise = dict.fromkeys(self.truth, 1.0)  # rms of the changes by the roundings of `round`, as `together`
 
     def _results(self, make: Make) -> dict[str, Tensor]:
         """Evaluates the program by `make` and returns its real results."""
@@ -166,6 +177,8 @@ class _Samples:
         else:
             value = step.value(self.run, given)
             deviation = deviation_of(step, self.run, value, given, self.format, self.chains)
+            if (remainder := self.divisors.get(id(step))) is not None:
+                deviation = lost_in(self.format.stored.get(id(remainder), torch.float32), value) / _STEPWISE
         if id(step) in self.spread and isinstance(step, Contract):
             terms = terms_of(step, given, self.format)
             self.chains[id(step)] = Chain(torch.zeros_like(value), terms.squares, terms.count.expand(value.shape))
@@ -288,7 +301,9 @@ class _Samples:
             self.narrow = narrow
             for name, value in self._results(self._rounded).items():
                 apart = (value - self.truth[name]).abs().nan_to_num(0.0, 0.0, 0.0)
-                self.deviations[name] = torch.maximum(self.deviations[name], apart / _STEPWISE)
+                self.deviations[name] = found = torch.maximum(self.deviations[name], apart / _STEPWISE)
+                moved = (apart[found > 0] / found[found > 0]).square()
+                self.stepwise[name] = max(self.stepwise[name], float(moved.mean().sqrt()) if moved.numel() else 1.0)
 
     def _rounded(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         """Evaluates a step as it is written, and rounds it to its format. Decisions stay as they are."""
@@ -340,7 +355,6 @@ class _Samples:
 
     def _beyond_bend(self, step: Step, given: list[Tensor]) -> Tensor:
         """Evaluates a step with a kink, such as relu, for the largest error of its numbers, `NEAR` disturbances.
-
         Scales the change down again, so that it is the disturbance itself if no kink is near. Of the changes to both
         sides, the larger one counts: relu(-1e-9) is 0, and may be positive in a kernel.
         """
@@ -380,15 +394,16 @@ class _Samples:
         """Returns how strongly the elements of a small result move together, for instance if all depend on one sum.
 
         This is the largest rms over the elements, among all runs, of the change in units of the noise. At least 1.
+        Of a large result, the runs that round each step count alone.
         """
-        squares = self.each.get(name)
+        squares, stepwise = self.each.get(name), self.stepwise[name]
         if not squares:
-            return 1.0
+            return stepwise
         whole = torch.stack(squares)
         mean = whole.mean(0)
         moved = (whole / mean).nan_to_num(0.0, 0.0, 0.0).reshape(len(squares), -1)
         noisy = int((mean > 0).sum())
-        return max(1.0, math.sqrt(float(moved.sum(1).max()) / noisy)) if noisy else 1.0
+        return max(stepwise, math.sqrt(float(moved.sum(1).max()) / noisy)) if noisy else stepwise
 
     def deviation(self, name: str) -> Tensor:
         """Returns the noise of each element of a result.

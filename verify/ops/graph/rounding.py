@@ -419,9 +419,14 @@ def _lost_by_constants(step: Map, run: Run) -> Tensor | None:
     if step.function not in ("add", "subtract", "multiply", "divide"):
         return None
     held = [each.reciprocal() if step.function == "divide" else each for each in _constants(step, run)]
-    lost = [(each.float().double() - each).abs().nan_to_num(0.0, 0.0, 0.0) for each in held]  # 0 for an infinity
+    lost = [lost_in(torch.float32, each) for each in held]
     lost = [each for each in lost if bool(each.any())]
     return sum(lost[1:], lost[0]) if lost else None
+
+
+def lost_in(kind: torch.dtype, value: Tensor) -> Tensor:
+    """Returns how far a format moves float64 numbers; 0 for an infinity."""
+    return (value.to(kind).double() - value).abs().nan_to_num(0.0, 0.0, 0.0)
 
 
 def is_exact(step: Map, run: Run) -> bool:
