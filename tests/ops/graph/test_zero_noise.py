@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import verify
 from tests.ops.graph.test_noise import U, at_hand, drawn, noise
 
 Function = Callable[..., Any]
@@ -180,3 +181,18 @@ def test_the_gate_of_a_first_step_may_be_computed_as_a_difference() -> None:
     assert not found.value[0].any() and bool(kernel.any())
     assert bool((kernel.abs() <= 8 * found.noise[0]).all())
     assert bool((found.noise[0] < 100 * U * found.value.abs().max()).all())
+
+
+def test_a_rounding_to_a_format_passes_errors_of_several_spacings() -> None:
+    """A sum that cancels is rounded to bfloat16. A kernel's own sum lies many numbers of bfloat16 away."""
+    x = drawn(64, 256)
+    x[:, 0] -= (x.double().sum(-1) - 2e-4).float()
+    exact, few = x.double().sum(-1), noise(lambda x: x.sum(-1), {"x": x}, runs=64).deviation
+
+    def like(x: Tensor) -> Tensor:
+        return x.sum(-1).bfloat16().float()
+
+    for times in (0, -2, 2):
+        verify.assert_close((exact + times * few).bfloat16().float(), like=like, inputs=(x,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close((exact + 40 * few).bfloat16().float(), like=like, inputs=(x,))

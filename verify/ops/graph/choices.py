@@ -31,12 +31,14 @@ from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.noise import origins
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
+from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.selecting import First, Order
 from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
 _LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
+_SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
 _ALONE = 8  # sources of which each is moved alone
 
 
@@ -210,7 +212,11 @@ class Choices:
         if step.function == "integer":
             return ~step.holds(x)
         low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
-        return (low != high) & ~torch.isnan(x) | self._is_tie(step, given)
+        free = (low != high) & ~torch.isnan(x)
+        if (grid := GRIDS.get(step.function.removeprefix("to "))) is not None:  # the noise passes several spacings
+            size = x.abs().clamp(min=2.0**grid.least)
+            free = free & ((high - low).abs() <= _SPACINGS * 2.0**-grid.precision * size)
+        return free | self._is_tie(step, given)
 
     def _jumps(self, step: Map, given: Sequence[Tensor], side: float) -> Tensor:
         """Returns the decision of a step of one number, or of a quotient, where that number has moved to one side."""

@@ -89,8 +89,9 @@ def averaged(step: Map) -> list[int]:
 
 
 def bends(step: Step) -> bool:
-    """True if the slope of a step jumps."""
-    return isinstance(step, Map) and step.real and step.function in ("maximum", "minimum", "magnitude")
+    """True if the slope of a step jumps, as that of a rounding to a format does."""
+    found = step.function if isinstance(step, Map) and step.real else ""
+    return found in ("maximum", "minimum", "magnitude") or found.startswith("to ")
 
 
 def constant_divisor(step: Step) -> Plain | None:

@@ -312,7 +312,7 @@ class _Samples:
         if self.narrow and isinstance(step, Map):
             constant = [isinstance(each, Plain) and each.real and not each.of for each in step.inputs]
             given = [x.to(stored).to(x.dtype) if fixed else x for x, fixed in zip(given, constant, strict=True)]
-        value = given[1] if _is_exact(step) else step.value(self.run, given) if bent else self._again(step, given)
+        value = given[1] if _is_exact(step) else _plainly(step, self.run, given) if bent else self._again(step, given)
         if not step.real or isinstance(step, Leaf):
             return value, value
         return value, value.to(self.format.kind).to(stored).to(value.dtype)
@@ -355,15 +355,17 @@ class _Samples:
 
     def _beyond_bend(self, step: Step, given: list[Tensor]) -> Tensor:
         """Evaluates a step with a kink, such as relu, for the largest error of its numbers, `NEAR` disturbances.
+
+        A rounding to a format has kinks too: an error of several spacings passes it.
         Scales the change down again, so that it is the disturbance itself if no kink is near. Of the changes to both
         sides, the larger one counts: relu(-1e-9) is 0, and may be positive in a kernel.
         """
         before = [self.held[id(each)] for each in step.inputs]
         by = NEAR / self.shrink
         apart = [(now - x) * by for now, x in zip(given, before, strict=True)]
-        value = step.value(self.run, before)
+        value = _plainly(step, self.run, before)
         up, down = (
-            step.value(self.run, [x + side * move for x, move in zip(before, apart, strict=True)]) - value
+            _plainly(step, self.run, [x + side * move for x, move in zip(before, apart, strict=True)]) - value
             for side in (1, -1)
         )
         return value + torch.where(up.abs() >= down.abs(), up, -down).nan_to_num(0.0, 0.0, 0.0) / by
@@ -538,6 +540,11 @@ _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
 
 def _is_exact(step: Step) -> bool:
     return isinstance(step, Map) and step.function == "exact"
+
+
+def _plainly(step: Step, run: Run, given: list[Tensor]) -> Tensor:
+    """Returns the value of a step. A rounding to a format rounds anew."""
+    return step.evaluated(given) if isinstance(step, Map) and step.stepped else step.value(run, given)
 
 
 def _compares(step: Step) -> bool:
