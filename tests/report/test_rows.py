@@ -12,29 +12,29 @@ import pytest
 
 from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
 from verify.records.record import CLASSES, Run
-from verify.report import words
+from verify.report import run_table, words
 from verify.report.html import table
 from verify.report.present import present
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
 from verify.report.signs import Signs
-from verify.report.terminal import results_table
 
 RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=["sample", "plain", "rich", "empty"])
 
 
 @RUNS
 def test_a_row_for_each_line_of_the_table_with_the_same_figures(run: Run) -> None:
-    lines = results_table.rows_of(present(run), Signs.choose(True))
+    facts = present(run)
+    lines, kernels = run_table.rows_of(facts), {kernel.name: kernel.run for kernel in facts.kernels}
     rows = rows_of(run)
     assert len(rows) == len(lines)
     for row, line in zip(rows, lines, strict=True):
         assert tuple(row) == COLUMNS
-        assert row["kernel"] == line.kernel.run.name and row["kernel_status"] == line.kernel.run.status
-        assert (row["result"] is None) == (line.cells["output"] == "")
+        assert row["kernel"] == kernels[line.kernel].name and row["kernel_status"] == kernels[line.kernel].status
+        assert (row["result"] is None) == (not line.cells)
         if row["result"] is None:
             continue
         assert row["status"] in ("ok", "wrong", "vacuous", "undecided")
-        assert line.cells["verdict"].endswith(row["verdict"])
+        assert line.word == row["verdict"]
         marks = [name for name in CLASSES if line.cells[name].endswith((" s", " n"))]
         measured = [name for name in CLASSES if line.cells[name] not in ("", "-")]
         assert marks == (measured[:1] if row["unit"] != "ULP" else []), "the first figure of a row has its unit"
@@ -124,7 +124,6 @@ def test_the_table_of_a_notebook_has_the_cells_of_the_terminal(run: Run) -> None
     read.feed(page)
     assert set(read.tags) <= {"div", "p", "b", "table", "tr", "th", "td", "small", "br"}, "nothing runs or is fetched"
     assert "http" not in page and len(page) < 50_000
-    lines = results_table.rows_of(present(run), Signs.choose(True))
-    if lines:
-        assert [row[0] for row in read.rows[1:]] == [line.cells["kernel"] for line in lines]
-        assert [row[-1] for row in read.rows[1:]] == [line.cells["verdict"] for line in lines]
+    if lines := run_table.rows_of(present(run)):
+        assert [row[0] for row in read.rows[1:]] == [line.kernel for line in lines]
+        assert [row[-1] for row in read.rows[1:]] == [line.text("verdict", Signs.choose(True)) for line in lines]

@@ -63,10 +63,10 @@ def test_columns_leave_in_order_and_the_basis_stays() -> None:
         f"output dtype {figures}, short",
         "output dtype ordinary max ULP basis PyTorch, short",
         "output dtype ordinary max ULP basis, short",
-        "output dtype ordinary basis, short",
+        "output dtype max ULP basis, short",
     ]
     narrow = record_text.render(plain(), Terminal(40))
-    assert "  y float32: 0.814 ULP, all 2^32 ✓ ok\n" in narrow
+    assert "  y  float32  all 2^32  ✓ ok\n      max ULP 0.814\n" in narrow
 
 
 def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> None:

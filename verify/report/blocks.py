@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from verify.records import recorded
 from verify.records.record import Gate, LawRun, Run, Worst, replay_command, value_of
 from verify.report import result_words, words
-from verify.report.present import Facts, KernelFacts, ResultFacts
+from verify.report.present import KernelFacts, ResultFacts
 
 MOST_FACTS = 5  # of a law, so that a block takes eight lines where the screen is wide enough
 
@@ -36,19 +36,6 @@ class ReportBlock:
     def fields(self) -> list[tuple[str, str]]:
         """Returns the facts that have a value, on one line each."""
         return [(words.clean(name), words.clean(value)) for name, value in self.facts if value]
-
-
-@dataclass(frozen=True)
-class FigureRow:
-    """Holds a line of a table of figures."""
-
-    kernel: str
-    arch: str
-    cells: dict[str, str]  # by column, from the first to the last but one; the word is the last
-    standing: str  # the status whose look it has
-    word: str
-    figure: str = ""  # the column of the figure that is judged
-    note: str = ""
 
 
 def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str]]:
@@ -160,38 +147,3 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str 
         )
         for (standing, word, _, advice), members in groups.items()
     ]
-
-
-def footnotes(facts: Facts, *, classes: bool = True, baseline: bool = False) -> list[str]:
-    """Returns explanations of the columns of a table of results, and of the marks in it."""
-    results = [each.result for kernel in facts.kernels for each in kernel.results]
-    gates, notes = {result.gate for result in results}, []
-    if results and classes:
-        unit = "in ULP unless marked" if gates & set(words.LEGEND) else "in ULP"
-        notes.append(f"ordinary, demanding, extreme: the largest error {unit} on inputs of that class")
-    notes += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]
-    if any(figures.open for each in results for figures in (each.figures, *(of.figures for of in each.classes))):
-        notes.append(f"{'≥' if facts.dash == '–' else '>='}: {words.OPEN}")
-    if any(kernel.run.peer for kernel in facts.kernels):
-        notes.append("peer: measured for comparison, not judged")
-    names = sorted({words.clean(each.baseline_name) for each in results if each.baseline and each.baseline_name})
-    if baseline and names:
-        notes.append(f"PyTorch: the maximum of {words.listed(names)} on the same ordinary inputs")
-    return notes
-
-
-def cells_of(each: ResultFacts) -> dict[str, str]:
-    """Returns the texts of a result in the columns of every table of results."""
-    result = each.result
-    measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-", "NaN")]
-    return {
-        "kernel": each.owner.name,
-        "output": words.clean(result.output),
-        "dtype": words.dtype_of(result),
-        **each.classes,
-        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
-        "basis": words.basis_of(result),
-        "basis_short": words.basis_of(result, short=True),
-        "baseline": each.baseline or "-",
-        "verdict": each.label,
-    }

@@ -9,8 +9,9 @@ from verify.records.compare import Comparison, Pair
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import FigureRow, ReportBlock
+from verify.report.blocks import ReportBlock
 from verify.report.gaps import FEW, GapLine
+from verify.report.table import TableRow
 
 
 def sentence(found: Comparison) -> str:
@@ -83,11 +84,10 @@ def figure(reading: Reading | None) -> str:
 
 
 COLUMNS = ("output", "dtype", "regime", "base", "head", "misrounded", "bits", "change")
-RIGHT = ("base", "head", "misrounded")
 STANDING = {"worse": "wrong", "incomparable": "skipped", "removed": "skipped"}
 
 
-def line(pair: Pair) -> FigureRow:
+def line(pair: Pair) -> TableRow:
     """Returns the line of a figure of two records."""
     key, sides = pair.key, [side for side in (pair.base, pair.head) if side is not None]
     shares = dict.fromkeys(words.share(side.figures.misrounded, side.figures.n) for side in sides)
@@ -103,7 +103,7 @@ def line(pair: Pair) -> FigureRow:
     word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
     beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima
     note = words.clean(pair.why) or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
-    return FigureRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, "head", note)
+    return TableRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, frozenset({"head"}), note)
 
 
 ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}

@@ -12,8 +12,8 @@ from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
-from verify.report import blocks, result_words, words
-from verify.report.blocks import FigureRow, ReportBlock
+from verify.report import blocks, result_words, table, words
+from verify.report.blocks import ReportBlock
 from verify.report.gaps import GapLine
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
@@ -147,10 +147,9 @@ def decisive(row: Row) -> tuple[str, str]:
 
 
 COLUMNS = ("output", "dtype", "regime", "bound", "measured", "basis", "status")
-RIGHT = ("bound", "measured")
 
 
-def line(row: Row) -> FigureRow:
+def line(row: Row) -> table.TableRow:
     """Returns the line of a row; its columns are in ULP unless they name another unit or figure."""
     key, reading = row.key, row.leading
     figure, bound = ("", "") if reading is None else decisive(row)
@@ -163,7 +162,8 @@ def line(row: Row) -> FigureRow:
         "basis": "" if reading is None else words.basis_short(reading.basis),
     }
     note = words.clean(why(row) if row.waiver else row.reason)
-    return FigureRow(key.kernel, key.arch, cells, SIGN.get(row.status, "skipped"), row.status, "measured", note)
+    standing = SIGN.get(row.status, "skipped")
+    return table.TableRow(key.kernel, key.arch, cells, standing, row.status, frozenset({"measured"}), note)
 
 
 def measured(row: Row, between: str = " ") -> str:

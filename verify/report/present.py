@@ -330,15 +330,6 @@ def _same_cause(law: LawRun | None, other: LawRun) -> bool:
     return other is not law and law.cause == other.cause == "failed" and law.message == other.message
 
 
-@dataclass(frozen=True)
-class ResultRow:
-    """Holds a line of the table of results: a result, or a kernel that has none."""
-
-    kernel: KernelFacts
-    result: ResultFacts | None
-    standing: str
-
-
 @dataclass(eq=False)
 class Facts:
     """Holds the facts of a whole run. `dash` is the character between the ends of an interval."""
@@ -356,16 +347,15 @@ class Facts:
         return [kernel for kernel in self.kernels if not kernel.run.peer]
 
     @cached_property
-    def rows(self) -> list[ResultRow]:
-        """Returns the table of results, worst first. Equal rows keep the order of the record."""
-        found: list[tuple[tuple[float, ...], ResultRow]] = []
+    def rows(self) -> list[tuple[KernelFacts, ResultFacts | None]]:
+        """Returns results, and kernels that have none, worst first. Equal ones keep the order of the record."""
+        found: list[tuple[tuple[float, ...], KernelFacts, ResultFacts | None]] = []
         for kernel in self.kernels:
             for each in kernel.leading:
-                order = (-LOOKS[each.standing].rank, *(-part for part in each.badness))
-                found.append((order, ResultRow(kernel, each, each.standing)))
+                found.append(((-LOOKS[each.standing].rank, *(-part for part in each.badness)), kernel, each))
             if kernel.is_bare:
-                found.append(((-LOOKS[kernel.standing].rank,), ResultRow(kernel, None, kernel.standing)))
-        return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+                found.append(((-LOOKS[kernel.standing].rank,), kernel, None))
+        return [(kernel, each) for _, kernel, each in sorted(found, key=lambda entry: entry[0])]
 
     @cached_property
     def wrong(self) -> list[ResultFacts]:

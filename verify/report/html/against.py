@@ -15,11 +15,11 @@ from verify.records.bounds.verdict import SEVERITY
 from verify.records.record import Number, value_of
 from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
-from verify.report.blocks import FigureRow
 from verify.report.gaps import GapLine, gathered
 from verify.report.html.curve_plot import spark
 from verify.report.present import Facts, ResultFacts
 from verify.report.signs import STANDING
+from verify.report.table import TableRow
 
 if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
@@ -49,7 +49,7 @@ class Against:
     standing: str
     sentence: str
     columns: tuple[str, str, str]  # that a narrow page has room for; the last two are figures
-    rows: list[FigureRow]
+    rows: list[TableRow]
     left_out: int
     lines: list[GapLine]
 
@@ -121,7 +121,7 @@ def over_time(facts: Facts, history: History | None) -> Against | None:
     )
 
 
-def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> FigureRow:
+def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> TableRow:
     result, values = each.result, (*found.values, now)
     cells = {
         "output": words.clean(result.output),
@@ -134,7 +134,7 @@ def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> Figure
         "skipped" if result.status == "ok" and grew else result.status,
         "" if found.alike else "other cases",
     )
-    return FigureRow(each.owner.name, "", cells, standing, "grew" if grew else "shrank", "now", note)
+    return TableRow(each.owner.name, "", cells, standing, "grew" if grew else "shrank", frozenset({"now"}), note)
 
 
 def size(value: float) -> float:

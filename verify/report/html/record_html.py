@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,11 @@ from verify.records import recorded
 from verify.records.files import encode
 from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
-from verify.report import blocks, result_words, words
+from verify.report import blocks, result_words, run_table, words
 from verify.report.blocks import ReportBlock
 from verify.report.html import against, curve_plot, plot, speed_plot, views
 from verify.report.html.against import Against, History
-from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, ResultRow, present, skipped_laws
+from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
 if TYPE_CHECKING:
@@ -58,34 +58,11 @@ COLUMNS = (  # key, heading, numeric
 
 
 @dataclass(frozen=True)
-class TableCell:
-    """Holds the text of a table cell, and the sort key of numeric columns (empty sorts last)."""
-
-    text: str
-    key: str = ""
-    bad: bool = False
-
-
-@dataclass(frozen=True)
 class Group:
     """Holds kernels that the page shows together. Without a title they simply follow."""
 
     title: str
     kernels: list[SimpleNamespace]
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """Holds one line of the table: a result, or a kernel that has none."""
-
-    id: str
-    anchor: str
-    standing: str
-    cells: dict[str, TableCell]
-    strip: Markup | None
-    spark: Markup | str
-    trend: Markup | str
-    call: str
 
 
 def render(
@@ -118,9 +95,9 @@ def render(
     first = "" if headline is None else f"kernel-{headline.owner.index}"
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
     lines = rows(facts, history)
-    look = {"columns": COLUMNS, "trends": any(row.trend for row in lines)}
+    look = {"columns": COLUMNS, "trends": any(line.trend for line in lines)}
     row_of = environment.get_template("row.html.j2")
-    peers = sum(row.standing == "peer" for row in lines)
+    peers = sum(line.row.standing == "peer" for line in lines)
     return environment.get_template("report.html.j2").render(
         policy=policy(style, script),
         style=Markup(style),
@@ -140,7 +117,7 @@ def render(
         sections=_findings(facts),
         lead=against.LEAD,
         speeds=speed_plot.plots(facts),
-        rows=[Markup(row_of.render(row=row, **look)) for row in lines],
+        rows=[Markup(row_of.render(line=line, row=line.row, **look)) for line in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
         groups=_groups(kernels),
@@ -267,44 +244,29 @@ def compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def rows(facts: Facts, history: History | None = None) -> list[TableRow]:
-    """Returns all lines of the table, worst first, as the page shows them at first."""
-    return [_bare_row(line) if line.result is None else _row(line, line.result, history) for line in facts.rows]
+def rows(facts: Facts, history: History | None = None) -> list[SimpleNamespace]:
+    """Returns the views of all rows of the table, worst first, as the page shows them at first."""
+    return [_row(kernel, each, history) for kernel, each in facts.rows]
 
 
-def _row(line: ResultRow, each: ResultFacts, history: History | None) -> TableRow:
-    result = each.result
-    figures = judged(result.figures, result.gate)
-    baseline = None if result.baseline is None else judged(result.baseline, result.gate)
-    keys = {
-        **{name: _class_key(result, name) for name in CLASSES},
-        "basis": str(result.basis.n),
-        "baseline": "" if baseline is None else sort_key(baseline.upper),
-        "verdict": str(LOOKS[line.standing].rank),
-    }
-    texts = blocks.cells_of(each) | {"basis": words.basis_of(result, short=True), "baseline": each.baseline}
-    bad = {part.name for part in result.classes if part.reason}
-    cells = {name: TableCell(texts[name], keys.get(name, ""), name in bad) for name, _, _ in COLUMNS}
-    theirs = None if baseline is None else baseline.upper
-    strip = plot.strip(figures.upper, theirs, result.limit, bad=line.standing == "wrong")
-    trend = against.trend(history, each)
-    spark = curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input")
-    trend_line = curve_plot.spark(trend, result.limit, label=f"Maximum of {each.title} over {len(trend)} runs")
-    name = f"row-{line.kernel.index}/{quote(result.output, safe='')}/{result.dtype}"
-    return TableRow(name, _anchor(line.kernel), line.standing, cells, strip, spark, trend_line, line.kernel.call)
-
-
-def _bare_row(line: ResultRow) -> TableRow:
-    cells = {key: TableCell("", "") for key, _, _ in COLUMNS}
-    cells["kernel"] = TableCell(line.kernel.name)
-    cells["verdict"] = TableCell(line.kernel.word, str(LOOKS[line.standing].rank))
-    return TableRow(
-        f"row-{line.kernel.index}", _anchor(line.kernel), line.standing, cells, None, "", "", line.kernel.call
-    )
-
-
-def _anchor(kernel: KernelFacts) -> str:
-    return f"kernel-{kernel.index}"
+def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None) -> SimpleNamespace:
+    """Returns a row with its address, the sort keys of its numeric columns (none sorts last), and its drawings."""
+    row, name = run_table.row_of(kernel, each), f"row-{kernel.index}"
+    keys, drawn = {"verdict": str(LOOKS[row.standing].rank)}, dict.fromkeys(("strip", "spark", "trend"), "")
+    if each is not None:
+        result, values = each.result, against.trend(history, each)
+        own = judged(result.figures, result.gate)
+        theirs = None if result.baseline is None else judged(result.baseline, result.gate).upper
+        keys |= {of: _class_key(result, of) for of in CLASSES} | {"basis": str(result.basis.n)}
+        keys |= {} if theirs is None else {"baseline": sort_key(theirs)}
+        drawn = {
+            "strip": plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong"),
+            "spark": curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input"),
+            "trend": curve_plot.spark(values, result.limit, label=f"Maximum of {each.title} over {len(values)} runs"),
+        }
+        row = replace(row, cells=row.cells | {"basis": row.cells["basis_short"], "baseline": each.baseline})
+        name += f"/{quote(result.output, safe='')}/{result.dtype}"
+    return SimpleNamespace(row=row, id=name, anchor=f"kernel-{kernel.index}", keys=keys, **drawn)
 
 
 def _class_key(result: Result, name: str) -> str:

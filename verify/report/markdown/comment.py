@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 
 from verify.report import words
-from verify.report.blocks import FigureRow, ReportBlock
+from verify.report.blocks import ReportBlock
 from verify.report.signs import GLYPHS
+from verify.report.table import Columns, TableRow, header, is_right
 
 # These become character references: all but letters, digits and a few signs, underscores at the edge of a word
 # (emphasis), and the dot of www. (a link).
@@ -97,25 +97,22 @@ def fenced(command: str) -> str:
     return f"{fence}sh\n{text}\n{fence}\n"
 
 
-def table_row(cells: list[str]) -> str:
-    """Returns one row of a table."""
-    return f"| {' | '.join(cells)} |"
+def figures_head(columns: Columns) -> str:
+    """Returns the head of a table, whose first column is the kernel."""
+    rule = ["---:" if is_right(name) else "---" for name in columns]
+    return f"| {' | '.join(['kernel', *map(header, columns)])} |\n| {' | '.join(['---', *rule])} |"
 
 
-def figures_head(columns: Sequence[str], right: Sequence[str]) -> str:
-    """Returns the head of a table of figures."""
-    rule = ["---:" if name in right else "---" for name in columns]
-    return f"{table_row(['kernel', *columns])}\n{table_row(['---', *rule])}"
-
-
-def figures_row(line: FigureRow, *, regimes: int = 1) -> str:
-    """Returns a row of a table of figures, which may be about several regimes."""
-    cells = [code(text) if name in ("output", "dtype", "regime") else inert(text) for name, text in line.cells.items()]
-    if regimes > 1:
-        cells[2] += f" and {regimes - 1} more"
-    word = f"**{line.word}**" if line.standing == "wrong" else line.word
-    note = f": {inert(line.note)}" if line.note else ""
-    return table_row([code(line.kernel), *cells, f"{GLYPHS[line.standing]} {word}{note}"])
+def figures_row(columns: Columns, row: TableRow, *, regimes: int = 1) -> str:
+    """Returns a row of a table, which may be about several regimes. Its word is in the last column."""
+    cells = [code(row.kernel)]
+    for name in columns[:-1]:
+        cells.append((code if name in ("output", "dtype", "regime") else inert)(row.cells.get(name, "")))
+        if name == "regime" and regimes > 1:
+            cells[-1] += f" and {regimes - 1} more"
+    word = f"**{inert(row.word)}**" if row.standing == "wrong" else inert(row.word)
+    note = f": {inert(row.note)}" if row.note else ""
+    return f"| {' | '.join([*cells, f'{GLYPHS[row.standing]} {word}{note}'])} |"
 
 
 def folded(block: ReportBlock) -> str:

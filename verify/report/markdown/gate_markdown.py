@@ -52,8 +52,10 @@ def render(verdict: Verdict, comparison: Comparison | None = None, *, limit: int
     ]
     if comparison is not None:
         _fill_changes(budget, comparison, share=0.4)
-    share, head = 0.5 if details else 1.0, figures_head(gate_words.COLUMNS, gate_words.RIGHT)
-    rows = [figures_row(gate_words.line(row), regimes=count) for row, count in _by_result(with_figures)]
+    share, head = 0.5 if details else 1.0, figures_head(gate_words.COLUMNS)
+    rows = [
+        figures_row(gate_words.COLUMNS, gate_words.line(row), regimes=count) for row, count in _by_result(with_figures)
+    ]
     _fill(budget, rows, "rows", head=head, share=share)
     for title, rows_ in (("Waived", waived), ("Not judged", [row for row in rest if id(row) not in few])):
         keys = [f"- {inert(gap.text)}" for gap in gate_words.unjudged(rows_)]
@@ -112,7 +114,7 @@ def _fill_changes(budget: Budget, found: Comparison, *, share: float = 1.0) -> N
         return max(ordered(reading.value) for reading in (pair.base, pair.head) if reading is not None)
 
     leading = [(compare_words.line(max(group, key=larger)), len(group)) for group in groups.values()]
-    rows = [figures_row(line, regimes=regimes) for line, regimes in leading]
-    _fill(budget, rows, "changed results", head=figures_head(compare_words.COLUMNS, compare_words.RIGHT), share=share)
+    rows = [figures_row(compare_words.COLUMNS, line, regimes=regimes) for line, regimes in leading]
+    _fill(budget, rows, "changed results", head=figures_head(compare_words.COLUMNS), share=share)
     lines = [f"- {inert(gap.text)}" for gap in compare_words.alone(apart)]
     _fill(budget, lines, "lines", head="**Not compared**\n")

@@ -6,16 +6,14 @@ Results in order have a row each while there are few. If there are many, each ke
 from __future__ import annotations
 
 from verify.records.record import CLASSES, Run
-from verify.report import blocks, words
-from verify.report.markdown.comment import Budget, code, fenced, folded, inert, table_row
-from verify.report.present import Facts, ResultRow, present
+from verify.report import blocks, run_table, words
+from verify.report.markdown.comment import Budget, code, fenced, figures_head, figures_row, folded, inert
+from verify.report.present import Facts, present
 from verify.report.result_words import result_notes
 from verify.report.signs import CALM, GLYPHS, STANDING
 
-HEADER = (
-    "| kernel | result | dtype | ordinary | demanding | extreme | basis | PyTorch | verdict |\n"
-    "| --- | --- | --- | ---: | ---: | ---: | --- | ---: | --- |"
-)
+COLUMNS = ("output", "dtype", *CLASSES, "basis", "baseline", "verdict")
+HEADER = figures_head(COLUMNS)
 MOST_LINES = 12
 MOST_ROWS = 60  # of results in order, and of peers
 
@@ -35,9 +33,10 @@ def render(run: Run, *, limit: int = 60_000, record: str = "") -> str:
     wrong += [folded(blocks.broken(kernel, law)) for kernel, law in facts.broken_laws]
     unproven = [folded(blocks.unproven(found)) for found in facts.unproven]
     failed = [folded(block) for block in blocks.failures(facts.failures, MOST_LINES)]
-    loud = [_row(row) for row in facts.rows if row.standing not in CALM]
-    calm = [_row(row) for row in facts.rows if row.standing in CALM]
-    notes = f"\n<sub>{'. '.join(blocks.footnotes(facts))}</sub>\n" if facts.kernels else ""
+    rows = [run_table.row_of(*row) for row in facts.rows]
+    loud = [figures_row(COLUMNS, row) for row in rows if row.standing not in CALM]
+    calm = [figures_row(COLUMNS, row) for row in rows if row.standing in CALM]
+    notes = f"\n<sub>{'. '.join(run_table.footnotes(facts))}</sub>\n" if facts.kernels else ""
     # A long table must leave room for the worst inputs.
     share = 0.6 if wrong or failed or unproven else 1.0
     budget.fill(loud, "rows", head=HEADER, foot=notes, share=share)
@@ -67,14 +66,3 @@ def _calm_kernels(facts: Facts) -> list[str]:
         f"- {GLYPHS[kernel.standing]} {code(kernel.name)}: {inert(kernel.summary)}"
         for kernel in sorted(kernels, key=lambda item: item.run.peer)
     ]
-
-
-def _row(row: ResultRow) -> str:
-    sign, each = GLYPHS[row.standing], row.result
-    if each is None:
-        return table_row([code(row.kernel.name), *[""] * 7, f"{sign} {row.kernel.word}"])
-    cells = blocks.cells_of(each)
-    names = [code(cells[name]) for name in ("kernel", "output", "dtype")]
-    figures = [inert(cells[name]) for name in (*CLASSES, "basis", "baseline")]
-    label = inert(each.label)
-    return table_row([*names, *figures, f"{sign} " + (f"**{label}**" if row.standing == "wrong" else label)])

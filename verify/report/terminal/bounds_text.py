@@ -10,8 +10,8 @@ from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import LEAST, shown
 from verify.records.readings import Key, Reading
-from verify.report import blocks, gate_words, words
-from verify.report.blocks import FigureRow, ReportBlock
+from verify.report import blocks, gate_words, table, words
+from verify.report.blocks import ReportBlock
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
@@ -28,7 +28,7 @@ def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, f
     """Prints a table per kernel, then the reason for each loosening. With records, it adds the worst inputs."""
     behind, files = behind or {}, files or {}
     tabled = found[:MOST_ROWS]
-    page.figures(COLUMNS, COLUMNS[3:8], [_line(change) for change in tabled])
+    page.rows(table.narrowing(COLUMNS), [_line(change) for change in tabled])
     page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
@@ -213,7 +213,7 @@ def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
 COLUMNS = ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change")
 
 
-def _line(change: Change) -> FigureRow:
+def _line(change: Change) -> table.TableRow:
     key, bound = change.key, change.new or change.old
     assert bound is not None
     wrong = change.new is not None and change.new.verdict == "wrong"
@@ -228,7 +228,7 @@ def _line(change: Change) -> FigureRow:
         "typical": "-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate),
         "basis": words.basis_short(bound.basis),
     }
-    return FigureRow(
+    return table.TableRow(
         key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong
     )
 

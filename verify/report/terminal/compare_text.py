@@ -6,6 +6,7 @@ from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison
 from verify.report import compare_words
 from verify.report.signs import STYLES
+from verify.report.table import narrowing
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_BLOCKS = 6
@@ -20,7 +21,7 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
         page.blank()
     shown = list(found.pairs) if everything else found.listed
     tabled = [pair for pair in shown if pair.base is not None and pair.head is not None and not pair.reason]
-    page.figures(compare_words.COLUMNS, compare_words.RIGHT, [compare_words.line(pair) for pair in tabled])
+    page.rows(narrowing(compare_words.COLUMNS), [compare_words.line(pair) for pair in tabled])
     for pair in [pair for pair in found.pairs if pair.change == "worse"][:MOST_BLOCKS]:
         page.block(compare_words.grown(pair))
     if apart := compare_words.alone(shown):

@@ -9,6 +9,7 @@ from verify.records.bounds.verdict import MEANING, SEVERITY, Row, Status, Verdic
 from verify.report import gate_words
 from verify.report.gaps import gathered
 from verify.report.signs import STANDING, STYLES
+from verify.report.table import narrowing
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_LINES = 12  # lines of one status without figures
@@ -24,7 +25,7 @@ def render(
     """Returns the whole verdict. `everything` also lists keys in order. `records` are paths, for the next command."""
     page = Page(terminal)
     shown = [row for row in verdict.rows if row.status in gate_words.WITH_FIGURES or (everything and row.readings)]
-    page.figures(gate_words.COLUMNS, gate_words.RIGHT, [gate_words.line(row) for row in shown])
+    page.rows(narrowing(gate_words.COLUMNS), [gate_words.line(row) for row in shown])
     if shown:
         note = "bound, measured: the largest error, in ULP unless another unit or figure is named"
         page.line(Cell(note, "dim"))

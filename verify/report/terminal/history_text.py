@@ -8,6 +8,7 @@ from verify.records.history import Line, by_record
 from verify.records.readings import UNKNOWN, Reading, commit_of, date_of
 from verify.records.record import Run, number
 from verify.report import words
+from verify.report.table import TableRow
 from verify.report.terminal.text_page import ROOMY, Cell, Page, Terminal
 
 MOST, MOST_NARROW = 10, 5  # records that have a column
@@ -21,18 +22,12 @@ def render(runs: Sequence[Run], terminal: Terminal) -> str:
     shown = range(first, len(runs))
     commits = ["-" if commit == UNKNOWN else commit[:7] for commit in map(commit_of, runs)]
     page.more(first, "earlier records; --json has them", indent=2)
-    records = [(str(at + 1), runs[at].created[:16].replace("T", " "), commits[at], runs[at].id) for at in shown]
-    page.table(("record", "created", "commit", "id"), [[Cell(text) for text in row] for row in records], indent=2)
+    for at in shown:
+        page.line(f"{at + 1}  {runs[at].created[:16].replace('T', ' ')}  commit {commits[at]}  {runs[at].id}", indent=2)
     page.blank()
     moved = [line for line in lines if line.changes]
-    for kernel, arch in dict.fromkeys((line.kernel, line.arch) for line in moved):
-        page.line(Cell(kernel, "bold"), Cell(f"  {arch}", "dim"))
-        page.table(
-            ("output", "dtype", *(str(at + 1) for at in shown), "last change"),
-            [_row(line, shown, page) for line in moved if (line.kernel, line.arch) == (kernel, arch)],
-            right=[str(at + 1) for at in shown],
-            indent=2,
-        )
+    columns = "output", "dtype", *(str(at + 1) for at in shown), "last change"
+    page.rows([columns], [_row(line, shown) for line in moved])
     if moved:
         page.line(Cell("the largest error in ULP, without infinite and NaN inputs", "dim"))
     page.blank()
@@ -41,18 +36,15 @@ def render(runs: Sequence[Run], terminal: Terminal) -> str:
     return page.text()
 
 
-def _row(line: Line, shown: range, page: Page) -> list[Cell]:
+def _row(line: Line, shown: range) -> TableRow:
     last = line.changes[-1]
-    style, standing, word = ("bold red", "wrong", "worse") if last.worse else ("green", "ok", "better")
+    standing, word = ("wrong", "worse") if last.worse else ("ok", "better")
     if last.other_cases:
-        style, standing, word = "yellow", "skipped", "other cases"
+        standing, word = "skipped", "other cases"
 
     def figure(reading: Reading | None) -> str:
         return "-" if reading is None else words.ulp(number(reading.value)) + words.MARK[reading.gate]
 
-    return [
-        Cell(line.output + ("" if line.source == "run" else f" ({line.source})")),
-        Cell(line.dtype),
-        *(Cell(figure(line.figures[at])) for at in shown),
-        Cell(f"{page.signs.status[standing]} {word}, {date_of(last.after)}", style),
-    ]
+    output = line.output + ("" if line.source == "run" else f" ({line.source})")
+    cells = {"output": output, "dtype": line.dtype} | {str(at + 1): figure(line.figures[at]) for at in shown}
+    return TableRow(line.kernel, line.arch, cells, standing, f"{word}, {date_of(last.after)}")

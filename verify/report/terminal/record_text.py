@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from verify.records.record import Run
-from verify.report import blocks, words
+from verify.report import blocks, run_table, words
 from verify.report.present import Facts, present
 from verify.report.signs import STANDING, STYLES
-from verify.report.terminal import results_table
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MARGIN = 4  # of the details below a heading
@@ -32,7 +31,9 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     facts = present(run, dash=page.signs.dash)
     closing = facts.next_command(record)
     if facts.kernels:
-        results_table.show(page, facts)
+        columns = page.rows(run_table.layouts_of(facts), run_table.rows_of(facts))
+        for note in [*run_table.footnotes(facts, columns), facts.setting]:
+            page.line(Cell(note, "dim"))
     for kernel in facts.unrepeatable:
         page.block(blocks.unrepeatable(kernel))
     for place, found in enumerate(facts.findings[:MOST_BLOCKS]):

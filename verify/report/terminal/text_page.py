@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.report import words
-from verify.report.blocks import FigureRow, ReportBlock
+from verify.report.blocks import ReportBlock
 from verify.report.signs import STYLES, Signs
+from verify.report.table import WORDS, Columns, TableRow, header, is_right
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 GAP = 2
 NAME, MOST_NAME = 7, 20  # columns for the name of a fact
 MARGIN = 4
-ROOMY = 100  # from this number of columns, a result and its figures are on one line
+ROOMY = 100  # from this number of columns, a history shows more records
 
 
 @dataclass(frozen=True)
@@ -127,92 +128,89 @@ class Page:
 
         self._console.print(Text(" " * indent + words.clean(text)), soft_wrap=True)
 
-    def table(
-        self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = (), indent: int = 0
-    ) -> None:
-        """Adds a table of aligned columns. If they do not fit beside each other, each row takes two lines.
+    def rows(self, layouts: Sequence[Columns], rows: Sequence[TableRow]) -> Columns:
+        """Adds a table in the first layout that fits, else two lines for each row. Returns the columns.
 
-        `right` names the headers of the columns that are aligned right.
+        Names that a layout has no column for stand above their rows. Rows below one heading follow each other.
         """
-        if not rows:
-            return
-        widths = _widths(headers, rows)
-        if indent + sum(widths) + GAP * (len(widths) - 1) > self.width:
-            self._stacked(headers, rows, right, indent)
-            return
-        self.grid([[Cell(header, "dim") for header in headers], *rows], headers, widths, right, indent)
+        fitting = (columns for columns in layouts if self._indent(columns) + self._room(columns, rows) <= self.width)
+        columns, fits = next(((each, True) for each in fitting), (layouts[-1], False))
+        widths, indent, last = self._widths(columns, rows), self._indent(columns), tuple[tuple[str, str], ...]()
+        if rows and fits:
+            self._grid(columns, [Cell(header(name), "dim") for name in columns], widths, indent)
+        places: dict[tuple[tuple[str, str], ...], int] = {}
+        for at, above in enumerate(row.above(columns) for row in rows):
+            for end in range(len(above)):
+                places.setdefault(above[: end + 1], at)
 
-    def results(self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], *, right: Sequence[str] = ()) -> None:
-        """Adds a table whose first columns are output and dtype. On a narrow screen these two become a heading."""
-        if self.width >= ROOMY or not rows:
-            self.table(headers, rows, right=right, indent=GAP)
-            return
-        rest, indent = headers[2:], 2 * GAP
-        widths = _widths(rest, [row[2:] for row in rows])
-        fits = indent + sum(widths) + GAP * (len(widths) - 1) <= self.width
-        if fits:
-            self.grid([[Cell(header, "dim") for header in rest]], rest, widths, right, indent)
-        for output, dtype in dict.fromkeys((row[0], row[1]) for row in rows):
-            self.line(output, "  ", dtype, indent=GAP)
-            members = [row[2:] for row in rows if (row[0], row[1]) == (output, dtype)]
-            if fits:
-                self.grid(members, rest, widths, right, indent)
-            else:
-                self._stacked(rest, members, right, indent)
+        def order(row: TableRow) -> list[int]:
+            above = row.above(columns)
+            return [*(places[above[: end + 1]] for end in range(len(above))), len(rows)]
 
-    def figures(self, columns: Sequence[str], right: Sequence[str], lines: Sequence[FigureRow]) -> None:
-        """Adds a table of figures for each kernel, below its name."""
-        for kernel, arch in dict.fromkeys((line.kernel, line.arch) for line in lines):
-            self.line(Cell(kernel, "bold"), Cell(f"  {arch}" * bool(arch), "dim"))
-            self.results(
-                columns,
-                [self._cells(line) for line in lines if (line.kernel, line.arch) == (kernel, arch)],
-                right=right,
-            )
+        kernel = None
+        for row in sorted(rows, key=order):
+            above = row.above(columns)
+            fresh = [at for at in range(len(above)) if above[: at + 1] != last[: at + 1]]
+            for at in fresh:
+                self._heading(row, above[at], at)
+            if row.cells or not fresh:
+                cells = [Cell(row.text(name, self.signs), self._style(row, name, kernel)) for name in columns]
+                if fits:
+                    self._grid(columns, cells, widths, indent)
+                else:
+                    self._stacked(columns, cells, indent)
+            kernel, last = row.kernel, above
+        return columns
 
-    def _cells(self, line: FigureRow) -> list[Cell]:
-        red = "red" if line.standing == "wrong" else ""
-        cells = [Cell(text, red if name == line.figure else "") for name, text in line.cells.items()]
-        return [*cells, Cell(f"{self.signs.status[line.standing]} {line.word}", STYLES[line.standing])]
+    def _heading(self, row: TableRow, names: tuple[str, str], level: int) -> None:
+        """Adds a kernel with what it is about and its state if it has no figures, or an output with its dtype."""
+        if level:
+            self.line(*names[:1], "  ", *names[1:], indent=GAP)
+        elif names != ("", ""):
+            about = Cell(f"  {names[1]}" * bool(names[1]), "dim")
+            state = [] if row.cells else [Cell(f"  {row.text('short', self.signs)}", f"bold {STYLES[row.standing]}")]
+            self.line(Cell(names[0], "bold"), about, *state)
 
-    def grid(
-        self,
-        rows: Sequence[Sequence[Cell]],
-        headers: Sequence[str],
-        widths: Sequence[int],
-        right: Sequence[str],
-        indent: int,
-        *,
-        filled: bool = True,
-    ) -> None:
-        """Adds cells in columns of given widths, those in `right` aligned right. `filled` styles the padding too."""
+    def _style(self, row: TableRow, column: str, last: str | None) -> str:
+        if column in WORDS:
+            return STYLES[row.standing]
+        if column == "kernel":
+            return "dim" if row.kernel == last else "bold"
+        return "red" if row.is_bad(column) else ""
+
+    def _indent(self, columns: Columns) -> int:
+        return GAP * sum(name not in columns for name in ("kernel", "output"))
+
+    def _widths(self, columns: Columns, rows: Sequence[TableRow]) -> list[int]:
+        """Returns the terminal cells that each column needs so that nothing in it is cut."""
+        from rich.cells import cell_len
+
+        texts = ([header(name), *(words.clean(row.text(name, self.signs)) for row in rows)] for name in columns)
+        return [max(map(cell_len, column)) for column in texts]
+
+    def _room(self, columns: Columns, rows: Sequence[TableRow]) -> int:
+        return sum(self._widths(columns, rows)) + GAP * (len(columns) - 1)
+
+    def _grid(self, columns: Columns, cells: Sequence[Cell], widths: Sequence[int], indent: int) -> None:
+        """Adds one line of cells in columns of given widths. Headings may come between the lines."""
         from rich.padding import Padding
         from rich.table import Table
         from rich.text import Text
 
         grid = Table.grid(padding=(0, GAP, 0, 0))
-        for header, width in zip(headers, widths, strict=True):
-            grid.add_column(width=width, justify="right" if header in right else "left")
-        for row in rows:
-            wholes = (Text(cell.clean, style=cell.style) for cell in row)
-            grid.add_row(*(wholes if filled else (Text.assemble((cell.clean, cell.style)) for cell in row)))
+        for name, width in zip(columns, widths, strict=True):
+            grid.add_column(width=width, justify="right" if is_right(name) else "left")
+        grid.add_row(*(Text.assemble((cell.clean, cell.style)) for cell in cells))
         self._console.print(Padding(grid, (0, 0, 0, indent)))
 
-    def _stacked(
-        self, headers: Sequence[str], rows: Sequence[Sequence[Cell]], right: Sequence[str], indent: int
-    ) -> None:
-        """Adds two lines per row: its left-aligned cells, and its right-aligned ones after their headers."""
-        for row in rows:
-            named = [cell for header, cell in zip(headers, row, strict=True) if header not in right and cell.clean]
-            self.line(*_spaced(named), indent=indent)
-            numbers = [
-                piece
-                for header, cell in zip(headers, row, strict=True)
-                if header in right and cell.clean
-                for piece in (Cell(f"{header} ", "dim"), cell, Cell("  "))
-            ]
-            if numbers:
-                self.line(*numbers[:-1], indent=indent + MARGIN)
+    def _stacked(self, columns: Columns, cells: Sequence[Cell], indent: int) -> None:
+        """Adds two lines: the left-aligned cells, and the right-aligned ones after their headers."""
+        named = [cell for name, cell in zip(columns, cells, strict=True) if not is_right(name) and cell.clean]
+        self.line(*(piece for cell in named for piece in (cell, "  ")), indent=indent)
+        numbers = [pair for pair in zip(columns, cells, strict=True) if is_right(pair[0]) and pair[1].clean]
+        if numbers:
+            told = (piece for name, cell in numbers for piece in (Cell(f"{header(name)} ", "dim"), cell, "  "))
+            self.line(*told, indent=indent + MARGIN)
 
     def text(self) -> str:
         """Returns the page, which ends in a newline."""
@@ -224,24 +222,6 @@ class Page:
         stream = self._console.file
         assert isinstance(stream, io.StringIO)
         return stream
-
-
-def _widths(headers: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[int]:
-    """Returns the terminal cells that each column needs so that nothing in it is cut."""
-    from rich.cells import cell_len
-
-    return [
-        max(cell_len(text) for text in (header, *(row[place].clean for row in rows)))
-        for place, header in enumerate(headers)
-    ]
-
-
-def _spaced(cells: Sequence[Cell]) -> list[Cell]:
-    """Returns the cells with two blanks between each two."""
-    spaced: list[Cell] = []
-    for cell in cells:
-        spaced += [Cell("  "), cell] if spaced else [cell]
-    return spaced
 
 
 def _joined(cells: Sequence[Cell | str]) -> Text:

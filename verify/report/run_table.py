@@ -1,0 +1,92 @@
+"""Makes the table of a run: a row per kernel x output x dtype, in layouts from the most to the least room.
+
+If a screen is too narrow, columns are dropped in a fixed order, and names of kernels become headings of their rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from verify.records.record import CLASSES, ORDINARY
+from verify.records.recorded import judged
+from verify.report import words
+from verify.report.present import Facts, KernelFacts, ResultFacts
+from verify.report.table import Columns, TableRow
+
+# From the most to the least room. In every layout the basis follows the maximum.
+LAYOUTS = tuple(
+    tuple(columns.split())
+    for columns in (
+        "kernel output dtype max basis p999 misrounded baseline verdict",
+        "kernel output dtype max basis_short p999 misrounded baseline verdict",
+        "kernel output dtype max basis_short misrounded baseline verdict",
+        "output dtype max basis p999 misrounded baseline verdict",
+        "output dtype max basis_short p999 misrounded baseline verdict",
+        "output dtype max basis_short misrounded baseline verdict",
+        "output dtype max basis_short baseline verdict",
+        "output dtype max basis_short baseline short",
+        "output dtype max basis_short short",
+    )
+)
+
+# The same with a maximum for each class of inputs. On narrower screens, of ordinary inputs and of all.
+CLASSED: tuple[tuple[str, ...], ...] = (
+    *(tuple(name for each in layout for name in (CLASSES if each == "max" else (each,))) for layout in LAYOUTS),
+    ("output", "dtype", ORDINARY, "max", "basis_short", "baseline", "short"),
+    ("output", "dtype", ORDINARY, "max", "basis_short", "short"),
+    ("output", "dtype", "max", "basis_short", "short"),
+)
+
+
+def layouts_of(facts: Facts) -> Sequence[Columns]:
+    """Returns the layouts of a run's table, from the most to the least room."""
+    return CLASSED if any(each.result.classes for kernel in facts.kernels for each in kernel.results) else LAYOUTS
+
+
+def rows_of(facts: Facts) -> list[TableRow]:
+    """Returns the rows: the results of each kernel, and a kernel without any."""
+    return [
+        row_of(kernel, each)
+        for kernel in facts.kernels
+        for each in (*kernel.results, *([None] if kernel.is_bare else []))
+    ]
+
+
+def row_of(kernel: KernelFacts, each: ResultFacts | None) -> TableRow:
+    """Returns the row of a result, or of a kernel that has none."""
+    if each is None:
+        return TableRow(kernel.name, kernel.call, {}, kernel.standing, kernel.word)
+    result = each.result
+    bad = frozenset({"max", *(part.name for part in result.classes if part.reason)})
+    measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-", "NaN")]
+    cells = {
+        "output": words.clean(result.output),
+        "dtype": words.dtype_of(result),
+        "max": each.maximum + each.mark,
+        **each.classes,
+        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
+        "basis": words.basis_of(result),
+        "basis_short": words.basis_of(result, short=True),
+        "p999": words.ulp(judged(result.figures, result.gate).p999),
+        "misrounded": words.share(result.figures.misrounded, result.figures.n),
+        "baseline": each.baseline + each.mark if each.baseline else "-",
+    }
+    return TableRow(kernel.name, kernel.call, cells, each.standing, each.label, bad, short=each.standing)
+
+
+def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
+    """Returns explanations of the columns of a table of results, and of the marks in it."""
+    results = [each.result for kernel in facts.kernels for each in kernel.results]
+    gates, notes = {result.gate for result in results}, []
+    if results and set(columns) & set(CLASSES):
+        unit = "in ULP unless marked" if gates & set(words.LEGEND) else "in ULP"
+        notes.append(f"ordinary, demanding, extreme: the largest error {unit} on inputs of that class")
+    notes += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]
+    if any(figures.open for each in results for figures in (each.figures, *(of.figures for of in each.classes))):
+        notes.append(f"{'≥' if facts.dash == '–' else '>='}: {words.OPEN}")
+    if any(kernel.run.peer for kernel in facts.kernels):
+        notes.append("peer: measured for comparison, not judged")
+    names = sorted({words.clean(each.baseline_name) for each in results if each.baseline and each.baseline_name})
+    if "baseline" in columns and names:
+        notes.append(f"PyTorch: the maximum of {words.listed(names)} on the same ordinary inputs")
+    return notes
