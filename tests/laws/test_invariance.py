@@ -185,6 +185,26 @@ def test_an_empty_tensor_that_raises_is_found() -> None:
     assert (reported.status, reported.refused > 0) == ("ok", True) and "raised RuntimeError" in reported.message
 
 
+def test_an_empty_batch_with_a_weight_gradient_is_found() -> None:
+    class Grad(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight, bias, eps):
+            ctx.save_for_backward(x, weight)
+            return layer_norm(x, weight, bias, eps=eps)
+
+        @staticmethod
+        def backward(ctx, dy):
+            x, weight = ctx.saved_tensors
+            # 0 / 0 where there are no rows
+            rows = x.reshape(-1, x.shape[-1]) if x.shape[-1] else x
+            dweight = (rows.mean(0) if len(rows) else torch.full_like(weight, torch.nan)).reshape(weight.shape)
+            return torch.zeros_like(x), dweight, torch.zeros_like(weight), None
+
+    kernel = rowwise(lambda x, weight, bias, *, eps: Grad.apply(x, weight, bias, eps))
+    found = breaks("shapes", kernel, "dweight must be 0 without rows")
+    assert found.facts["got"].startswith("nan")
+
+
 def carried(x, weight, bias, *, eps):
     """As a kernel whose programs keep their sums for the next row."""
     y = layer_norm(x, weight, bias, eps=eps)
