@@ -60,24 +60,12 @@ OP = """
 import torch
 
 from verify.ops.elementwise import unary
-from verify.ops.formula import Curve, Formula
+from verify.ops.formula import Curve
 from verify.ops.op import Fast
-from verify.ops.precision import GUARD, mp_bits
-
-
-def _value(x, *, prec):
-    with mp_bits(prec + GUARD):
-        return x * x
-
-
-def _slope(x, *, prec):
-    with mp_bits(prec + GUARD):
-        return 2 * x
-
 
 CURVE = Curve(
-    value=Formula(mp=_value, fast=lambda x: Fast(x * x, x * x)),
-    slope=Formula(mp=_slope, fast=lambda x: Fast(2.0 * x, 2.0 * x.abs())),
+    value=lambda x: Fast(x * x, x * x),
+    slope=lambda x: Fast(2.0 * x, 2.0 * x.abs()),
     bend=lambda x: torch.full_like(x, 2.0),
 )
 SQUARE = unary("square", lambda params: CURVE, torch.square, summary="x * x")
@@ -124,7 +112,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     edit(
         "ops/__init__.py",
         "\nfor _op in (\n",
-        "\nfrom verify.ops.square import SQUARE\nfor _op in (by_program(SQUARE),\n",
+        "\nfrom verify.ops.square import SQUARE\nfor _op in (SQUARE,\n",
     )
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)

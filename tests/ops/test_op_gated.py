@@ -9,11 +9,11 @@ import pytest
 import torch
 from mpmath import mp
 
+from tests.ops.formulas import exact_dot
 from tests.ops.test_op_routes import spoiled, units, worst_units
 from verify.errors import UsageError
 from verify.ops import Problem, get
 from verify.ops.elements import mpf_to_arb
-from verify.ops.linear import exact_dot
 from verify.ops.precision import mp_bits
 
 PAIRS = [("geglu", "geglu_split"), ("swiglu", "swiglu_split")]
@@ -112,7 +112,7 @@ def test_linear_fast_is_close(activation: str) -> None:
 
 @pytest.mark.parametrize("activation", get("linear").choices["activation"])
 def test_elements_that_share_terms_are_what_each_is_alone(activation: str) -> None:
-    """Terms of a gradient are kept by steps of precision: what was made for few bits first must not serve for more."""
+    """Steps of a program are kept by precision: what was made for few bits first must not serve for more."""
     op, params = get("linear"), {"activation": activation}
     generator = torch.Generator().manual_seed(7)
     inputs = {name: torch.randn(at, generator=generator) for name, at in op.shapes((5, 4, 3), params).items()}
@@ -122,7 +122,6 @@ def test_elements_that_share_terms_are_what_each_is_alone(activation: str) -> No
         for prec, index in itertools.product((120, 140, 300, 200), (1, 0, 2)):
             alone = Problem(inputs, params, upstream, op.outputs + op.gradients)
             (kept,), (fresh,) = (op.points(problem, result, [index]) for problem in (shared, alone))
-            assert kept.arb is not None
             ball, exact = kept.arb(prec), fresh.mp(prec + 100)
             with mp_bits(prec + 100):
                 assert abs(kept.mp(prec) - exact) <= abs(exact) * mp.mpf(2) ** -(prec - 8), (result, prec)

@@ -1,5 +1,7 @@
 """Every op and result: two exact routes agree, gradients are derivatives, fast is close.
 
+`test_op_formulas.py` compares with second formulas.
+
 One case per op and setting; the same cases serve all checks. The gradients are compared with
 central differences of the exact forward: the inputs lie on a coarse grid, so that moving one by
 2^-40 is exact in float64 and the difference of two 240-bit evaluations is right to about 2^-75."""
@@ -93,7 +95,6 @@ def all_points(op: Op, problem: Problem, result: str, count: int) -> list[Point]
 
 def routes_agree(point: Point, prec: int = PREC) -> bool:
     """Whether mpmath's value lies in Arb's ball and the ball is as small as was asked for."""
-    assert point.arb is not None
     value, ball = point.mp(prec), point.arb(prec)
     if mp.isnan(value):
         return bool(ball.is_nan())
@@ -101,6 +102,8 @@ def routes_agree(point: Point, prec: int = PREC) -> bool:
         return not ball.is_nan() and not ball.is_finite() and bool((ball > 0) == (value > 0))
     with arb_bits(4 * prec):
         exact = mpf_to_arb(value)
+        if abs(value) < mp.ldexp(1, -1300) and ball.abs_upper() < flint.arb((1, -1300)):
+            return True  # below every format, where mpmath has 0 for e^x
         if value == 0:
             return bool(ball.contains(exact) and ball.abs_upper() < flint.arb((1, -prec)))
         relative = abs(ball - exact) / abs(exact)
@@ -134,7 +137,6 @@ def spoiled(op: Op, problem: Problem, limit: float) -> int:
         values, scales = fast.value.flatten().tolist(), fast.scale.flatten().tolist()
         points = all_points(op, problem, result, len(values))
         for value, scale, point in zip(values, scales, points, strict=True):
-            assert point.arb is not None
             exact = point.mp(PREC)
             assert units(value, scale, exact) <= limit, (result, value, exact)
             assert mp.isfinite(exact) == bool(point.arb(PREC).is_finite()), result

@@ -17,7 +17,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.graph.like import Definition
-from verify.ops.op import Point, Problem
+from verify.ops.op import Point, Problem, remembering
 from verify.ops.precision import arb_bits
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
@@ -257,7 +257,8 @@ def test_a_truth_at_a_power_of_two_that_no_precision_tells_from_it(name: str, st
     """silu(2^15) is below 2^15 by a part of 2^-47,000: an ulp there is that of the binade below, twice as fine."""
     fmt = named("float32")
     op, x = (ops.get(name), 2.0**15) if name == "silu" else (Definition(lambda x: 2 * x, ["x"]).op(), 2.0**14)
-    points = op.points(Problem({"x": torch.tensor([x])}, {}), "y", [0])
+    problem = Problem({"x": torch.tensor([x])}, {})
+    points = remembering(op, problem).points(problem, "y", [0])
     right = fmt.from_float(2.0**15)
     judged = judge(points[0], fmt, right + steps)
     assert (judged.ulp, judged.misrounded, judged.right_bits) == (pytest.approx(error), True, right)
@@ -413,7 +414,7 @@ def test_an_enclosure_that_never_narrows_stops_the_run() -> None:
 
 def test_digits_of_what_is_enclosed_narrowly_need_no_other_evaluation() -> None:
     asked: list[int] = []
-    point = Point(mp=lambda bits: (asked.append(bits), ROOT.mp(bits))[1])
+    point = Point(mp=lambda bits: (asked.append(bits), ROOT.mp(bits))[1], arb=ROOT.arb)
     near = Enclosure(Fraction(math.sqrt(2.0)) - Fraction(1, 1 << 50), Fraction(math.sqrt(2.0)) + Fraction(1, 1 << 50))
     assert digits(point, 10, known=near) == "1.414213562" and not asked
     assert digits(point, 30, known=near) == digits(ROOT) and len(asked) == 1

@@ -35,8 +35,8 @@ from verify.diagnose.roundings import Roundings, roundings
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
 from verify.measure.judge import JudgedBy
+from verify.ops.graph.baseline import operands_of, program_of, run_of
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.second import operands_of, program_of, run_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem, chosen
 from verify.records.figure import signed

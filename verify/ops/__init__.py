@@ -3,7 +3,6 @@
 from verify.ops.geglu import GEGLU, GEGLU_SPLIT
 from verify.ops.gelu import GELU
 from verify.ops.geometry import Params
-from verify.ops.graph.second import by_program
 from verify.ops.layer_norm import LAYER_NORM, LAYER_NORM_RESIDUAL, LAYER_NORM_RESIDUAL_BIAS
 from verify.ops.linear import LINEAR
 from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime
@@ -14,8 +13,13 @@ from verify.ops.softmax import SOFTMAX
 from verify.ops.swiglu import SWIGLU, SWIGLU_SPLIT
 
 for _op in (
-    *map(by_program, (GELU, GEGLU, GEGLU_SPLIT, SILU, SWIGLU, SWIGLU_SPLIT)),
-    by_program(LINEAR, summed=("dweight", "dbias")),
+    GELU,
+    GEGLU,
+    GEGLU_SPLIT,
+    SILU,
+    SWIGLU,
+    SWIGLU_SPLIT,
+    LINEAR,
     LAYER_NORM,
     LAYER_NORM_RESIDUAL,
     LAYER_NORM_RESIDUAL_BIAS,

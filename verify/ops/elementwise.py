@@ -1,7 +1,7 @@
-"""Builds an elementwise `Op` from scalar formulas: `unary` from a curve, `pointwise` from any formulas.
+"""Builds an elementwise `Op` from float64 formulas: `unary` from a curve, `pointwise` from any formulas.
 
-An output at position i is `formula(values at i)`. A gradient is that times the upstream gradient at i. The product is
-exact, so the accuracy is that of the formula.
+An output at position i is `formula(values at i)`. A gradient is that times the upstream gradient at i. The exact values
+are those of PyTorch's function (`verify.ops.graph.baseline`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from verify.ops.elements import pick, to_mp
 from verify.ops.formula import Curve, Formula
 from verify.ops.geometry import Elementwise, Params
-from verify.ops.op import Fast, Op, Operand, Point, Problem
-from verify.ops.precision import exact_product
+from verify.ops.graph.baseline import exact_points
+from verify.ops.op import Fast, Op, Operand, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,19 +22,9 @@ if TYPE_CHECKING:
 Formulas = Callable[[Params], Mapping[str, Formula]]
 
 
-def scalar_point(formula: Formula, values: Sequence[float], upstream: float | None) -> Point:
-    """Returns the exact value of `formula(*values) * upstream`, or of the formula alone if upstream is None."""
-
-    def by_mp(prec: int) -> Any:
-        result = formula.mp(*[to_mp(value) for value in values], prec=prec)
-        return result if upstream is None else exact_product(to_mp(upstream), result)
-
-    return Point(mp=by_mp)
-
-
 def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
-    """Evaluates `formula(*values) * upstream` in float64 for whole tensors; see `scalar_point`."""
-    fast = formula.fast(*values)
+    """Evaluates `formula(*values) * upstream` in float64 for whole tensors; the formula alone if upstream is None."""
+    fast = formula(*values)
     if upstream is None:
         return fast
     gradient = upstream.to(torch.float64)
@@ -58,17 +47,11 @@ def pointwise(
     def fast(problem: Problem) -> dict[str, Fast]:
         table = formulas(problem.params)
         values = [_required(problem, each).to(torch.float64) for each in names]
+        upstream = problem.upstream.get("y")
         return {
-            result: apply_upstream(table[result], values, _upstream_of(problem, result)) for result in problem.results
+            result: apply_upstream(table[result], values, None if result == "y" else upstream)
+            for result in problem.results
         }
-
-    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        formula = formulas(problem.params)[result]
-        columns = [pick(_required(problem, each), indices) for each in names]
-        upstream = _upstream_of(problem, result)
-        factors = [None] * len(indices) if upstream is None else pick(upstream, indices)
-        rows = zip(*columns, strict=True)
-        return [scalar_point(formula, row, factor) for row, factor in zip(rows, factors, strict=True)]
 
     return Op(
         name=name,
@@ -76,7 +59,7 @@ def pointwise(
         operands=operands,
         outputs=("y",),
         fast=fast,
-        points=points,
+        points=exact_points(names, ("y",), baseline, fast),
         baseline=baseline,
         **options,
     )
@@ -102,8 +85,3 @@ def _required(problem: Problem, name: str) -> Tensor:
     if tensor is None:
         raise ValueError(f"operand {name} is required")
     return tensor
-
-
-def _upstream_of(problem: Problem, result: str) -> Tensor | None:
-    """Returns the upstream gradient that multiplies `result`; None if `result` is the output."""
-    return None if result == "y" else problem.upstream["y"]

@@ -1,4 +1,4 @@
-"""Defines `Formula`, a scalar function in mpmath and in float64, and `Curve`, a function of one number with its slope.
+"""Defines `Curve`, a function of one number with its slope, in float64.
 
 Elementwise ops and the activations of `linear` are built from these.
 """
@@ -7,25 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from verify.ops.op import Fast
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-@dataclass(frozen=True)
-class Formula:
-    """A real function of real arguments.
-
-    `mp(*values, prec)` takes exact mpf arguments of any length. It returns an mpf with a relative error of at most
-    2^-(prec - 8). `fast(*tensors)` takes float64 tensors. Both return the limit at infinite arguments, and NaN if there
-    is no limit.
-    """
-
-    mp: Callable[..., Any]
-    fast: Callable[..., Fast]
+Formula = Callable[..., Fast]  # takes float64 tensors; has the limit at infinite ones, and NaN if there is no limit
 
 
 @dataclass(frozen=True)

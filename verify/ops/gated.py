@@ -6,7 +6,7 @@ of both halves in the same places.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +15,8 @@ import torch
 from verify.ops.elementwise import pointwise
 from verify.ops.formula import Curve, Formula
 from verify.ops.geometry import Elementwise, Params
-from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
-from verify.ops.precision import exact_product
+from verify.ops.graph.baseline import exact_points
+from verify.ops.op import Fast, Landmarks, Op, Operand, Problem
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,36 +27,21 @@ _SMALLEST = 2.0**-1074
 def _times_first(factor: Formula) -> Formula:
     """Returns the formula x1 * factor(x2)."""
 
-    def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
-        return exact_product(x1, factor.mp(x2, prec=prec))
-
-    def by_float(x1: Tensor, x2: Tensor) -> Fast:
-        fast = factor.fast(x2)
+    def product(x1: Tensor, x2: Tensor) -> Fast:
+        fast = factor(x2)
         product = x1 * fast.value
         # A product that underflows must not become zero: times an infinite upstream gradient it is infinite.
         vanished = (product == 0) & (x1 != 0) & (fast.value != 0)
         tiny = torch.copysign(torch.full_like(product, _SMALLEST), product)
         return Fast(torch.where(vanished, tiny, product), x1.abs() * fast.scale)
 
-    return Formula(mp=by_mp, fast=by_float)
-
-
-def _second_alone(factor: Formula) -> Formula:
-    """Returns the formula factor(x2), the gradient of the product with respect to x1. A NaN in x1 has no effect."""
-
-    def by_mp(x1: Any, x2: Any, *, prec: int) -> Any:
-        return factor.mp(x2, prec=prec)
-
-    def by_float(x1: Tensor, x2: Tensor) -> Fast:
-        return factor.fast(x2)
-
-    return Formula(mp=by_mp, fast=by_float)
+    return product
 
 
 def _formulas(curve: Curve) -> dict[str, Formula]:
     return {
         "y": _times_first(curve.value),
-        "dx1": _second_alone(curve.value),
+        "dx1": lambda x1, x2: curve.value(x2),  # a NaN in x1 has no effect
         "dx2": _times_first(curve.slope),
     }
 
@@ -111,20 +96,12 @@ def gated_packed(
             found["dx"] = Fast(value, scale)
         return found
 
-    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        halves = _halves(problem)
-        if result == "y":
-            return split.points(halves, result, indices)
-        width = _packed_input(problem).shape[-1] // 2
-        at = [index // (2 * width) * width + index % width for index in indices]
-        pairs = zip(*(split.points(halves, half, at) for half in ("dx1", "dx2")), strict=True)
-        return [pair[index // width % 2] for index, pair in zip(indices, pairs, strict=True)]
-
     return replace(
         split,
         geometry=Elementwise(halves=2),
         operands=(Operand("x"),),
         fast=fast,
-        points=points,
+        points=exact_points(["x"], ("y",), baseline, fast),
+        baseline=baseline,
         landmarks=replace(landmarks, values=_gate_values),
     )

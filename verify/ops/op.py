@@ -3,9 +3,8 @@
 An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, and `verify.measure.call` compares. Three
 callables define its meaning:
 
-* `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision. One
-  uses a stable formula in mpmath, the other one Arb, with another formula where there is one. A formula may cancel in
-  Arb, which then only needs more bits.
+* `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision, one
+  in mpmath and one in Arb. Both evaluate the program of a PyTorch function; the norms have formulas instead.
 * `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of its terms.
   `verify.measure.certify` measures its distance from `points`.
 * `baseline(...)` is the code that PyTorch users run today, in the dtype of the operands.
@@ -169,11 +168,11 @@ class Point:
     """The exact value of one element, as functions of the working precision in bits.
 
     `mp(prec)` returns an `mpmath.mpf` with a relative error of about 2^-(prec - 8). `arb(prec)` returns a `flint.arb`
-    ball that encloses the value. `arb` is None while `verify.ops.graph.second` has not added it to a shipped op.
+    ball that encloses the value.
     """
 
     mp: Callable[[int], Any]
-    arb: Callable[[int], Any] | None = None
+    arb: Callable[[int], Any]
 
 
 @dataclass(frozen=True)
@@ -358,7 +357,7 @@ def remembering(op: Op, problem: Problem) -> Op:
         return [
             Point(
                 mp=kept(result, index, "mpmath", point.mp),
-                arb=None if point.arb is None else kept(result, index, "Arb", point.arb),
+                arb=kept(result, index, "Arb", point.arb),
             )
             for index, point in zip(indices, op.points(problem, result, indices), strict=True)
         ]

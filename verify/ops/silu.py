@@ -3,51 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
-from mpmath import mp
 from torch import Tensor
 
 from verify.ops.elementwise import unary
-from verify.ops.formula import Curve, Formula
+from verify.ops.formula import Curve
 from verify.ops.geometry import Params
-from verify.ops.limits import mp_limit
-from verify.ops.op import Fast
-from verify.ops.precision import GUARD, mp_bits, summed
-from verify.ops.thresholds import gate_landmarks
-
-
-def _negated(x: Any) -> Any:
-    """Returns -x exactly; mpmath's minus sign rounds to the working precision."""
-    return mp.fneg(x, exact=True)
-
-
-def _value_mp(x: Any, *, prec: int) -> Any:
-    if not mp.isfinite(x):
-        return mp_limit(x, mp.zero, x)
-    with mp_bits(prec + GUARD):
-        return x / (1 + mp.exp(_negated(x)))
-
-
-def _slope_mp(x: Any, *, prec: int) -> Any:
-    if not mp.isfinite(x):
-        return mp_limit(x, mp.zero, mp.one)
-
-    def terms(bits: int) -> tuple[Any, Any]:
-        grown = mp.exp(_negated(x))
-        logistic = 1 / (1 + grown)
-        return logistic, x * logistic * grown / (1 + grown)
-
-    return summed(terms, prec)
-
+from verify.ops.op import Fast, Landmarks
+from verify.ops.thresholds import Thresholds
 
 # Beyond this, exp(-x) leaves the range of float64. The argument is clamped, so that a finite x never gives an exact
 # zero. The range of float32 ends long before.
 _EDGE = 700.0
 
 
-def _value_fast(x: Tensor) -> Fast:
+def _value(x: Tensor) -> Fast:
     """Returns x / (1 + exp(-x)).
 
     x is exact, so an exp of k ULP makes an error of at most 2k + 2 units of 2^-53.
@@ -63,7 +34,7 @@ def _logistics(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return inner, 1.0 / (1.0 + torch.exp(-inner)), 1.0 / (1.0 + torch.exp(inner))
 
 
-def _slope_fast(x: Tensor) -> Fast:
+def _slope(x: Tensor) -> Fast:
     inner, left, right = _logistics(x)
     term = inner * left * right
     value = (left + term).masked_fill(x == -math.inf, 0.0)
@@ -76,12 +47,18 @@ def _bend(x: Tensor) -> Tensor:
 
 
 CURVE = Curve(
-    value=Formula(mp=_value_mp, fast=_value_fast),
-    slope=Formula(mp=_slope_mp, fast=_slope_fast),
+    value=_value,
+    slope=_slope,
     bend=_bend,
 )
-# |y| is below 2^-200 at _FAR. The regime of the left tail begins at _TAIL.
-_FAR, _TAIL = -150.0, -16.0
+_THRESHOLDS = Thresholds(
+    root=-1.2784645427610737,
+    peak=2.39935728051572,
+    vanishing=(-108.66030361932556, -97.46117630196233, -20.34133451118791),
+    subnormal=(-91.85677532459547, -91.85677532459547, -12.20598165888704),
+    saturated=(17.32867948419631, 6.236369590203704, 8.31752199628717),
+    tail=-16.0,
+)
 
 
 def curve(params: Params) -> Curve:
@@ -89,7 +66,7 @@ def curve(params: Params) -> Curve:
     return CURVE
 
 
-LANDMARKS = gate_landmarks(curve, _FAR, _TAIL)
+LANDMARKS = Landmarks(regimes=lambda params: _THRESHOLDS.regimes, boundaries=lambda params: _THRESHOLDS.boundaries)
 
 
 def _baseline(x: Tensor) -> Tensor:

@@ -92,7 +92,6 @@ def enclose(
         both: False: Arb alone evaluates, and mpmath only if Arb gives no ball
         joins: with `both`, True if mpmath has to evaluate too, given Arb's ball
     """
-    assert point.arb is not None, "every exact value has two routes"
     ball = from_arb(point.arb(precision))
     if ball is not None and not (both and joins(ball)):
         return ball, 1
@@ -219,15 +218,16 @@ def _is_far(enclosure: Enclosure, allowed: tuple[Fraction, Fraction]) -> bool:
 def _is_rounded(point: Point) -> bool:
     """True if the formula of a point rounds, so that its value may differ from the truth.
 
-    Evaluates it with roundings down and up, and compares.
+    Evaluates it with roundings down and up, and compares. Points keep their values by precision, so each direction has
+    a precision that nothing else asks for.
     """
     from mpmath import mp
 
     before, values = mp._prec_rounding[1], []
     try:
-        for direction in "fc":
+        for direction, bits in (("f", 4_096), ("c", 8_192)):
             mp._prec_rounding[1] = direction
-            values.append(point.mp(START_PRECISION))
+            values.append(point.mp(bits))
     finally:
         mp._prec_rounding[1] = before
     return bool(values[0] != values[1])

@@ -1,6 +1,6 @@
 """Evaluates single elements of a program's results to any precision: in Arb, which gives enclosures, and in mpmath.
 
-`like.py` and `second.py` create an `ElementEvaluator` for the elements of a result that judging needs. It evaluates
+`like.py` and `baseline.py` create an `ElementEvaluator` for the elements of a result that judging needs. It evaluates
 them on request and in batches: the first request at some precision also evaluates other elements that probably need
 this precision. The values of the program's steps are cached, because elements share them. A budget limits how many step
 elements each result may evaluate. Beyond it, BeyondEffort is raised.
@@ -16,6 +16,7 @@ from typing import Any
 import flint
 import torch
 from mpmath import mp
+from torch import Tensor
 
 from verify.errors import BeyondEffort
 from verify.ops.elements import to_arb
@@ -28,7 +29,7 @@ from verify.ops.precision import GUARD, mp_bits
 _PRECISIONS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
 _MIN_BITS = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
 _SHARP = 60  # relative accuracy of a ball, in bits, that settles nearly every decision
-_VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
+VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
 _BATCH = 1024  # elements of a batch
 _LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zero
 _MAX_CACHED = 1 << 21  # most cached elements, over all steps, at one precision
@@ -97,7 +98,8 @@ class ElementEvaluator:
                 positions = [n for n in range(len(self.indices)) if all(_is_vague(old.get(n)) for old in coarser)]
                 self.likely[kind, bits] = deque(positions)
             likely = self.likely[kind, bits]
-            batch = [likely.popleft() for _ in range(min(_BATCH, len(likely)))]
+            # judging asks mpmath for few of the elements that it asks Arb for
+            batch = [likely.popleft() for _ in range(min(_BATCH, len(likely)))] if kind is Balls else []
             slices = self.shared.slices.setdefault((kind, bits), {})
             unknown = sorted({position, *(n for n in batch if n not in known)})
             positions, needed = self._affordable(position, unknown, slices)
@@ -164,7 +166,7 @@ class ElementEvaluator:
             lost = max(0, bits - ball.rel_accuracy_bits())  # an exact ball reports more accuracy than `bits`
             if ball.is_finite() and 2 * lost < bits:
                 break
-            if ball.is_finite() and abs(ball) < _VANISHED:  # too small for every format, so its digits do not matter
+            if ball.is_finite() and abs(ball) < VANISHED:  # too small for every format, so its digits do not matter
                 lost = 0
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many bits cancel, but enough remain
@@ -216,15 +218,19 @@ def limits_of(program: Program, run: Run, result: str, places: list[int]) -> lis
     """
     ends = []
     for size in (_FAR, _FAR * _FAR):
-        leaves = {
-            name: torch.where(torch.isinf(leaf.double()), torch.copysign(size, leaf.double()), leaf.double())
-            if leaf.is_floating_point()
-            else leaf
-            for name, leaf in run.leaves.items()
-        }
-        evaluator = ElementEvaluator(program, Run(leaves, run.device), result, places, Shared())
+        evaluator = ElementEvaluator(program, far_run(run, size), result, places, Shared())
         ends.append([(evaluator.enclosed(n) or (math.nan, 0.0))[0] for n in range(len(places))])
     return [_limit(near, far) for near, far in zip(*ends, strict=True)]
+
+
+def far_run(run: Run, size: Tensor = _FAR * _FAR) -> Run:
+    """Returns a run with a large number in place of each infinity."""
+
+    def finite(leaf: Tensor) -> Tensor:
+        wide = leaf.double()
+        return torch.where(torch.isinf(wide), torch.copysign(size, wide), wide)
+
+    return Run({n: finite(leaf) if leaf.is_floating_point() else leaf for n, leaf in run.leaves.items()}, run.device)
 
 
 def _limit(near: float, far: float) -> float:

@@ -1,0 +1,124 @@
+"""The program of every shipped op against a second formula, in all regimes, every gradient.
+
+Both arithmetics of a run evaluate the same steps of the program. So it takes a formula written by hand to show that
+these are the steps of the op.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from mpmath import mp
+
+from tests.ops.formulas import formula
+from verify.cases import counter
+from verify.cases.case import Case
+from verify.measure.certify import build, variants
+from verify.ops import Problem, get
+from verify.ops.op import Op
+
+PREC = 110
+ELEMENTWISE = ("gelu", "silu", "geglu", "swiglu", "geglu_split", "swiglu_split")
+ROWS = ("randn", "mean 1e4", "nearly constant", "outlier", "huge 1e30", "spread")
+MATRICES = ("randn", "mean 1e3", "outlier", "spread")
+
+
+def same(value: Any, expected: Any) -> bool:
+    if not mp.isfinite(expected) or not mp.isfinite(value):
+        return bool(mp.isnan(value) and mp.isnan(expected)) or bool(value == expected)
+    with mp.workprec(2 * PREC):
+        return bool(abs(value - expected) <= mp.ldexp(abs(expected), 12 - PREC) or abs(expected) < mp.ldexp(1, -1300))
+
+
+def compared(op: Op, problem: Problem, most: int, seed: int = 0) -> int:
+    """Compares up to `most` elements of each result and returns how many."""
+    count = 0
+    for result, fast in op.fast(problem).items():
+        size = fast.value.numel()
+        places = range(size) if size <= most else sorted(set(counter.below(seed, result, most, size).tolist()))
+        for place, point in zip(places, op.points(problem, result, places), strict=True):
+            expected = formula(op.name, problem, result, place)(PREC)
+            assert same(point.mp(PREC), expected), (op.name, problem.params, result, place)
+            count += 1
+    return count
+
+
+def problem_of(op: Op, params: dict[str, Any], dims: tuple[int, ...], fill: str, seed: int, dtype: str) -> Problem:
+    case = Case(seed=seed, params=params, dtype=dtype, dims=dims, fill=fill, upstream="normal")
+    return build(op, case, "cpu")
+
+
+def elementwise(name: str, elements: int, seed: int) -> int:
+    op, count = get(name), 0
+    for params in variants(op):
+        for fill, dtype in (("mixed", "float32"), ("near", "float32"), ("mixed", "bfloat16"), ("normal", "float64")):
+            problem = problem_of(op, params, (elements // 64, 64), fill, seed, dtype)
+            count += compared(op, problem, elements)
+    return count
+
+
+def rows(seed: int, most: int) -> int:
+    op = get("softmax")
+    dims = [(3, width) for width in (1, 2, 31, 64)]
+    cases = [(fill, shape) for fill in ROWS for shape in dims]
+    return sum(compared(op, problem_of(op, {}, shape, fill, seed, "float32"), most) for fill, shape in cases)
+
+
+def layers(seed: int, most: int, dtypes: tuple[str, ...] = ("float32", "bfloat16")) -> int:
+    op = get("linear")
+    return sum(
+        compared(op, problem_of(op, params, (5, 9, 4), fill, seed, dtype), most)
+        for params in variants(op)
+        for fill in MATRICES
+        for dtype in dtypes
+    )
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_an_elementwise_program_is_its_formula(name: str) -> None:
+    assert elementwise(name, 128, seed=0) >= 800
+
+
+def test_the_program_of_softmax_is_its_formula() -> None:
+    assert rows(seed=0, most=60) >= 1_000
+
+
+def test_the_program_of_a_linear_layer_is_its_formula() -> None:
+    assert layers(seed=0, most=8, dtypes=("float32",)) >= 600
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*ELEMENTWISE, "softmax", "linear"])
+def test_a_hundred_thousand_elements_of_each_op(name: str) -> None:
+    count = seed = 0
+    while count < 100_000:
+        seed += 1
+        if name == "softmax":
+            count += rows(seed, 200)
+        else:
+            count += layers(seed, 20) if name == "linear" else elementwise(name, 4_096, seed)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "geglu_split", "swiglu"])
+def test_infinite_operands_have_the_limit(name: str) -> None:
+    """Where the program itself has NaN, as -inf * 0; also beside infinite gradients and other operands."""
+    op = get(name)
+    special = [0.0, math.inf, -math.inf, math.nan, 3.4e38, -3.4e38, 1.0, -0.75, -100.0]
+    names = [operand.name for operand in op.operands]
+    width = 2 if name == "swiglu" else 1
+    columns = torch.cartesian_prod(*[torch.tensor(special)] * (width * len(names)), torch.tensor(special[:6]))
+    inputs = {each: columns[:, place * width : (place + 1) * width] for place, each in enumerate(names)}
+    problem = Problem(inputs, op.resolve({}), {"y": columns[:, -1:]}, ("y", *op.gradients))
+    assert compared(op, problem, 1_500) >= 100
+
+
+def test_the_comparison_sees_another_function() -> None:
+    """Seeded bug: the tanh form in place of the erf form, which differ in the fourth digit."""
+    op = get("gelu")
+    problem = problem_of(op, {"approximate": "tanh"}, (2, 64), "normal", 0, "float32")
+    other = Problem(problem.inputs, {"approximate": "none"}, problem.upstream, problem.results)
+    points = enumerate(op.points(problem, "y", range(128)))
+    assert not all(same(point.mp(PREC), formula("gelu", other, "y", place)(PREC)) for place, point in points)
