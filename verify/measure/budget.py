@@ -31,7 +31,6 @@ from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel, expected_shape
 from verify.errors import BeyondEffort
 from verify.ops.graph.boxes import Box, Line, size_of
-from verify.ops.graph.forms import averaged_dims
 from verify.ops.graph.program import Program
 from verify.ops.graph.sampled import Sample, sample_of
 from verify.ops.graph.slices import Cut, cost_of
@@ -377,10 +376,8 @@ def cuts_of(
     Returns [] if even one element is beyond the budget.
     """
     shape = program.results[result].shape
-    rows = averaged_dims(program, result)
 
     def cut(box: Box, share: int) -> Cut | None:
-        box = tuple(np.arange(shape[dim]) if dim in rows else line for dim, line in enumerate(box))
         try:
             made = Cut(program, run, result, box, most / share)
             if made.bytes > budget.memory:

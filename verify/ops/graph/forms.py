@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import REMAINS, Map
-from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Rounding, of_sum
-from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
+from verify.ops.graph.steps import Plain, Step, moved_from
 
 
 def weighted_sums(steps: Sequence[Step]) -> set[int]:
@@ -64,28 +63,6 @@ def of_softmax_gradient(
     squares, count = (a * a + b * b).sum(dims, True), torch.tensor(float(math.prod(y.shape[dim] for dim in dims)))
     total = of_sum(a.sum(dims, True), squares, count.to(y.device), format)
     return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
-
-
-def averaged_dims(program: Program, result: str) -> list[int]:
-    """Returns the dimensions of a gradient over which its noise is averaged; [] for an output.
-
-    To know the noise of one element there, all elements along these dimensions are needed.
-    """
-    if not result.startswith("d") or "grad " + result in program.leaves:
-        return []
-    shape = program.results[result].shape
-    steps = [step for step in program.needed_for([result]) if isinstance(step, Map)]
-    return sorted({dim for step in steps if step.shape == shape for dim in averaged(step)})
-
-
-def averaged(step: Map) -> list[int]:
-    """Returns the dimensions whose mean a step subtracts from an operand; [] if it subtracts none from one."""
-    source = moved_from(step.inputs[0])[-1] if step.centred else None
-    if not isinstance(source, Leaf) or not source.operand:
-        return []
-    mean = step.inputs[1].shape
-    shape = (1,) * (len(step.shape) - len(mean)) + tuple(mean)
-    return [dim for dim, (size, whole) in enumerate(zip(shape, step.shape, strict=True)) if size < whole]
 
 
 def bends(step: Step) -> bool:

@@ -27,7 +27,6 @@ from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.forms import (
-    averaged,
     bends,
     constant_divisor,
     of_softmax_gradient,
@@ -410,20 +409,14 @@ class _Samples:
     def deviation(self, name: str) -> Tensor:
         """Returns the noise of each element of a result.
 
-        For a gradient through a normalisation, it is at least an eighth of the rms noise of the row. A gradient that is
-        always 0, such as that of a gate before the first step, has the rms noise of all elements. Kernels
-        compute it as a difference of sums.
+        A gradient that is always 0, such as that of a gate before the first step, has the rms noise of all elements.
+        Kernels compute it as a difference of sums.
         """
         found = self.deviations[name]
         if name in self._outputs():
             return found
         nothing = (found == 0) & (self.truth[name] == 0)
-        if bool(nothing.any()):
-            found = torch.where(nothing, (found * found).mean().sqrt(), found)
-        for step in self.steps:
-            if isinstance(step, Map) and step.shape == found.shape and (dims := averaged(step)):
-                found = torch.maximum(found, (found * found).mean(dims, True).sqrt() / 8)
-        return found
+        return torch.where(nothing, (found * found).mean().sqrt(), found) if bool(nothing.any()) else found
 
     def _outputs(self) -> list[str]:
         """Returns the names of the results that are no gradients."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -114,6 +114,7 @@ class Chain:
     quantum: Tensor  # largest power of two that divides every term; 0: float32 does not hold them; infinity: no term
     squares: Tensor  # sum of the squares of the terms
     count: Tensor  # number of terms that are not 0
+    norms: bool = False  # True: a number less its mean, or a product of it: a kernel may compute x rstd - mean rstd
 
     @classmethod
     def of(cls, value: Tensor) -> Chain:
@@ -131,28 +132,19 @@ class Chain:
     def __mul__(self, other: Chain) -> Chain:
         count = self.count * other.count
         quantum = (self.quantum * other.quantum).masked_fill(count == 0, math.inf)
-        return Chain(quantum, self.squares * other.squares, count)
+        return Chain(quantum, self.squares * other.squares, count, self.norms or other.norms)
 
-    def only(self, exact: Tensor, value: Tensor, centred: bool) -> Chain | None:
-        """Returns the chain of the numbers that are exact, the others as one term each.
-
-        None if it says no more than the numbers themselves. Numbers less their mean keep their terms: a kernel may
-        compute x rstd - mean rstd.
-        """
-        if not centred and not bool((exact & (self.count > 1)).any()):
+    def only(self, exact: Tensor, value: Tensor) -> Chain | None:
+        """Returns the chain of the numbers that are exact or a norm's. None if it says no more than the numbers do."""
+        if not self.norms and not bool((exact & (self.count > 1)).any()):
             return None
-        quantum, kept = self.quantum.masked_fill(~exact, 0.0), exact | centred
-        squares, one = torch.where(kept, self.squares, value * value), (value != 0).double()
-        return Chain(quantum, squares, torch.where(kept, self.count, one))
+        found = replace(self, quantum=self.quantum.masked_fill(~exact, 0.0))
+        return found.as_one_term(~exact & (not self.norms), value)
 
-    def as_factor(self, other: Chain, value: Tensor) -> Chain:
-        """Returns this chain of a factor, as one term where the other factor has several.
-
-        Kernels compute (a + b) c as a c + b c. No kernel multiplies out two sums, as in a variance in one pass.
-        """
-        both = (self.count > 1) & (other.count > 1)
-        one = (value != 0).double()
-        return Chain(self.quantum, torch.where(both, value * value, self.squares), torch.where(both, one, self.count))
+    def as_one_term(self, mask: Tensor, value: Tensor) -> Chain:
+        """Returns the chain with the numbers in a mask as one term each."""
+        squares, one = torch.where(mask, value * value, self.squares), (value != 0).double()
+        return replace(self, squares=squares, count=torch.where(mask, one, self.count))
 
 
 def is_held(value: Tensor) -> Tensor:
@@ -309,10 +301,11 @@ def _moved(step: Move | Map, run: Run, given: Sequence[Tensor], known: Sequence[
         return each[0]
     fixed = [run.fixed(one) for one in step.by]
     filled = Chain.of(torch.tensor(step.fill, dtype=torch.float64))
-    parts = ("quantum", "squares", "count")
-    return Chain(
-        *(step.move([getattr(one, part) for one in each], fixed, float(getattr(filled, part))) for part in parts)
-    )
+
+    def part(name: str) -> Tensor:
+        return step.move([getattr(one, name) for one in each], fixed, float(getattr(filled, name)))
+
+    return Chain(part("quantum"), part("squares"), part("count"), all(one.norms for one in each))
 
 
 def _of_map(
@@ -324,8 +317,9 @@ def _of_map(
     held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
     if joins and (step.centred or bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
-        if step.function == "multiply":
-            terms = [terms[n].as_factor(terms[1 - n], given[n]) for n in (0, 1)]
+        if step.function == "multiply":  # kernels distribute (a + b) c; none multiplies out two sums, as in one pass
+            both = (terms[0].count > 1) & (terms[1].count > 1)
+            terms = [each.as_one_term(both, x) for each, x in zip(terms, given, strict=True)]
         size, held, made = _of_joined(step, value, terms, format)
         if made is not None:
             chains[id(step)] = made
@@ -369,7 +363,7 @@ def _of_joined(
     """
     first, second = terms
     product = step.function == "multiply"
-    made = first * second if product else first + second
+    made = first * second if product else replace(first + second, norms=step.centred)
     held, several = is_held(value), made.count > (1 if product else 2)
     some, all_ = (
         in_every_order(made.quantum, made.squares, made.count, u) for u in (unit_of(value.dtype), format.unit)
@@ -383,10 +377,9 @@ def _of_joined(
     lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
     size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
     if bool(several.any()):
-        apart = product and any(isinstance(each, Map) and each.centred for each in step.inputs)
-        summed = of_sum(value, made.squares, made.count, format, products=apart) * (_ROOT3 / format.unit)
+        summed = of_sum(value, made.squares, made.count, format, products=made.norms) * (_ROOT3 / format.unit)
         size = torch.where(several, torch.maximum(size, summed), size)
-    return size, exact, made.only(exact, value, step.centred)
+    return size, exact, made.only(exact, value)
 
 
 def _is_power(chain: Chain) -> Tensor:
