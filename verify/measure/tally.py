@@ -44,6 +44,11 @@ class Leader(msgspec.Struct, frozen=True, array_like=True):
         return (-value_of(self.upper), self.place)
 
 
+def _largest(*errors: Number) -> Number:
+    """Returns the largest of errors of a record, which may be the words "inf" and "nan"."""
+    return max(errors, key=lambda error: ordered(value_of(error)))
+
+
 class Maximum(msgspec.Struct, frozen=True, array_like=True):
     """Holds the largest error seen, and an upper bound on every error."""
 
@@ -52,7 +57,7 @@ class Maximum(msgspec.Struct, frozen=True, array_like=True):
 
     def merge(self, other: Maximum) -> Maximum:
         """Returns the maximum of both sets together."""
-        return Maximum(_larger(self.seen, other.seen), _larger(self.upper, other.upper))
+        return Maximum(_largest(self.seen, other.seen), _largest(self.upper, other.upper))
 
 
 class Bias(msgspec.Struct, frozen=True, array_like=True):
@@ -132,9 +137,9 @@ class Tally(msgspec.Struct, frozen=True):
     def merge(self, other: Tally) -> Tally:
         """Returns the tally of both sets together. Places of leaders must come from one numbering."""
         leaders = sorted([*self.leaders, *other.leaders], key=lambda item: item.order)
-        rest = _larger(self.rest, other.rest)
+        rest = _largest(self.rest, other.rest)
         if len(leaders) > KEEP:
-            rest = _larger(rest, leaders[KEEP].upper)
+            rest = _largest(rest, leaders[KEEP].upper)
         scaled = None
         if self.scaled is not None or other.scaled is not None:  # one alone: elements in ULP beside some less noise
             scaled = self.deciding.merge(other.deciding)
@@ -294,8 +299,3 @@ def _octave(index: int) -> int:
     if index == BINS - 1:
         return HIGHEST - FIRST_OCTAVE + 1
     return max(0, 1 + ((index - 1) >> SUB_BITS) + LOWEST - FIRST_OCTAVE)
-
-
-def _larger(a: Number, b: Number) -> Number:
-    """Returns the larger of two numbers of a record, which may be the words "inf" and "nan"."""
-    return a if value_of(a) >= value_of(b) else b

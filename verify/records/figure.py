@@ -33,6 +33,15 @@ def ordered(value: float) -> tuple[int, float]:
     return (2, 0.0) if math.isnan(value) else (1, 0.0) if math.isinf(value) else (0, value)
 
 
+def comparable(value: float) -> float:
+    """Returns a finite number for an error, in the order of `ordered`: two errors always have a ratio.
+
+    >>> [comparable(value) for value in (0.5, float("inf"), float("nan"))]
+    [0.5, 1e+299, 1e+300]
+    """
+    return (min(value, 1e298), 1e299, 1e300)[ordered(value)[0]]
+
+
 def shown(value: float) -> str:
     """Returns a magnitude of error as text, with the digits of a bound.
 

@@ -5,13 +5,13 @@ Each comparison becomes plain rows here. The page itself reads neither gate nor 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.bounds.verdict import SEVERITY
+from verify.records.figure import comparable
 from verify.records.record import Number, value_of
 from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
@@ -100,7 +100,7 @@ def over_time(facts: Facts, history: History | None) -> Against | None:
     moved = []
     for each, found in known:
         now, last = judged(each.result.figures, each.result.gate).upper, found.values[-1]
-        ratio = size(value_of(now)) / size(value_of(last))
+        ratio = max(comparable(value_of(now)), 1e-3) / max(comparable(value_of(last)), 1e-3)
         if ratio != 1.0:
             moved.append((ratio, _moved(each, found, now, ratio > 1)))
     moved.sort(key=lambda pair: -pair[0])
@@ -135,11 +135,6 @@ def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> TableR
         "" if found.alike else "other cases",
     )
     return TableRow(each.owner.name, "", cells, standing, "grew" if grew else "shrank", frozenset({"now"}), note)
-
-
-def size(value: float) -> float:
-    """Returns an error for comparison: NaN above infinity, and both finite, so that two errors always have a ratio."""
-    return 1e300 if math.isnan(value) else min(max(value, 1e-3), 1e299)
 
 
 def trend(history: History | None, each: ResultFacts) -> Sequence[Number]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from verify.records.figure import ordered
 from verify.records.record import Curve, Number, value_of
 from verify.report import words
 from verify.report.html.plot import axis, bins_of, decades
@@ -45,7 +46,7 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str) -> Markup:
     y = scale.y(limit)
     parts.append(f'<path class="limit" d="M{LEFT:g} {y:.1f}H{WIDTH:g}"/>')
     parts.append(f'<text class="end over" x="{WIDTH:g}" y="{y - 4:.1f}">limit {words.decimal(limit)}</text>')
-    worst = max(range(len(errors)), key=lambda at: (not math.isfinite(errors[at]), errors[at]))
+    worst = max(range(len(errors)), key=lambda at: ordered(errors[at]))
     label = f"Error against input of {name}: the largest error in each range of {words.clean(curve.operand)}. "
     label += f"Worst: {reading(curve, worst, dtype)}"
     data = f'data-from="{LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}" {bins_of(curve)}'

@@ -12,15 +12,15 @@ import functools
 import gzip
 import hashlib
 import json
-import math
 import re
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from verify.records import recorded
+from verify.records.figure import comparable
 from verify.records.files import encode
 from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
@@ -258,7 +258,7 @@ def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None)
         own = judged(result.figures, result.gate)
         theirs = None if result.baseline is None else judged(result.baseline, result.gate).upper
         keys |= {of: _class_key(result, of) for of in CLASSES} | {"basis": str(result.basis.n)}
-        keys |= {} if theirs is None else {"baseline": sort_key(theirs)}
+        keys |= {} if theirs is None else {"baseline": f"{comparable(value_of(theirs)):.7g}"}
         drawn = {
             "strip": plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong"),
             "spark": curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input"),
@@ -272,7 +272,7 @@ def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None)
 def _class_key(result: Result, name: str) -> str:
     found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
-    return "" if figures is None else sort_key(judged(figures, result.gate).upper)
+    return "" if figures is None else f"{comparable(value_of(judged(figures, result.gate).upper)):.7g}"
 
 
 def _by_input(result: Result) -> tuple[list[Number], float]:
@@ -283,14 +283,6 @@ def _by_input(result: Result) -> tuple[list[Number], float]:
     if len(result.regimes) < 2:
         return [], result.limit
     return [judged(item.figures, result.gate).upper for item in result.regimes], result.limit
-
-
-def sort_key(value: Any) -> str:
-    """Returns a number for scripts to compare: NaN above infinity above every finite one."""
-    number = value_of(value)
-    if math.isnan(number):
-        return "Infinity"
-    return "1e308" if math.isinf(number) else f"{abs(number):.7g}"
 
 
 def _counts(facts: Facts) -> list[tuple[str, str, str]]:

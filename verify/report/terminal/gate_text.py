@@ -44,11 +44,7 @@ def render(
         if status not in (*gate_words.WITH_FIGURES, "ok"):
             _lines(page, status, [row for row in verdict.rows if row.status == status])
     for title, lines in gate_words.besides(verdict):
-        if lines:
-            page.blank()
-            page.line(Cell(f"{page.signs.status['skipped']} {title}", STYLES["skipped"]))
-            for gap in gathered(lines):
-                page.line(gap.text, indent=4)
+        page.listing(title, [(gap.text,) for gap in gathered(lines)], style=STYLES["skipped"])
     page.blank()
     standing, said = STANDING[verdict.word], "; ".join(gate_words.clauses(verdict))
     page.line(Cell(f"{page.signs.status[standing]} {verdict.word}:", STYLES[standing]), f" {said}")

@@ -7,8 +7,6 @@ cursor or forge a line.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from verify.records.record import Run
 from verify.report import blocks, run_table, words
 from verify.report.present import Facts, present
@@ -48,13 +46,18 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     _more(page, len(facts.unproven), "", "the record has them")
     for block in blocks.failures(facts.failures, MOST_LINES, page.signs.ellipsis):
         page.block(block, omitted=closing)
-    _listing(page, "limits", "limit", [(f"{kernel.name} {text}",) for kernel, text in facts.limits])
-    _not_measured(page, facts, closing)
+    page.listing("limits", [(f"{kernel.name} {text}",) for kernel, text in facts.limits], "limit", MOST_REASONS)
+    page.listing("not measured", [(gap.text,) for gap in facts.missing])
+    # If time ran out, all kernels have the same hint.
+    some = [kernel for kernel in run.kernels if facts.missing and kernel.status in ("interrupted", "skipped")]
+    for hint in dict.fromkeys(words.clean(kernel.hint) for kernel in some):
+        if hint not in ("", closing):
+            page.field("next", hint)
     # Remarks about judged kernels: a missing figure must not look like a figure in order.
     notes = [(f"{kernel.run.name}: {note}",) for kernel in facts.judged for note in kernel.notes]
-    _listing(page, "notes", "note", notes)
+    page.listing("notes", notes, "note", MOST_REASONS)
     # A law that was not tried must not look like a law that holds.
-    _listing(page, "laws not applicable", "reason", facts.untried_laws)
+    page.listing("laws not applicable", facts.untried_laws, "reason", MOST_REASONS)
     _closing(page, facts, closing)
     return page.text()
 
@@ -65,33 +68,6 @@ def _more(page: Page, count: int, noun: str, how: str) -> None:
         page.blank()
         said = words.plural(rest, f"more {noun}") if noun else f"{rest:,} more without a verdict"
         page.line(f"{page.signs.ellipsis} {said}; {how}", indent=MARGIN)
-
-
-def _not_measured(page: Page, facts: Facts, closing: str) -> None:
-    if not facts.missing:
-        return
-    _heading(page, "skipped", "not measured")
-    for gap in facts.missing:
-        page.line(gap.text, indent=MARGIN)
-    # If time ran out, all kernels have the same hint.
-    some = [kernel for kernel in facts.run.kernels if kernel.status in ("interrupted", "skipped")]
-    for hint in dict.fromkeys(words.clean(kernel.hint) for kernel in some):
-        if hint not in ("", closing):
-            page.field("next", hint)
-
-
-def _listing(page: Page, title: str, noun: str, entries: Sequence[Sequence[str]]) -> None:
-    """Prints the first entries, each a line and perhaps a dim one, and the number of others. Nothing if empty."""
-    if not entries:
-        return
-    _heading(page, "skipped", title)
-    for line, *below in entries[:MOST_REASONS]:
-        page.line(line, indent=MARGIN)
-        for text in below:
-            page.line(Cell(text, "dim"), indent=2 * MARGIN)
-    if len(entries) > MOST_REASONS:
-        rest = words.plural(len(entries) - MOST_REASONS, f"more {noun}")
-        page.line(f"{page.signs.ellipsis} {rest}; the record has them", indent=MARGIN)
 
 
 def _closing(page: Page, facts: Facts, command: str) -> None:
@@ -105,8 +81,3 @@ def _closing(page: Page, facts: Facts, command: str) -> None:
     if worst is not None and worst.worst is not None and len(command) > words.LONG:
         command = f"the replay command of {worst.title}, above"  # the command is printed once
     page.command(f"next: {command}")
-
-
-def _heading(page: Page, status: str, text: str, word: str = "") -> None:
-    page.blank()
-    page.line(page.sign(status, word), Cell(text, "dim bold default" if status == "peer" else "bold default"))

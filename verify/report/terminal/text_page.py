@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 GAP = 2
 NAME, MOST_NAME = 7, 20  # columns for the name of a fact
 MARGIN = 4
+BOLD = "bold default"
 ROOMY = 100  # from this number of columns, a history shows more records
 
 
@@ -94,6 +95,26 @@ class Page:
         """Adds a line such as `… 5 more; --json has them all`. Adds nothing for 0."""
         if rest > 0:
             self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
+
+    def listing(
+        self,
+        title: str,
+        entries: Sequence[Sequence[str]],
+        noun: str = "",
+        most: int = 1 << 20,
+        style: str = BOLD,
+    ) -> None:
+        """Adds a heading and the first entries, each a line and perhaps a dim one. Adds nothing without entries."""
+        if not entries:
+            return
+        self.blank()
+        self.line(self.sign("skipped"), Cell(title, style))
+        for line, *below in entries[:most]:
+            self.line(line, indent=MARGIN)
+            for text in below:
+                self.line(Cell(text, "dim"), indent=2 * MARGIN)
+        rest = len(entries) - most
+        self.more(rest, f"more {noun}{'s' * (rest != 1)}; the record has them")
 
     def field(self, name: str, value: str, *, width: int = NAME) -> None:
         """Adds `    name    value`, the value folded beside its name."""
