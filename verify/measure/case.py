@@ -129,10 +129,10 @@ class Question:
         others = {by: replace(each, fast={name: each.fast[name]}) for by, each in self.others.items()}
         return replace(self, fast={name: self.fast[name]}, others=others)
 
-    def judged_by(self, result: str, truth: Truth) -> JudgedBy:
+    def judged_by(self, result: str) -> JudgedBy:
         """Returns one result with its truth and its rules."""
         fmt, floor = self.formats[result], self.kernel.noise_floor(self.case.dtype, result)
-        return JudgedBy(self.op, self.host, result, truth, fmt, self.kernel.policy, self.seed, floor)
+        return JudgedBy(self.op, self.host, result, self.truth(result), fmt, self.kernel.policy, self.seed, floor)
 
     @property
     def on_host(self) -> bool:
@@ -249,6 +249,60 @@ def judge_case(
     known: the findings about earlier cases, by source and result. Only elements worse than those are described.
     few: True judges as few elements exactly of a single case as of one among others.
     """
+    effort, effort_of_baseline = _efforts(kernel, group, question, few)
+
+    @functools.cache  # shared by all sources: the parts depend on the case alone
+    def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
+        if question.case.fill == SPECIAL and not question.op.geometry.by_element:
+            beside = given.get(BASELINE, {}).get(name)
+            return special_parts(question.problem, rules[name].truth.value, beside)
+        largest = kernel.largest.get(question.case.dtype)
+        return classed(question.op, question.case, question.problem, name, shape, largest)
+
+    rules_of: dict[int, dict[str, JudgedBy]] = {}  # of the questions at each choice at ties
+    for each in (question, *question.others.values()):
+        rules_of[id(each)] = {name: each.judged_by(name) for name in each.fast}
+    for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
+        rules = rules_of[id(question.others.get(by, question))]
+        for name in rules.keys() & given.get(by, {}).keys():
+            got = given[by][name].to(rules[name].truth.value.device)
+            rules[name] = rules[name].with_noise_again(got)
+    judged: CaseFindings = {}
+    theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
+    for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
+        own = by != BASELINE
+        asked = question.others.get(by, question)
+        judging = _Judging(
+            asked,
+            rules_of[id(asked)],
+            parts,
+            effort if own else effort_of_baseline,
+            each=own and not kernel.peer,
+            trivial=by == KERNEL and not kernel.peer and not group.pinned,
+            held=getattr(kernel.function, "contained", False),
+            theirs=theirs,
+        )
+        judged[by] = judging.findings(results, known.get(by, {}))
+    ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
+    if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
+        for name, findings in judged[KERNEL].items():
+            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
+                near = rules_of[id(question)][name].truth.value
+                got = given[KERNEL][name].to(near.device)
+                words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
+                judged[KERNEL][name] = msgspec.structs.replace(findings, mistake=words)
+    whole, own = question.whole is None, not kernel.peer and not group.pinned
+    if judged.get(KERNEL) and own and whole and question.case == blind_case(group.cases):
+        first = next(iter(judged[KERNEL]))
+        rules = rules_of[id(question.others.get(KERNEL, question))]
+        limits = {name: kernel.limit(question.case.dtype, name) for name in judged[KERNEL]}
+        found = blind_spots([rules[name] for name in limits], limits)
+        judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
+    return {by: judged[by] for by in given}
+
+
+def _efforts(kernel: Kernel, group: Group, question: Question, few: bool) -> tuple[Effort, Effort]:
+    """Returns the effort for results of a kernel, and the smaller one for PyTorch's."""
     # with several cases the ten worst elements come from different cases; a single case must give all ten
     single = len(group.cases) == 1 and not few
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
@@ -264,57 +318,7 @@ def judge_case(
     rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
     # the first source that is judged spends few exact values on the certificate before it spends them all
     at_first = sample if question.host.cache.get("effort", 1.0) < 1 else 0
-
-    @functools.cache  # shared by all sources: the parts depend on the case alone
-    def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
-        if question.case.fill == SPECIAL and not question.op.geometry.by_element:
-            beside = given.get(BASELINE, {}).get(name)
-            return special_parts(question.problem, truths[name].value, beside)
-        largest = kernel.largest.get(question.case.dtype)
-        return classed(question.op, question.case, question.problem, name, shape, largest)
-
-    truths_of: dict[int, dict[str, Truth]] = {}  # of the questions at each choice at ties
-    for each in (question, *question.others.values()):
-        truths_of[id(each)] = {name: each.truth(name) for name in each.fast}
-    for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
-        asked = question.others.get(by, question)
-        truths = truths_of[id(asked)]
-        for name in truths.keys() & given.get(by, {}).keys():
-            got = given[by][name].to(truths[name].value.device)
-            truths[name] = asked.judged_by(name, truths[name]).with_noise_again(got).truth
-    judged: CaseFindings = {}
-    theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
-    for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
-        own = by != BASELINE
-        asked = question.others.get(by, question)
-        judging = _Judging(
-            asked,
-            truths_of[id(asked)],
-            parts,
-            Effort(sample, keep, open_limit, rounds) if own else Effort(at_first, 1, open_limit_peer, rounds),
-            each=own and not kernel.peer,
-            trivial=by == KERNEL and not kernel.peer and not group.pinned,
-            held=getattr(kernel.function, "contained", False),
-            theirs=theirs,
-        )
-        judged[by] = judging.findings(results, known.get(by, {}))
-    ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
-    if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
-        for name, findings in judged[KERNEL].items():
-            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
-                near = truths_of[id(question)][name].value
-                got = given[KERNEL][name].to(near.device)
-                words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
-                judged[KERNEL][name] = msgspec.structs.replace(findings, mistake=words)
-    whole, own = question.whole is None, not kernel.peer and not group.pinned
-    if judged.get(KERNEL) and own and whole and question.case == blind_case(group.cases):
-        first = next(iter(judged[KERNEL]))
-        asked = question.others.get(KERNEL, question)
-        truths = truths_of[id(asked)]
-        limits = {name: kernel.limit(question.case.dtype, name) for name in judged[KERNEL]}
-        found = blind_spots([asked.judged_by(name, truths[name]) for name in limits], limits)
-        judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
-    return {by: judged[by] for by in given}
+    return Effort(sample, keep, open_limit, rounds), Effort(at_first, 1, open_limit_peer, rounds)
 
 
 @dataclass(frozen=True)
@@ -326,7 +330,7 @@ class _Judging:
     """
 
     question: Question
-    truths: dict[str, Truth]
+    rules: dict[str, JudgedBy]
     parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]]
     effort: Effort
     each: bool
@@ -337,23 +341,22 @@ class _Judging:
     def findings(self, results: dict[str, Tensor], known: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one case."""
         return {
-            name: self._of_result(name, truth, results[name].to(truth.value.device), known.get(name, Findings()))
-            for name, truth in self.truths.items()
+            name: self._of_result(by, results[name].to(by.truth.value.device), known.get(name, Findings()))
+            for name, by in self.rules.items()
             if name in results
         }
 
-    def _of_result(self, name: str, truth: Truth, got: Tensor, before: Findings) -> Findings:
+    def _of_result(self, by: JudgedBy, got: Tensor, before: Findings) -> Findings:
         """Judges one result."""
-        question = self.question
+        question, name = self.question, by.result
         op = question.op
         segments, parts = self.parts_of(name, tuple(got.shape))
-        by = question.judged_by(name, truth)
         outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
         near = Peaks()
         if self.held:
             numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
             apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
-            near = peaks_of(outcome.errors, coordinate(op, question.problem, truth.value), apart)
+            near = peaks_of(outcome.errors, coordinate(op, question.problem, by.truth.value), apart)
         outcome = self._compared(name, outcome, segments, len(parts))
         tallies: dict[PartName, Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
