@@ -148,19 +148,23 @@ def one_plus_tanh(x: Tensor) -> Tensor:
     return x * (1 + torch.tanh(x))
 
 
-def test_a_tail_that_the_definition_loses_too_is_a_note_and_no_verdict() -> None:
-    result = measured(one_plus_tanh, one_plus_tanh)
-    assert result.status == "ok"
-    [note] = [text for text in result_notes(result) if "rounding" in text]
+@pytest.fixture(scope="module")
+def lost() -> Result:
+    """A kernel that loses the tail which its definition loses."""
+    return measured(one_plus_tanh, one_plus_tanh)
+
+
+def test_a_tail_that_the_definition_loses_too_is_a_note_and_no_verdict(lost: Result) -> None:
+    assert lost.status == "ok"
+    [note] = [text for text in result_notes(lost) if "rounding" in text]
     assert "loses the tail on " in note or " ULP off on " in note
 
 
-def test_a_bound_is_about_the_error_that_the_verdict_is_about() -> None:
+def test_a_bound_is_about_the_error_that_the_verdict_is_about(lost: Result) -> None:
     """An error in ULP of a lost tail says nothing of a kernel: a bound of it would stand for all others."""
-    result = measured(one_plus_tanh, one_plus_tanh)
-    assert value_of(result.figures.max_upper) > 1e6
-    assert judged_by_gate(result.figures, "plain") <= result.limit
-    assert all(part.value("plain") <= result.limit for part in parts(result))
+    assert value_of(lost.figures.max_upper) > 1e6
+    assert judged_by_gate(lost.figures, "plain") <= lost.limit
+    assert all(part.value("plain") <= lost.limit for part in parts(lost))
 
 
 def test_a_tail_that_the_definition_keeps_is_wrong_without_it() -> None:

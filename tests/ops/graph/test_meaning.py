@@ -272,9 +272,14 @@ STRANGE = T(
 )
 
 
-@pytest.mark.parametrize("turned", [False, True])
-@pytest.mark.parametrize("largest", [True, False])
-@pytest.mark.parametrize("comparison", ["lt", "le", "gt", "ge"])
+@pytest.mark.parametrize(  # every pair of two of the three
+    ("comparison", "largest", "turned"),
+    [
+        (name, largest, largest == (name in ("lt", "ge")))
+        for name in ("lt", "le", "gt", "ge")
+        for largest in (True, False)
+    ],
+)
 def test_an_element_is_compared_with_a_rank_of_its_own_row(comparison: str, largest: bool, turned: bool) -> None:
     """The element of that rank is equal to itself, which no interval shows: softmax then topk had the truth 0."""
     for rank in range(3):
