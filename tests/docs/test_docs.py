@@ -87,26 +87,6 @@ def test_every_section_is_on_a_page() -> None:
         assert text.count(f"\n<!-- figures: {section} -->\n") == 1, section
 
 
-def test_a_section_nobody_knows_and_one_that_never_ends() -> None:
-    with pytest.raises(ValueError, match="no figures are called 'nothing'"):
-        FIGURES.updated("<!-- figures: nothing -->\n<!-- /figures -->\n")
-    with pytest.raises(ValueError, match=r"has no `<!-- /figures -->`"):
-        FIGURES.updated("<!-- figures: families -->\n")
-
-
-def test_what_is_not_published_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FIGURES, "ROOT", tmp_path)
-    monkeypatch.setattr(FIGURES, "RUN", tmp_path / "reports" / "run.json")
-    monkeypatch.setattr(FIGURES, "INTERPRETED", tmp_path / "reports" / "other.json")
-    monkeypatch.setattr(FIGURES, "BENCHMARKS", tmp_path / "benchmarks")
-    sections = {section: render() for section, render in FIGURES.SECTIONS.items()}
-    for section in ("families", "accuracy", "sweeps", "stages"):
-        assert sections[section] == "*No run is published yet: `reports/run.json` does not exist.*\n"
-    for section in ("toolchains", "baselines"):
-        assert sections[section] == "*Nothing is published yet: `reports/run.json` does not exist.*\n"
-    assert sections["hunts"] == "*Not measured yet: `benchmarks/hunt.json` does not exist.*\n"
-
-
 # -- links ----------------------------------------------------------------------------------------------
 
 
