@@ -73,8 +73,3 @@ def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
         options = parser().parse_args(words[1:])
         target = options.target if words[1] == "replay" else options.targets[0]
         assert (ROOT / target.partition("::")[0]).is_file()
-
-
-@pytest.mark.parametrize(("truth", "shown"), [("1.5e-30", "1.5e-30"), ("1.2e-26335844", "0, below every format")])
-def test_an_exact_value_fits_its_cell(truth: str, shown: str) -> None:
-    assert GENERATOR._exact(truth) == shown

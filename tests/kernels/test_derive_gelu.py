@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 
-import mpmath as mp
-import numpy as np
 import pytest
 from flint import arb, ctx
 
 from kernels import geglu
 from kernels import gelu_math as kernel
 from kernels.derive import gelu as derive
-from tests.kernels.test_gelu import exact
 
 
 @pytest.fixture(autouse=True)
@@ -150,50 +147,3 @@ def test_float64_polynomials():
             got = polynomial(coefs, tau) + arb(getattr(kernel, low).value)
             want = function(u) * (u + 3) if scaled else function(u)
             assert abs(float(got / want - 1)) < 2**-54
-
-
-def test_remez_levels_the_error_of_a_known_problem():
-    """exp on [-1, 1] by degree 3: the minimax error is 0.00552837 absolutely; relative errors level too."""
-    num, den, worst = derive.remez(mp.exp, 3, 0, -1, 1)
-    assert den == [1]
-    points = [mp.mpf(i) / 500 - 1 for i in range(1001)]
-    errors = [mp.polyval(num[::-1], v) / mp.exp(v) - 1 for v in points]
-    peak = max(map(abs, errors))
-    assert abs(peak / worst - 1) < 0.02
-    assert sum(abs(e) > 0.97 * peak for e in errors) >= 5  # degree 3: five extrema of one height
-    with pytest.raises(ArithmeticError, match="did not level"):
-        derive.remez(lambda v: mp.mpf(1), 3, 0, -1, 1)
-
-
-@pytest.mark.parametrize(("tanh", "slope"), [(False, False), (False, True), (True, False), (True, True)])
-def test_float16_references_are_right(tanh, slope):
-    """Against Arb, on a sample and on every input near the zero of the derivative."""
-    x, want = derive.half_references(tanh, slope)
-    sample = np.flatnonzero((np.abs(np.abs(x) - 0.752) < 0.002) | (np.arange(x.size) % 97 == 0))
-    for i in sample:
-        truth = exact(float(x[i]), "tanh" if tanh else "none", slope)
-        got = float(want[i])
-        step = max(2.0**-24, abs(got) * 2.0**-10)
-        below, above = np.nextafter(want[i], np.float16(-np.inf)), np.nextafter(want[i], np.float16(np.inf))
-        distance = abs(float(truth - arb(got)))
-        if abs(got) < 100 and np.isfinite(below) and np.isfinite(above):
-            assert distance <= abs(float(truth - arb(float(below)))) + 1e-300
-            assert distance <= abs(float(truth - arb(float(above)))) + 1e-300
-            assert distance <= step
-
-
-def test_settling_is_needed_and_honest():
-    """Plain rounded coefficients misround a few inputs; a kernel that cannot be mended raises."""
-    exp2_5 = derive.singles(derive.remez(lambda f: mp.mpf(2) ** f, 5, 0, -0.5, 0.5)[0])
-    arg = derive.singles([-derive.TANH_A / derive.LN2, -derive.TANH_B / derive.LN2])
-    x, want = derive.half_references(tanh=True, slope=False)
-    with np.errstate(all="ignore"):
-        plain = derive.half_tanh(x, {"exp2": exp2_5, "arg": arg}, 0).astype(np.float16)
-        settled = derive.half_tanh(
-            x, {"exp2": kernel.HALF_TANH_EXP2.value, "arg": kernel.HALF_TANH_ARG.value}, 0
-        ).astype(np.float16)
-    assert 0 < np.count_nonzero(plain.view(np.uint16) != want.view(np.uint16)) < 50
-    assert np.array_equal(settled.view(np.uint16), want.view(np.uint16))
-    broken = {"exp2": [1.01, *exp2_5[1:]], "arg": arg}
-    with pytest.raises(ArithmeticError, match="still misrounds"), np.errstate(all="ignore"):
-        derive.settle("broken", derive.half_tanh, broken, [("exp2", 1)], tanh=True, slope=False, rounds=5)

@@ -80,23 +80,6 @@ def leaves_a_rectangle(tiles, tiles_m, tiles_n, units, group):
     return False
 
 
-@pytest.mark.parametrize(
-    ("sizes", "units", "rest"),
-    [
-        ((8192, 16384), 132, (4092, 4, 1)),  # 64 x 64 tiles; measured on an H200
-        ((1024, 17 * 256), 132, (132, 4, 1)),
-        ((9 * 128, 18 * 256), 32, (160, 1, 2)),  # the last group has one row
-        ((8 * 128, 18 * 256), 132, (144, 0, 0)),  # 12 are too many
-        ((1024, 16 * 256), 132, (128, 0, 0)),  # no whole round
-        ((1024, 33 * 256), 132, (264, 0, 0)),  # nothing left
-        ((2 * 128, 67 * 256), 130, (130, 2, 2)),
-        ((2 * 128, 67 * 256), 131, (134, 0, 0)),  # one column and a half
-    ],
-)
-def test_some_shapes_by_hand(sizes, units, rest):
-    assert module._rounds(sizes[0] // 128, sizes[1] // 256, units, 8) == rest
-
-
 def launched(mode, a, b, bias, gate, y, pre, sub=()):
     """The tile kernel into y[sub], and pre and from gate likewise."""
     (m, k), n = a.shape, b.shape[0]
