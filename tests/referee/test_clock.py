@@ -21,6 +21,7 @@ from verify.errors import KernelError
 from verify.referee import chain, clock, starter
 from verify.referee.formats import model, place
 from verify.referee.host import SolutionProcess
+from verify.referee.messages import Chained
 from verify.referee.plan import Plan
 from verify.referee.problem import Solution, declared
 from verify.referee.requests import CallTime
@@ -344,8 +345,8 @@ def test_nothing_of_a_solution_runs_while_it_is_paused(tmp_path: Path) -> None:
         assert state() != "T"
     finally:
         process.stop()
-    with pytest.raises((KernelError, OSError)):
-        process.time_chain((1, 2), 0.1, lambda size: size)
+    with pytest.raises(KernelError, match="its process has ended"):
+        process.ask(Chained(1, (), (), (), {}, 2), (), 0.1)
 
 
 @pytest.mark.gpu

@@ -458,8 +458,8 @@ def test_what_a_solution_takes_is_limited(wall: Wall, name: str) -> None:
     process.confined()
     supervisor, began = process.pid, time.monotonic()
     try:
-        head, _ = asked(process, SECONDS)
-        said = json.loads(head)["raised"]
+        asked(process, SECONDS)
+        said = ""
     except KernelError as error:
         said = str(error)
     taken = time.monotonic() - began

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import socket
-from multiprocessing import Pipe
+import threading
+import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
+from verify.errors import KernelError, Refused
 from verify.referee import host as host_module
 from verify.referee import runner
 from verify.referee.host import Host, SolutionProcess
+from verify.referee.messages import Call
+from verify.referee.sandbox import Confined
 from verify.workers import process_tree
+from verify.workers.channel import Channel
 
 
 class Raced(SolutionProcess):
     """A process that another thread ends right after its number was read once."""
 
     def __init__(self) -> None:
-        self._connection, _ = Pipe()
+        self._channel, _ = Channel.pair()
+        self._broken = None
         self._control = socket.socket()
         self.numbers = [1 << 30]  # no process has this number
 
@@ -74,3 +81,56 @@ def test_a_view_that_pytorch_negates_when_it_is_read_is_no_trick() -> None:
         assert runner._lazy(found) == "" and not found.is_neg() and not found.is_conj()
         assert torch.equal(found, view)
     assert runner._lazy(runner._resolved(torch.eye(2).to_sparse()))
+
+
+class Answered(SolutionProcess):
+    """A process that sends these events to whatever it is asked."""
+
+    def __init__(self, *events: str) -> None:
+        self._channel, theirs = Channel.pair()
+        self._control, self._broken, self._confined = socket.socket(), None, Confined()
+        self._lock, self.pid = threading.Lock(), 0
+        for each in events:
+            theirs.send(each.encode())
+        self.theirs = theirs  # stays open
+
+
+UNUSABLE = '{"event":"failed","failure":{"kind":"kernel","text":"all tests pass"},"usable":false}'
+
+
+@pytest.mark.parametrize("kind", ["judge", "usage", "died", "timeout", "truth", "internal", "kernel"])
+def test_the_words_of_a_solution_are_its_own_whatever_they_claim_to_be(kind: str) -> None:
+    """Else it could say that the judge has died, and no verdict would be given."""
+    for event in (UNUSABLE, UNUSABLE.replace('"kernel"', f'"{kind}"').replace("false", "true")):
+        process = Answered(event)
+        with pytest.raises(Refused, match="^its process says: all tests pass$"):
+            process.ask(Call(7, ()), (), 5.0)
+        process.stop()
+
+
+@pytest.mark.parametrize(
+    ("events", "text"),
+    [
+        (['{"event":"reply","reply":{"number":8}}'], "wrote into the connection"),
+        (['{"event":"reply","reply":' + "[" * 100_000 + "]" * 100_000 + "}"], "wrote into the connection"),
+        (['{"event":"reply","reply":{"number":7},"parts":[99999999999]}'], "answered with 99,999,999,999 bytes"),
+        (['{"event":"progress","text":"a","waited":1e9}'] * 9, "gave no answer within 0.5 s; stopped"),
+        (['{"event":"kernel","request":1,"most":9}'], "gave no answer within 0.5 s; stopped"),
+        (['{"event":"progress","text":"' + "a" * (1 << 20) + '"}'], "wrote into the connection"),
+    ],
+)
+def test_what_is_no_answer_ends_a_solution_in_time(events: list[str], text: str) -> None:
+    process = Answered()
+
+    def send() -> None:
+        with suppress(ConnectionError):
+            for each in events:
+                process.theirs.send(each.encode())
+
+    threading.Thread(target=send, daemon=True).start()
+    began = time.monotonic()
+    with pytest.raises(KernelError, match=text) as raised:
+        process.ask(Call(7, ()), (), 0.5, lambda size: 24)
+    assert type(raised.value) is KernelError and time.monotonic() - began < 5
+    with pytest.raises(KernelError, match="its process has ended"):
+        process.ask(Call(7, ()), (), 0.5)

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import itertools
 import os
-from multiprocessing import Pipe
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
 
-from verify.referee import messages, runner
-from verify.referee.messages import Answer, Built, Call, Form, bytes_of, form_of, template_of, tensor_of, value_of
+from verify.errors import InternalError
+from verify.referee import runner
+from verify.referee.messages import (
+    Answer,
+    Build,
+    Built,
+    Call,
+    Entry,
+    Form,
+    bytes_in,
+    bytes_of,
+    form_of,
+    template_of,
+    tensor_of,
+    value_of,
+    view_of,
+)
+from verify.workers.channel import Channel
 
 
 def test_an_object_of_the_parent_closes_no_file_of_a_solution(tmp_path: Path) -> None:
@@ -53,22 +68,23 @@ def test_bytes_that_do_not_fit_their_form_are_refused(shape: tuple[int, ...]) ->
         tensor_of(Form("y", "torch.float32", shape), bytes(8))
 
 
-def test_tensors_for_a_solution_arrive_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "PIECE", 12)
-    tensors = [torch.arange(10.0), torch.empty(0, 3), torch.tensor(2, dtype=torch.int16), torch.arange(6.0)]
+def test_tensors_for_a_solution_arrive_as_they_were() -> None:
+    tensors = [
+        torch.arange(10.0),
+        torch.empty(0, 3),
+        torch.tensor(2, dtype=torch.int16),
+        torch.arange(6.0).view(2, 3).t(),
+    ]
     forms = [form_of(f"x{place}", each) for place, each in enumerate(tensors)]
-    ours, theirs = Pipe()
-    messages.send(ours, Call(1, tuple(forms)), tensors)
-    sent = [theirs.recv_bytes() for _ in range(1 + 4 + 1 + 1 + 2)]
-    assert not theirs.poll() and max(map(len, sent[1:])) == 12
-    for each in sent[1:]:
-        ours.send_bytes(each)
-    back = messages.receive_tensors(theirs, forms)
-    assert all(torch.equal(*pair) for pair in zip(back, tensors, strict=True)) and not theirs.poll()
+    ours, theirs = Channel.pair()
+    ours.send(msgspec.json.encode(Call(1, tuple(forms))), map(view_of, tensors))
+    asked = msgspec.json.decode(theirs.receive(), type=Call)
+    back = [tensor_of(form, theirs.fill(bytes_in(form))) for form in asked.tensors]
+    assert all(torch.equal(*pair) for pair in zip(back, tensors, strict=True))
 
 
-def test_a_failed_build_is_no_module_without_parameters() -> None:
-    failed = msgspec.json.encode(Answer(0, raised="ImportError: no"))
-    with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(failed, type=Built)
-    assert msgspec.json.decode(msgspec.json.encode(Built()), type=Built) == Built()
+def test_an_answer_to_a_call_is_no_module_without_parameters() -> None:
+    build = Build("solution.py", Entry((), {}), "cpu")
+    with pytest.raises(InternalError, match="no reply to it"):
+        build.read(msgspec.json.encode(Answer(0)))
+    assert build.read(msgspec.json.encode(Built())) == Built()

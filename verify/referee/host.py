@@ -13,7 +13,6 @@ import os
 import random
 import re
 import secrets
-import select
 import signal
 import socket
 import threading
@@ -21,14 +20,14 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-from verify.errors import KernelError, Refused, UsageError
+from verify.errors import InternalError, KernelError, Refused, UsageError
 from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
@@ -37,15 +36,17 @@ from verify.referee.rules import RULES
 from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
 from verify.referee.starter import MESSAGE, Ended
 from verify.workers import process_tree
+from verify.workers.calls import FOREIGN, Callee, Most
+from verify.workers.channel import Channel, Foreign
 from verify.workers.process import START_SECONDS
+from verify.workers.requests import Died, Failure, Late, Outcome, R, Reply, Request, Who
 
 EXTRA = 3  # each judged call has fewer additional calls than this
 LARGE_BYTES = 1 << 24  # of arguments; three of four such calls have no additional call
-LOOK_SECONDS = 0.1
+CHAIN = 2  # times the limit of a call, for a chain
 SLOW = 2.4  # factor of the time limit for the first call, which compiles
 FREE_BYTES = 1 << 26  # of an answer whose size is not compared with the reference's
 UNKNOWN_BYTES = 1 << 30  # of an answer whose size the reference does not tell
-SLOWEST = 1 << 25  # bytes a second of the slowest transfer that is waited for
 ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts of the largest number
 TELLING, TELLING_WHOLE = 8, 32  # equal answers of so few different numbers, or whole numbers, may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
@@ -54,11 +55,15 @@ MOST_WORDS = 500  # characters
 UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
 
 
-class SolutionProcess:
+class SolutionProcess(Callee):
     """Starts the process of a solution (starter.py). It is idle until the first request, which imports the solution."""
 
+    who: Who = "solution"
+    longest = HEAD
+
     def __init__(self, starter: str, limits: Limits) -> None:
-        self._connection, theirs = Pipe()
+        super().__init__()
+        self._channel, theirs = Channel.pair()
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.pid = 0  # of its supervisor, once that runs
         self._confined: Confined | None = None
@@ -72,104 +77,55 @@ class SolutionProcess:
         """Returns the limits that hold, applied before anything of the solution is imported."""
         with self._lock:
             if self._confined is None:
+                until = time.monotonic() + START_SECONDS
                 self._control.settimeout(START_SECONDS)
                 try:
                     self.pid = int(self._control.recv(MESSAGE))
-                    frame = self._frame(HEAD, time.monotonic() + START_SECONDS, START_SECONDS)
-                    self._confined = msgspec.json.decode(frame, type=Confined)
-                except (OSError, ValueError, EOFError, KernelError, msgspec.DecodeError) as error:
+                    self._confined = msgspec.json.decode(self._channel.receive(HEAD, until=until), type=Confined)
+                except (OSError, ValueError, EOFError, Foreign, msgspec.DecodeError) as error:
                     raise UsageError(
                         f"no process for a solution could be started here: {error or 'it ended'}"
                     ) from None
             return self._confined
 
     def ask(
-        self,
-        request: messages.Asked,
-        tensors: Sequence[Tensor],
-        seconds: float,
-        most: Callable[[int], int] = lambda size: 0,
-    ) -> tuple[bytes, list[bytearray]]:
-        """Returns the answer: its message, and its tensors. Raises KernelError with the reason if there is none.
+        self, request: Request[R], tensors: Sequence[Tensor], seconds: float, most: Most = 0, **more: Any
+    ) -> tuple[R, list[Tensor]]:
+        """Returns the reply with its tensors. Raises Refused with what the solution raised, KernelError if it has none.
 
         Args:
-            most: returns the largest size in bytes of an honest answer, if one of this size is announced
+            most: limit of the bytes of the tensors; a function gets the size that is announced
+            more: see `call`
         """
         self.confined()
-        with self._answering():
-            sender = threading.Thread(target=self._send, args=(request, tensors), daemon=True)
-            sender.start()
-            return self._received(seconds, most)
-
-    def time_chain(
-        self, keys: Sequence[int], seconds: float, most: Callable[[int], int]
-    ) -> tuple[float, bytes, tuple[bytes, list[bytearray]]]:
-        """Sends the secret and the key of a chain that is ready.
-
-        Returns the seconds until the last key came, this key, the answer.
-        """
-        with self._answering():
-            began = time.perf_counter()
-            self._connection.send_bytes(b"".join(key.to_bytes(messages.KEY_BYTES) for key in keys))
-            last = self._frame(messages.KEY_BYTES, time.monotonic() + seconds, seconds)
-            return time.perf_counter() - began, bytes(last), self._received(seconds, most)
-
-    @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Raises KernelError with the reason if the process gives no answer."""
+        deadline, parts = time.monotonic() + seconds, [messages.view_of(each) for each in tensors]
+        outcome = self.call(msgspec.json.encode(request), parts, deadline=deadline, most=most, **more)
+        if isinstance(outcome, Failure):
+            raise Refused(f"{SAYS}{outcome.text[:MOST_WORDS]}")
+        if not isinstance(outcome, Reply):
+            late = isinstance(outcome, Late)
+            raise KernelError(f"its process {GAVE_NONE} {seconds:g} s; stopped" if late else str(outcome))
         try:
-            yield
-        except (EOFError, ConnectionError):
-            raise KernelError(f"its process {self._ended()}") from None
-        except (OSError, ValueError, KeyError, msgspec.DecodeError):
+            reply = request.read(outcome.value)
+            if getattr(reply, "number", None) != getattr(request, "number", None):
+                raise ValueError("an answer to another call")
+            pairs = zip(getattr(reply, "tensors", ()), outcome.parts, strict=True)
+            return reply, [messages.tensor_of(form, part) for form, part in pairs]
+        except (InternalError, ValueError, KeyError, RuntimeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
 
-    def _received(self, seconds: float, most: Callable[[int], int]) -> tuple[bytes, list[bytearray]]:
-        """Reads a message and the tensors that it announces."""
-        deadline = time.monotonic() + seconds
-        head = bytes(self._frame(HEAD, deadline, seconds))
-        forms = msgspec.json.decode(head, type=_Counted).tensors
-        size = sum(map(messages.bytes_in, forms))
-        if size > FREE_BYTES and size > (honest := most(size)):
-            self.stop()
-            raise KernelError(f"it answered with {size:,} bytes; an answer has {honest:,}")
-        deadline = max(deadline, time.monotonic()) + size / SLOWEST
-        found = []
-        for form in forms:
-            data = bytearray(messages.bytes_in(form))
-            for place in range(0, max(len(data), 1), messages.PIECE):
-                part = min(messages.PIECE, len(data) - place)
-                self._frame(part, deadline, seconds, memoryview(data)[place : place + part])
-            found.append(data)
-        return head, found
+    def _connected(self) -> Channel:
+        return self._channel
 
-    def _frame(self, most: int, deadline: float, seconds: float, into: memoryview | None = None) -> bytearray:
-        """Reads one message of at most `most` bytes; it must fill `into`, if given. Every read has a deadline."""
-        number = self._connection.fileno()
+    def died(self) -> Outcome:
+        """Ends a process that closed its end of the channel. Returns why there is no answer."""
+        return Died(f"its process {self._ended()}")
 
-        def read(target: memoryview) -> None:
-            while target:
-                while not select.select([number], [], [], LOOK_SECONDS)[0]:
-                    if time.monotonic() > deadline:
-                        self.stop()
-                        raise KernelError(f"its process {GAVE_NONE} {seconds:g} s; stopped")
-                if not (count := os.readv(number, [target])):
-                    raise EOFError
-                target = target[count:]
-
-        header = bytearray(4)
-        read(memoryview(header))
-        size = int.from_bytes(header, signed=True)  # as multiprocessing.Connection writes it
-        if not 0 <= size <= most or (into is not None and size != len(into)):
-            raise ValueError("a message of another size")
-        data = bytearray(0 if into is not None else size)
-        read(memoryview(data) if into is None else into)
-        return data
-
-    def _send(self, request: messages.Asked, tensors: Sequence[Tensor]) -> None:
-        with suppress(OSError):  # the wait for the answer reports it
-            messages.send(self._connection, request, tensors)
+    def wrote_into_connection(self, text: str) -> Outcome:
+        """Ends a process that sent something other than a message of verify, as `text` says. Returns the outcome."""
+        self.stop()
+        return Died(UNFORGEABLE if text == FOREIGN else text)
 
     def _ended(self) -> str:
         """Returns how the process ended, which its supervisor reports."""
@@ -194,25 +150,20 @@ class SolutionProcess:
         finally:
             _signal(theirs, signal.SIGCONT)
 
-    def stop(self) -> None:
+    def stop(self, *, at_once: bool = True) -> None:
         """Ends the process and everything that it started."""
         pid, self.pid = self.pid, 0  # another thread may end it too, and 0 would be this process's own group
+        self._broken = self._broken or Died("its process has ended")
         if pid:
             process_tree.kill(pid, "")
         self._control.close()
-        self._connection.close()
+        self._channel.close()
 
 
 def _signal(pids: Iterable[int], kind: signal.Signals) -> None:
     for pid in pids:
         with suppress(OSError):
             os.kill(pid, kind)
-
-
-class _Counted(msgspec.Struct):
-    """The part of an answer that says how many tensors follow."""
-
-    tensors: tuple[messages.Form, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,13 +216,8 @@ class Host:
         limits = self._process.confined()
         self.observed.holds, self.observed.lacks, self.observed.open = limits.holds, limits.lacks, limits.open
         try:
-            answer, _ = self._process.ask(self._build, tensors, self._build_seconds)
-            try:
-                built = msgspec.json.decode(answer, type=messages.Built)
-            except msgspec.ValidationError:
-                told = self._marked(msgspec.json.decode(answer, type=messages.Answer))
-                raise KernelError(told.raised or UNFORGEABLE) from None
-        except (KernelError, msgspec.DecodeError) as error:
+            built, _ = self._process.ask(self._build, tensors, self._build_seconds)
+        except KernelError as error:
             self.observed.failed = f"it could not be built: {error}"
             self._save()
             raise KernelError(self.observed.failed) from None
@@ -306,36 +252,33 @@ class Host:
         request = messages.Call(
             secrets.randbits(50), forms, tuple(state), again, watched
         )  # a solution cannot guess the number
-        tensors = list(given.values())
+        most = functools.partial(self._honest_bytes, arguments, state, 1)
+        seconds = self._seconds * (SLOW if seen.calls == 1 else 1)
         try:
-            answer, results = self._answer(request, tensors)
+            answer, results = self._process.ask(request, list(given.values()), seconds, most)
         except KernelError as error:
-            if str(error) == UNFORGEABLE:
-                seen.forged = UNFORGEABLE
-            seen.failed = str(error)
+            if not isinstance(error, Refused):
+                seen.forged = UNFORGEABLE if str(error) == UNFORGEABLE else seen.forged
+                seen.failed = str(error)
             self._save()
             raise
         seen.late |= answer.late
         seen.changed = tuple(dict.fromkeys((*seen.changed, *answer.changed)))
-        seen.lazy = seen.lazy or answer.lazy
-        if answer.raised or answer.lazy:
+        lazy = f"{SAYS}{answer.lazy[:MOST_WORDS]}" if answer.lazy else ""
+        seen.lazy = seen.lazy or lazy
+        if lazy:
             self._save()
-            raise Refused(answer.raised) if answer.raised else KernelError(f"it returned {answer.lazy}")
+            raise KernelError(f"it returned {lazy}")
         self._compare(state, arguments, results)
         seen.functions, seen.modes = answer.functions or seen.functions, answer.modes or seen.modes
         seen.replaced = judging_functions(answer.replaced) or seen.replaced
         self._save()
         return results
 
-    def _answer(self, request: messages.Call, tensors: Sequence[Tensor]) -> tuple[messages.Answer, list[Tensor]]:
-        seconds = self._seconds * (SLOW if self.observed.calls == 1 else 1)
-        given = dict(zip((form.name for form in request.tensors), tensors, strict=True))
-        state = {name: given.pop(name) for name in request.state}
-        most = functools.partial(self._honest_bytes, given, state, 1)
-        return self._read(request.number, *self._process.ask(request, tensors, seconds, most))
-
     def _honest_bytes(self, arguments: Tensors, state: Tensors, calls: int, size: int) -> int:
         """Returns the most bytes of an honest answer: those of the reference, if a result has twice its precision."""
+        if size <= FREE_BYTES:
+            return FREE_BYTES
         with suppress(Exception), torch.no_grad():
             assert self.reference is not None
             device = self._build.device
@@ -345,22 +288,6 @@ class Host:
             return 2 * calls * sum(each.nbytes for each in self.reference(device)(placed, held))
         # the reference refuses these numbers, or the problem is a declaration
         return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
-
-    def _read(self, number: int, head: bytes, parts: Sequence[bytearray]) -> tuple[messages.Answer, list[Tensor]]:
-        try:
-            answer = self._marked(msgspec.json.decode(head, type=messages.Answer))
-            if answer.number != number:
-                raise ValueError("an answer to another call")
-            return answer, [messages.tensor_of(form, part) for form, part in zip(answer.tensors, parts, strict=True)]
-        except (msgspec.DecodeError, ValueError, KeyError, RuntimeError):
-            self._process.stop()
-            raise KernelError(UNFORGEABLE) from None
-
-    def _marked(self, answer: messages.Answer) -> messages.Answer:
-        """Returns an answer whose texts are marked as the words of the solution's process, and are short."""
-        texts = {"raised": answer.raised, "lazy": answer.lazy}
-        marked = {name: f"{SAYS}{text[:MOST_WORDS]}" if text else "" for name, text in texts.items()}
-        return msgspec.structs.replace(answer, **marked)
 
     def paused(self) -> AbstractContextManager[None]:
         """Stops the solution for a while."""
@@ -375,18 +302,34 @@ class Host:
         of_stored = tuple(messages.form_of(name, value) for name, value in stored.items())
         kinds = {name: tuple(names) for name, names in varied.items()}
         asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
-        tensors = (*state.values(), *sealed.values())
-        ready, _ = self._read(asked.number, *self._process.ask(asked, tensors, self._seconds))
-        if ready.raised:
-            raise KernelError(ready.raised)
+        began, ended, text = math.nan, math.nan, ""
+
+        def give(request: bytes | msgspec.Raw, most: int) -> Reply:
+            nonlocal began
+            began = began if began == began else time.perf_counter()
+            return Reply(msgspec.Raw(msgspec.json.encode((secret, key))))
+
+        def hear(last: str) -> None:
+            nonlocal ended, text
+            ended, text = time.perf_counter(), last
+
         most = functools.partial(self._honest_bytes, stored, state, count)
-        seconds, last, sent = self._process.time_chain((secret, key), self._seconds, most)
-        answer, results = self._read(asked.number, *sent)
-        if answer.raised or answer.lazy or len(results) % count:
-            raise KernelError(answer.raised or f"it returned {answer.lazy or 'other results in each call'}")
+        answer, results = self._process.ask(
+            asked,
+            (*state.values(), *sealed.values()),
+            CHAIN * self._seconds,
+            most,
+            kernel=give,
+            progress=hear,
+        )
+        if not ended > began or not re.fullmatch(r"-?[0-9]{1,19}", text):
+            self._process.stop()
+            raise KernelError(UNFORGEABLE)
+        if answer.lazy or len(results) % count:
+            raise KernelError(f"it returned {answer.lazy or 'other results in each call'}")
         each = len(results) // count
         answers = [results[place : place + each] for place in range(0, len(results), each)] if each else []
-        return TimedChain(seconds / count, answer.seconds, answers, int.from_bytes(last, signed=True))
+        return TimedChain((ended - began) / count, answer.seconds, answers, int(text))
 
     def _compare(self, state: Tensors, arguments: Tensors, results: Sequence[Tensor]) -> None:
         """Compares answers with earlier ones and with the arguments, and records what they share."""

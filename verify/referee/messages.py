@@ -1,17 +1,17 @@
-"""Messages between the host of a solution and its process: JSON, followed by tensors as plain bytes."""
+"""Requests to the process of a solution and their replies; the bytes of their tensors follow them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
-PIECE = 1 << 20  # bytes of one message: the reader fills a buffer of the whole piece first
+from verify.workers.requests import Request
+
 Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
 
@@ -40,15 +40,6 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     named: bool = False
 
 
-class Build(msgspec.Struct, frozen=True, tag="build"):
-    """Asks for the import of the solution in `file` of its folder."""
-
-    file: str
-    entry: Entry
-    device: str
-    tensors: tuple[Form, ...] = ()  # of the arguments of `init`
-
-
 class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Reports the parameters and buffers of the solution's module.
 
@@ -59,7 +50,30 @@ class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepared: tuple[str, ...] = ()
 
 
-class Call(msgspec.Struct, frozen=True, tag="call"):
+class Answer(msgspec.Struct, frozen=True):
+    """Announces the results of a call, with observations of it."""
+
+    number: int
+    tensors: tuple[Form, ...] = ()
+    changed: tuple[str, ...] = ()  # arguments that the solution wrote into
+    late: bool = False  # True: the solution wrote into an earlier answer
+    lazy: str = ""  # describes a result that is no plain tensor
+    functions: tuple[str, ...] = ()  # of PyTorch, in a watched call
+    replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
+    modes: tuple[str, ...] = ()  # changed settings of PyTorch's arithmetic
+    seconds: float = 0.0  # of one call of a chain, by the clock of its own process
+
+
+class Build(Request[Built], frozen=True, tag="build"):
+    """Asks for the import of the solution in `file` of its folder."""
+
+    file: str
+    entry: Entry
+    device: str
+    tensors: tuple[Form, ...] = ()  # of the arguments of `init`
+
+
+class Call(Request[Answer], frozen=True, tag="call"):
     """Asks for a call of the solution.
 
     `state` are names in the module's state; their values come first, then the arguments. `again` reuses the addresses
@@ -74,12 +88,12 @@ class Call(msgspec.Struct, frozen=True, tag="call"):
     watched: bool = False
 
 
-class Chained(msgspec.Struct, frozen=True, tag="chained"):
-    """Get ready for a chain of calls, then answer a key by the last key of the chain, then send the results.
+class Chained(Request[Answer], frozen=True, tag="chained"):
+    """Asks for a chain of calls.
 
     The tensors of the state come first, then the sealed bytes of the tensors that the inputs of every call are made of,
-    which have the forms `sealed`. Being ready is an answer with this number and no tensors. A secret that opens these
-    bytes comes with the key.
+    which have the forms `sealed`. When everything is ready, the process asks for the secret that opens these bytes and
+    for the first key, in place of a call of a kernel. It reports the last key as progress, and then answers.
     """
 
     number: int
@@ -90,23 +104,7 @@ class Chained(msgspec.Struct, frozen=True, tag="chained"):
     count: int
 
 
-class Answer(msgspec.Struct, frozen=True):
-    """Announces the results of a call, with observations of it."""
-
-    number: int
-    tensors: tuple[Form, ...] = ()
-    raised: str = ""
-    changed: tuple[str, ...] = ()  # arguments that the solution wrote into
-    late: bool = False  # True: the solution wrote into an earlier answer
-    lazy: str = ""  # describes a result that is no plain tensor
-    functions: tuple[str, ...] = ()  # of PyTorch, in a watched call
-    replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
-    modes: tuple[str, ...] = ()  # changed settings of PyTorch's arithmetic
-    seconds: float = 0.0  # of one call of a chain, by the clock of its own process
-
-
 Asked = Build | Call | Chained
-KEY_BYTES = 8
 KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
@@ -115,10 +113,15 @@ def form_of(name: str, tensor: Tensor) -> Form:
     return Form(name, str(tensor.dtype), tuple(tensor.shape))
 
 
+def view_of(tensor: Tensor) -> memoryview:
+    """Returns the elements of a tensor in order, as bytes of the host, without a copy if they lie so."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")  # type: ignore[arg-type]
+
+
 def bytes_of(tensor: Tensor) -> bytes:
     """Returns the elements of a tensor in order, as bytes of the host."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    return view_of(tensor).tobytes()
 
 
 def bytes_in(form: Form) -> int:
@@ -136,26 +139,6 @@ def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
     own = data if isinstance(data, bytearray) else bytearray(data)
     flat = torch.frombuffer(own, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
     return flat.view(kind).reshape(form.shape)
-
-
-def send(connection: Connection, message: msgspec.Struct, tensors: Sequence[Tensor | bytes] = ()) -> None:
-    """Sends a message and then the bytes of tensors, in pieces of at most `PIECE` bytes."""
-    connection.send_bytes(msgspec.json.encode(message))
-    for each in tensors:
-        data = memoryview(each if isinstance(each, bytes) else bytes_of(each))
-        for place in range(0, max(len(data), 1), PIECE):
-            connection.send_bytes(data, place, min(PIECE, len(data) - place))
-
-
-def receive_tensors(connection: Connection, forms: Sequence[Form]) -> list[Tensor]:
-    """Returns the tensors that follow a message, in pieces of at most `PIECE` bytes."""
-    found = []
-    for form in forms:
-        data = bytearray(bytes_in(form))
-        for place in range(0, max(len(data), 1), PIECE):
-            connection.recv_bytes_into(data, place)
-        found.append(tensor_of(form, data))
-    return found
 
 
 # -- values that hold tensors --------------------------------------------------------------------------------

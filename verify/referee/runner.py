@@ -14,7 +14,6 @@ import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -25,11 +24,10 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from verify.errors import said_by
+from verify.errors import KernelError, said_by
 from verify.measure.state import State
 from verify.referee import chain, sandbox
 from verify.referee.messages import (
-    KEY_BYTES,
     KINDS,
     Answer,
     Asked,
@@ -39,25 +37,30 @@ from verify.referee.messages import (
     Chained,
     Entry,
     Form,
+    bytes_in,
     bytes_of,
     call_by,
     form_of,
-    receive_tensors,
     results_in,
-    send,
+    tensor_of,
     value_of,
+    view_of,
 )
 from verify.referee.weights import constructed
 from verify.truth.ulp import same_bits
+from verify.workers.calls import receive, send
+from verify.workers.channel import Channel
+from verify.workers.requests import KernelWanted, OnProgress
+from verify.workers.serving import WithBytes, serve
 
 SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
 HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance
 
 
-def main(connection: Connection, limits: sandbox.Limits, *, namespaces: bool) -> None:
+def main(channel: Channel, limits: sandbox.Limits, *, namespaces: bool) -> None:
     """Removes the rights of this process, reports them, and answers the host until it hangs up. Does not return."""
     try:
-        _close_all_but(connection.fileno())
+        _close_all_but(channel.fileno())
         folder = limits.folders[0]
         os.environ.clear()
         os.environ |= limits.variables | {"HOME": folder, "TMPDIR": folder, "TRITON_HOME": folder, "USER": "user"}
@@ -68,11 +71,8 @@ def main(connection: Connection, limits: sandbox.Limits, *, namespaces: bool) ->
         os.chdir(folder)
         sys.path.insert(0, folder)
         # what the host reads first is from before the import of the solution
-        connection.send_bytes(msgspec.json.encode(sandbox.confine(limits, namespaces=namespaces)))
-        runner = Runner(connection)
-        while True:
-            runner.answer(msgspec.json.decode(connection.recv_bytes(), type=Asked))
-    except (EOFError, ConnectionError):
+        channel.send(msgspec.json.encode(sandbox.confine(limits, namespaces=namespaces)))
+        serve(channel, Runner(channel).respond, lambda: True)
         os._exit(0)
     except BaseException:
         traceback.print_exc()
@@ -94,37 +94,32 @@ def _close_all_but(kept: int) -> None:
 class Runner:
     """The solution, and observations of its behaviour."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
         self._held: list[dict[str, Tensor]] = []  # arguments of the last calls
         self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes at its return
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
         self._watch: chain.Watch | None = None
 
-    def answer(self, asked: Asked) -> None:
-        """Answers one request."""
-        if isinstance(asked, Build):
-            self._build(asked)
-        else:
-            self._call(asked, receive_tensors(self._connection, asked.tensors))
+    def respond(self, request: msgspec.Raw, progress: OnProgress) -> Any:
+        """Returns the reply to one request. Raises KernelError with what the solution raised."""
+        asked = msgspec.json.decode(request, type=Asked)
+        tensors = [tensor_of(form, self._channel.fill(bytes_in(form))) for form in asked.tensors]
+        try:
+            return self._build(asked, tensors) if isinstance(asked, Build) else self._call(asked, tensors, progress)
+        except Exception as error:
+            raise KernelError(_described(error)) from None
 
-    def _build(self, asked: Build) -> None:
-        tensors = receive_tensors(self._connection, asked.tensors)
+    def _build(self, asked: Build, tensors: Sequence[Tensor]) -> Built:
         self._entry, self._device = asked.entry, asked.device
         self._began = State.now()
-        held = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
-        try:
-            self._made = _taken(_imported(Path(asked.file).resolve()), asked.entry)
-            self._arguments_of_init = held
-            function = self._new()
-            self._module = function if isinstance(function, Module) else None
-            self._function = function
-            forms = tuple(form_of(name, value) for name, value in _state_of(self._module).items())
-            built: Any = Built(forms, _prepared(self._module))
-        except Exception as error:
-            built = Answer(0, raised=_described(error))
-        send(self._connection, built)
+        self._arguments_of_init = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
+        self._made = _taken(_imported(Path(asked.file).resolve()), asked.entry)
+        self._function = self._new()
+        self._module = self._function if isinstance(self._function, Module) else None
+        forms = tuple(form_of(name, value) for name, value in _state_of(self._module).items())
+        return Built(forms, _prepared(self._module))
 
     def _new(self, seed: int | None = None) -> Any:
         """Returns the function, or a module made again after the same seed, or after another one."""
@@ -134,54 +129,41 @@ class Runner:
         made = constructed(self._made, arguments, self._entry.seed if seed is None else seed)
         return made.to(self._device) if isinstance(made, Module) else made
 
-    def _call(self, asked: Call | Chained, tensors: Sequence[Tensor]) -> None:
-        """Calls the solution once, or in a chain: from the stack it sees the same functions.
-
-        Of a chain the secret and the first key come when everything is ready, and the last key is sent at once.
-        """
+    def _call(self, asked: Call | Chained, tensors: Sequence[Tensor], progress: OnProgress) -> WithBytes:
+        """Calls the solution once, or in a chain: from the stack it sees the same functions."""
         late = any(bytes_of(result) != before for result, before in self._given)
-        timed, ready, watched = isinstance(asked, Chained), False, isinstance(asked, Call) and asked.watched
+        timed, watched = isinstance(asked, Chained), isinstance(asked, Call) and asked.watched
         lazy, functions, given = set[str](), set[str](), list[Tensor]()
-        try:
-            self._load(asked.state, tensors[: len(asked.state)])
-            watch = self._watch = self._watch or chain.Watch(self._device)
-            watch.clear()
-            arguments = {} if isinstance(asked, Chained) else self._placed(asked, tensors)
-            before = {name: value.clone() for name, value in arguments.items()}
-            count = asked.count if isinstance(asked, Chained) else 1
-            buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(count)]
-            inputs, key = (lambda known: arguments), 0
-            if isinstance(asked, Chained):
-                raw = [each.to(self._device) for each in tensors[len(asked.state) :]]
-                send(self._connection, Answer(asked.number))
-                ready = True
-                inputs, key = self._opened(asked, raw)
-            else:
-                self._fill_freed(tensors)
+        self._load(asked.state, tensors[: len(asked.state)])
+        watch = self._watch = self._watch or chain.Watch(self._device)
+        watch.clear()
+        arguments = {} if isinstance(asked, Chained) else self._placed(asked, tensors)
+        before = {name: value.clone() for name, value in arguments.items()}
+        count = asked.count if isinstance(asked, Chained) else 1
+        buffers = [[self._unwritten(form) for form in self._entry.into] for _ in range(count)]
+        inputs, key = (lambda known: arguments), 0
+        if isinstance(asked, Chained):
+            inputs, key = self._opened(asked, [each.to(self._device) for each in tensors[len(asked.state) :]])
+        else:
+            self._fill_freed(tensors)
 
-            def call(placed: chain.Inputs) -> list[Tensor]:
-                into = buffers.pop()
-                with _recorded(watched, functions):
-                    returned = call_by(self._entry, self._function, placed, into)
-                given[:] = map(_resolved, results_in(into if into else returned))
-                if other := next((type(each).__name__ for each in given if not isinstance(each, Tensor)), ""):
-                    raise TypeError(f"a solution returns tensors; it returned {other}")
-                if any(each.device.type != torch.device(self._device).type for each in given):
-                    raise TypeError(f"a solution returns tensors on the device of its arguments, {self._device}")
-                lazy.update(filter(None, map(_lazy, given)))
-                return [] if lazy else given
+        def call(placed: chain.Inputs) -> list[Tensor]:
+            into = buffers.pop()
+            with _recorded(watched, functions):
+                returned = call_by(self._entry, self._function, placed, into)
+            given[:] = map(_resolved, results_in(into if into else returned))
+            if other := next((type(each).__name__ for each in given if not isinstance(each, Tensor)), ""):
+                raise TypeError(f"a solution returns tensors; it returned {other}")
+            if any(each.device.type != torch.device(self._device).type for each in given):
+                raise TypeError(f"a solution returns tensors on the device of its arguments, {self._device}")
+            lazy.update(filter(None, map(_lazy, given)))
+            return [] if lazy else given
 
-            with torch.no_grad():
-                found, last = chain.run(call, inputs, key, count, watch)
-            if timed:
-                self._connection.send_bytes(last.to_bytes(KEY_BYTES, signed=True))
-                ready = False
-            results = [each.cpu() for answer in found for each in answer]
-        except Exception as error:
-            if ready:
-                self._connection.send_bytes(b"")
-            send(self._connection, Answer(asked.number, raised=_described(error), late=late))
-            return
+        with torch.no_grad():
+            found, last = chain.run(call, inputs, key, count, watch)
+        if timed:
+            progress(f"{last}")
+        results = [each.cpu() for answer in found for each in answer]
         last_ones = results[len(results) - len(found[-1]) :]
         self._given = [(each.detach(), bytes_of(mine)) for each, mine in zip(given, last_ones, strict=bool(last_ones))]
         changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
@@ -192,12 +174,13 @@ class Runner:
         seconds = 0.0
         with suppress(Exception):  # a solution may have broken the clock of its process
             seconds = watch.seconds()
-        send(self._connection, Answer(asked.number, forms, "", *about, seconds), results)
+        return WithBytes(Answer(asked.number, forms, *about, seconds), [*map(view_of, results)])
 
     def _opened(self, asked: Chained, raw: Sequence[Tensor]) -> tuple[Callable[[Tensor], chain.Inputs], int]:
-        """Waits for the secret and the key of a chain. Returns a function that makes inputs of a key, and the key."""
-        data = self._connection.recv_bytes(2 * KEY_BYTES)
-        secret, key = (int.from_bytes(data[place : place + KEY_BYTES]) for place in (0, KEY_BYTES))
+        """Asks for the secret and the key of a chain. Returns a function that makes inputs of a key, and the key."""
+        send(self._channel, KernelWanted(msgspec.Raw(b"null"), 0))
+        event, _ = receive(self._channel)
+        secret, key = msgspec.json.decode(event.reply, type=tuple[int, int])  # type: ignore[union-attr]
         stored = {
             form.name: chain.opened(each, KINDS[form.dtype], form.shape, secret)
             for form, each in zip(asked.sealed, raw, strict=True)

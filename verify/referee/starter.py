@@ -21,7 +21,6 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from multiprocessing.connection import Connection
 
 import msgspec
 
@@ -29,6 +28,7 @@ from verify import backends
 from verify.referee import folders, gpu_memory, memory_group, sandbox
 from verify.referee.rules import RULES
 from verify.workers import process_tree, start
+from verify.workers.channel import Channel
 
 SCRATCH_BYTES, SCRATCH_FILES = 1 << 30, 5_000
 DEPTH = 64  # of folders
@@ -138,7 +138,7 @@ def _supervise(control: socket.socket) -> None:
             memory_group.join(group)
             sandbox.die_with_parent()
             os.setsid()
-            runner.main(Connection(descriptors[0]), limits, namespaces=namespaces)
+            runner.main(Channel(descriptors[0]), limits, namespaces=namespaces)
         os.close(descriptors[0])
         control.send(b"%d" % os.getpid())
         control.send(msgspec.json.encode(_watched(control, child, limits, group)))
