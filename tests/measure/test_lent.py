@@ -92,7 +92,7 @@ def test_results_stay_where_they_are_until_they_are_copied(driver: Driver, monke
     with pytest.raises(KernelError, match="wrote into the connection"):  # a kernel on a CPU has no memory to lend
         remote_call._tensors(sent.reply.stored, (), "cpu", 10_000)
     with pytest.raises(KernelError, match="bits that do not match"):
-        remote_call._tensors([Stored("y", "float32", (40,))], (), "cpu", 10_000)
+        remote_call._tensors([Stored("y", "torch.float32", (40,))], (), "cpu", 10_000)
 
 
 OTHER = """

@@ -27,9 +27,10 @@ import torch
 from tests.referee import denied
 from tests.referee.samples import LINEAR, solution, written
 from verify.errors import KernelError
+from verify.measure.tensors import form_of
 from verify.referee import sandbox, starter
 from verify.referee.host import SolutionProcess
-from verify.referee.messages import Build, Call, Entry, form_of
+from verify.referee.messages import Build, Call, Entry
 from verify.workers import process_tree, start
 
 pytestmark = pytest.mark.skipif(

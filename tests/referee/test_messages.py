@@ -11,22 +11,10 @@ import pytest
 import torch
 
 from verify.errors import InternalError
+from verify.measure.requests import Form
+from verify.measure.tensors import bytes_in, bytes_of, form_of, tensor_of, view_of
 from verify.referee import runner
-from verify.referee.messages import (
-    Answer,
-    Build,
-    Built,
-    Call,
-    Entry,
-    Form,
-    bytes_in,
-    bytes_of,
-    form_of,
-    template_of,
-    tensor_of,
-    value_of,
-    view_of,
-)
+from verify.referee.messages import Answer, Build, Built, Call, Entry, template_of, value_of
 from verify.workers.channel import Channel
 
 

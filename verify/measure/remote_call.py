@@ -22,6 +22,7 @@ from verify.measure.budget import give_back
 from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
 from verify.measure.lent import borrowed, lent
 from verify.measure.requests import Bits, CallKernel, Stored
+from verify.measure.tensors import KINDS, bytes_in, tensor_of, view_of
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
@@ -49,11 +50,9 @@ def bits_of_results(measured: Measured) -> WithBytes:
     if places and None not in places:
         _kept[:] = lines
     else:
-        places = [None] * len(lines)
-        near = [line.cpu().reshape(-1) for line in lines]
-        parts = [memoryview(line.numpy()).cast("B") if line.numel() else memoryview(b"") for line in near]  # type: ignore[arg-type]
+        places, parts = [None] * len(lines), [*map(view_of, lines)]
     stored = [
-        Stored(name, formats.of(item.dtype).name, tuple(item.shape), mode, place)
+        Stored(name, str(item.dtype), tuple(item.shape), mode, place)
         for ((mode, name), item), place in zip(held.items(), places, strict=True)
     ]
     return WithBytes(Bits(list(measured.results), stored, measured.missing), parts)
@@ -133,22 +132,21 @@ def _tensors(
     stored: Sequence[Stored], parts: Sequence[bytearray], device: str, most: int
 ) -> dict[tuple[str, str], Tensor]:
     """Returns the tensors by mode of inference and name."""
-    found: dict[tuple[str, str], Tensor] = {}
-    forms = [formats.named(item.dtype) for item in stored]
-    sizes = [math.prod(item.shape) * fmt.bits // 8 for item, fmt in zip(stored, forms, strict=True)]
-    sent = [size for item, size in zip(stored, sizes, strict=True) if item.lent is None]
-    if sent != [len(part) for part in parts] or any(min(item.shape, default=0) < 0 for item in stored):
-        raise KernelError("its process sent bits that do not match their description")
-    if len(sent) < len(sizes) and (sum(sizes) > most or torch.device(device).type != "cuda"):
-        raise KernelError(FOREIGN)
-    left = iter(parts)
-    for item, fmt in zip(stored, forms, strict=True):
-        if item.lent is not None:
-            line = borrowed(item.lent, torch.empty(item.shape, dtype=torch_dtype(fmt), device=device))
-        else:
-            part = next(left)
-            line = torch.frombuffer(part, dtype=torch_dtype(fmt)) if part else torch.empty(0)
-        found[item.mode, item.name] = line.to(torch_dtype(fmt)).reshape(item.shape)
+    found, left = dict[tuple[str, str], Tensor](), iter(parts)
+    try:
+        size = sum(map(bytes_in, stored))
+        if any(item.lent for item in stored) and (size > most or torch.device(device).type != "cuda"):
+            raise KernelError(FOREIGN)
+        for item in stored:
+            if item.lent is not None:
+                new = torch.empty(item.shape, dtype=KINDS[item.dtype], device=device)
+                found[item.mode, item.name] = borrowed(item.lent, new)
+            else:
+                found[item.mode, item.name] = tensor_of(item, next(left))
+        if next(left, None) is not None:
+            raise ValueError("more bytes than results")
+    except (ValueError, StopIteration, RuntimeError, TypeError):  # the last two: PyTorch has no such tensor
+        raise KernelError("its process sent bits that do not match their description") from None
     return found
 
 

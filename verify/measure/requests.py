@@ -42,12 +42,17 @@ class Lent(msgspec.Struct, frozen=True):
     offset: int
 
 
-class Stored(msgspec.Struct, frozen=True):
-    """Describes the form of one result."""
+class Form(msgspec.Struct, frozen=True):
+    """The name, dtype and shape of a tensor whose bytes follow."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class Stored(Form, frozen=True):
+    """Describes one result of a kernel."""
+
     mode: str = ""  # the mode of inference; empty: training
     lent: Lent | None = None  # where the bits are on the GPU; None: they follow the reply
 

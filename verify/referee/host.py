@@ -28,6 +28,8 @@ import torch
 from torch import Tensor
 
 from verify.errors import InternalError, KernelError, Refused, UsageError
+from verify.measure.requests import Form
+from verify.measure.tensors import bytes_of, form_of, tensor_of, view_of
 from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
@@ -98,7 +100,7 @@ class SolutionProcess(Callee):
             more: see `call`
         """
         self.confined()
-        deadline, parts = time.monotonic() + seconds, [messages.view_of(each) for each in tensors]
+        deadline, parts = time.monotonic() + seconds, [view_of(each) for each in tensors]
         outcome = self.call(msgspec.json.encode(request), parts, deadline=deadline, most=most, **more)
         if isinstance(outcome, Failure):
             raise Refused(f"{SAYS}{outcome.text[:MOST_WORDS]}")
@@ -110,7 +112,7 @@ class SolutionProcess(Callee):
             if getattr(reply, "number", None) != getattr(request, "number", None):
                 raise ValueError("an answer to another call")
             pairs = zip(getattr(reply, "tensors", ()), outcome.parts, strict=True)
-            return reply, [messages.tensor_of(form, part) for form, part in pairs]
+            return reply, [tensor_of(form, part) for form, part in pairs]
         except (InternalError, ValueError, KeyError, RuntimeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
@@ -194,7 +196,7 @@ class Host:
         self._process, self._build, self._notes = process, build, notes
         self._seconds, self._build_seconds = seconds, build_seconds
         self.observed = Observed()
-        self.state: tuple[messages.Form, ...] = ()
+        self.state: tuple[Form, ...] = ()
         self.prepared: tuple[str, ...] = ()
         self._built = False
         self._random = random.Random(secrets.randbits(64))
@@ -247,7 +249,7 @@ class Host:
         seen = self.observed
         seen.calls += 1
         given = {**state, **arguments}
-        forms = tuple(messages.form_of(name, value) for name, value in given.items())
+        forms = tuple(form_of(name, value) for name, value in given.items())
         again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
         request = messages.Call(
             secrets.randbits(50), forms, tuple(state), again, watched
@@ -298,8 +300,8 @@ class Host:
         self._demand()
         secret = secrets.randbits(63)
         sealed = {name: chain.sealed(value, secret) for name, value in stored.items()}
-        forms = tuple(messages.form_of(name, value) for name, value in (*state.items(), *sealed.items()))
-        of_stored = tuple(messages.form_of(name, value) for name, value in stored.items())
+        forms = tuple(form_of(name, value) for name, value in (*state.items(), *sealed.items()))
+        of_stored = tuple(form_of(name, value) for name, value in stored.items())
         kinds = {name: tuple(names) for name, names in varied.items()}
         asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
         began, ended, text = math.nan, math.nan, ""
@@ -347,9 +349,9 @@ class Host:
             for each in results
             if each.numel()
         }
-        own_bytes = messages.bytes_of(results[0]) if results else None
+        own_bytes = bytes_of(results[0]) if results else None
         shown = {
-            "copies": next((name for name, value in arguments.items() if messages.bytes_of(value) == own_bytes), ""),
+            "copies": next((name for name, value in arguments.items() if bytes_of(value) == own_bytes), ""),
             "constant": repr(alike.pop()) if len(alike) == 1 and None not in alike else "",
             "narrow": next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), ""),
         }
@@ -398,7 +400,7 @@ def _on_host(tensors: Tensors) -> Tensors:
 
 
 def _digest(tensors: Sequence[Tensor]) -> bytes:
-    return hashlib.sha256(b"".join(hashlib.sha256(messages.bytes_of(each)).digest() for each in tensors)).digest()
+    return hashlib.sha256(b"".join(hashlib.sha256(bytes_of(each)).digest() for each in tensors)).digest()
 
 
 def _tells(result: Tensor) -> bool:

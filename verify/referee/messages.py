@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,18 +9,12 @@ import msgspec
 import torch
 from torch import Tensor
 
+from verify.measure.requests import Form
+from verify.measure.tensors import KINDS
 from verify.workers.requests import Request
 
 Tensors = Mapping[str, Tensor]
 Template = dict[str, Any]  # a value in JSON, with names in the places of its tensors
-
-
-class Form(msgspec.Struct, frozen=True):
-    """The name, dtype and shape of a tensor whose bytes follow."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Entry(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -105,40 +98,6 @@ class Chained(Request[Answer], frozen=True, tag="chained"):
 
 
 Asked = Build | Call | Chained
-KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
-
-
-def form_of(name: str, tensor: Tensor) -> Form:
-    """Returns the announcement of a tensor."""
-    return Form(name, str(tensor.dtype), tuple(tensor.shape))
-
-
-def view_of(tensor: Tensor) -> memoryview:
-    """Returns the elements of a tensor in order, as bytes of the host, without a copy if they lie so."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")  # type: ignore[arg-type]
-
-
-def bytes_of(tensor: Tensor) -> bytes:
-    """Returns the elements of a tensor in order, as bytes of the host."""
-    return view_of(tensor).tobytes()
-
-
-def bytes_in(form: Form) -> int:
-    """Returns the size of the tensor of a form. Raises ValueError if there is no such tensor."""
-    if min(form.shape, default=0) < 0 or form.dtype not in KINDS:
-        raise ValueError(f"no tensor is {form.dtype} of shape {form.shape}")
-    return math.prod(form.shape) * KINDS[form.dtype].itemsize
-
-
-def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
-    """Returns the tensor of a form, which shares a bytearray. Raises ValueError unless the bytes have its size."""
-    kind = KINDS[form.dtype]
-    if bytes_in(form) != len(data):
-        raise ValueError(f"{form.name} has {len(data)} bytes")
-    own = data if isinstance(data, bytearray) else bytearray(data)
-    flat = torch.frombuffer(own, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
-    return flat.view(kind).reshape(form.shape)
 
 
 # -- values that hold tensors --------------------------------------------------------------------------------

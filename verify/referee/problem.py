@@ -28,9 +28,10 @@ from verify.cases import structure
 from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, Refused, UsageError
+from verify.measure.tensors import form_of
 from verify.referee import starter
 from verify.referee.host import Host, SolutionProcess
-from verify.referee.messages import Build, Entry, Template, Tensors, form_of, results_in, template_of, value_of
+from verify.referee.messages import Build, Entry, Template, Tensors, results_in, template_of, value_of
 from verify.referee.plan import AS_THE_MODEL, OTHER, OWN, SAYS_NOTHING, Plan
 from verify.referee.sandbox import Limits, folders_to_read
 from verify.truth import formats

@@ -25,10 +25,11 @@ from torch.nn import Module, Parameter
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from verify.errors import KernelError, said_by
+from verify.measure.requests import Form
 from verify.measure.state import State
+from verify.measure.tensors import KINDS, bytes_in, bytes_of, form_of, tensor_of, view_of
 from verify.referee import chain, sandbox
 from verify.referee.messages import (
-    KINDS,
     Answer,
     Asked,
     Build,
@@ -36,15 +37,9 @@ from verify.referee.messages import (
     Call,
     Chained,
     Entry,
-    Form,
-    bytes_in,
-    bytes_of,
     call_by,
-    form_of,
     results_in,
-    tensor_of,
     value_of,
-    view_of,
 )
 from verify.referee.weights import constructed
 from verify.truth.ulp import same_bits

@@ -40,7 +40,9 @@ def problems(plan: Plan) -> list[Any]:
 
     import torch
 
-    from verify.referee.messages import KINDS, Entry, Form
+    from verify.measure.requests import Form
+    from verify.measure.tensors import KINDS
+    from verify.referee.messages import Entry
     from verify.referee.problem import problems_of
 
     definition = json.loads(Path(plan.problem).read_text())
