@@ -245,7 +245,7 @@ def test_softmax_by_hand() -> None:
     assert fast["y"].value[0].tolist() == [0.5, 0.5, 0.0] and fast["y"].value[1:].isnan().all()
     assert fast["dx"].value[0].tolist() == [-0.5, 0.5, 0.0]
     equal = Problem({"x": torch.randn(1, 5)}, {}, {"y": torch.full((1, 5), 0.3)}, ("dx",))
-    assert all(point.mp(100) == 0 for point in op.points(equal, "dx", range(5)))
+    assert all(abs(point.mp(100)) < 2.0**-1000 for point in op.points(equal, "dx", range(5)))
 
 
 def test_softmax_keeps_what_the_difference_to_the_maximum_rounds_away() -> None:
