@@ -443,7 +443,7 @@ def _row(target: str, steps: dict[str, Any], dtype: str) -> str:
         name = target.partition("::")[2] if not lines else ""
         error = f"{_shown(plain['max'])} → {_shown(largest)}"
         share = f"{plain['misrounded'] / max(plain['n'], 1):.1%}"
-        bias = f"{plain['bias']:+.2g} ± {plain['bias error']:.1g}"
+        bias = "-" if plain["bias"] is None else f"{plain['bias']:+.2g} ± {plain['bias error']:.1g}"
         lines.append(
             f"| {name} | {result} | {error} | {share} | {bias} | {'yes' if same else 'no'} | {spent if name else ''} |"
         )

@@ -42,7 +42,7 @@ def test_the_commands_of_workflows_exist_with_their_options() -> None:
         "ci.yml": [],
         "gate.yml": [],
         "nightly.yml": ["verify nightly"],
-        "release.yml": ["verify run"],
+        "release.yml": [],
     }
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     made = [
