@@ -250,6 +250,19 @@ def test_a_running_sum_of_exponentials_decides_far_below_the_largest_number(shar
     assert passes(limited, x, x, dy * T([[share, 1.0, 1.0]]), dy) is right
 
 
+def test_what_follows_from_an_exact_threshold_has_ties_of_its_own() -> None:
+    """Every number is kept, as each equals the largest. Which one amax takes is free, and the same in the gradient."""
+
+    def kept(x: Tensor) -> Tensor:
+        y = x.to(torch.int32) * x
+        return (y * (y >= y.detach().max())).amax(-1).norm()
+
+    x = torch.full((4, 8), 2.0)
+    first = torch.zeros(4, 8)
+    first[:, 0] = 1.0  # 2 times the share of a row in the norm, 1 / 2
+    assert passes(kept, x, kept(x), first, torch.ones(()))
+
+
 @pytest.mark.parametrize("y", [6.0, 5.0])
 def test_a_product_of_small_integers_is_exact(y: float) -> None:
     assert passes(lambda x: x.prod(-1).floor(), T([2.0, 3.0, 1.0]), T(y)) is (y == 6.0)

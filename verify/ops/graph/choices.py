@@ -48,6 +48,7 @@ class Proposal:
 
     decisions: Decisions
     numbers: dict[int, Tensor]  # id(source) -> its moved numbers
+    moved: Mapping[int, Tensor] = field(default_factory=dict, kw_only=True)  # what it adds to numbers
 
 
 @dataclass
@@ -56,7 +57,6 @@ class Taken(Proposal):
 
     values: dict[str, Tensor]
     plain: Decisions  # the same, with PyTorch's own decisions on exactly equal numbers that no kernel rounds
-    settled: Decisions  # the same as `plain` where outputs depend on a decision, as proposed where gradients do alone
     real: dict[int, Tensor]  # id(source) -> its numbers under these decisions, which nothing moves
     changed: Decisions  # id(step) -> mask of the decisions that were proposed and are not free
 
@@ -123,9 +123,11 @@ class Choices:
         return [name for name in self.wanted if not is_gradient(name)]
 
     @cached_property
-    def _in_outputs(self) -> set[int]:
-        """The ids of the steps that outputs depend on."""
-        return set(map(id, self.program.needed_for(self.outputs)))
+    def _ties(self) -> dict[int, Tensor]:
+        """Maps ids of the decisions that outputs depend on to masks of those on equal numbers that no kernel rounds."""
+        steps = [step for step in self.program.needed_for(self.outputs) if step in self.deciding]
+        ties = {id(step): self._is_tie(step, [self.numbers[id(each)] for each in step.inputs]) for step in steps}
+        return {key: mask.expand(self.run.decisions[key].shape) for key, mask in ties.items() if bool(mask.any())}
 
     def _deciding(self, decisions: Decisions) -> Run:
         """Returns a run that has taken these decisions, and none that follows from them."""
@@ -237,15 +239,15 @@ class Choices:
         """
         found = self._taken(proposal)
         yield found
-        if any(not torch.equal(found.decisions[key], settled) for key, settled in found.settled.items()):
-            yield self._taken(Proposal(found.settled, proposal.numbers))
+        if any(bool((found.decisions[key] != self.run.decisions[key])[tie].any()) for key, tie in self._ties.items()):
+            yield self._taken(self.proposed(proposal.moved, settled=True))
         if any(bool(mask.any()) for mask in found.changed.values()):
             yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
     def _taken(self, proposal: Proposal) -> Taken:
         """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
         run, reverted, real = replace(self.run, decisions={}, maps={}), dict[int, Tensor](), dict[int, Tensor]()
-        deciding, changed, settled = set(map(id, self.deciding)), dict[int, Tensor](), dict[int, Tensor]()
+        deciding, changed = set(map(id, self.deciding)), dict[int, Tensor]()
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             value = step.value(run, given)
@@ -253,7 +255,6 @@ class Choices:
                 own, other = run.decisions[id(step)], proposal.decisions[id(step)]
                 found = run.decisions[id(step)] = self._admitted(step, given, own, other)
                 reverted[id(step)] = torch.where(self._is_tie(step, given), own, found)
-                settled[id(step)] = reverted[id(step)] if id(step) in self._in_outputs else found
                 changed[id(step)] = (
                     (found != other) & ((found == found) | (other == other)) & ~self._follows(step, given)
                 )
@@ -264,7 +265,7 @@ class Choices:
 
         values = self.program.values(run, self.wanted, make)
         decisions = {key: run.decisions[key] for key in deciding}
-        return Taken(decisions, proposal.numbers, values, reverted, settled, real, changed)
+        return Taken(decisions, proposal.numbers, values, reverted, real, changed)
 
     def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions that no direction changes.
@@ -330,6 +331,7 @@ class Choices:
         decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
         beyond: int | None = None,
+        settled: bool = False,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
@@ -337,6 +339,7 @@ class Choices:
         highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers, and
         integers out of range. With `rounded`, every step is stored in that format. With `beyond`, numbers below the
         range of an integer dtype become its least number, and those above it its end 0 or 1, the least or the greatest.
+        With `settled`, decisions on equal numbers that outputs depend on stay as they are.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -358,6 +361,10 @@ class Choices:
                 elif id(step) in decided:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
+            if settled and id(step) in self._ties:
+                own = self.run.decisions[id(step)]
+                run.decisions[id(step)] = torch.where(self._ties[id(step)], own, run.decisions[id(step)])
+                value = step.value(run, given)
             value = placed.get(id(step), value)
             if id(step) in moved and not isinstance(step, Order):
                 value = value + moved[id(step)]
@@ -368,7 +375,7 @@ class Choices:
             return value, value
 
         self._before.values(run, list(self._before.results), make)
-        return Proposal({id(step): run.decisions[id(step)] for step in self.deciding}, numbers)
+        return Proposal({id(step): run.decisions[id(step)] for step in self.deciding}, numbers, moved=moved)
 
     def repeated(self, proposal: Proposal) -> Proposal:
         """Returns the decisions at the moved numbers of a proposal. Equal numbers keep the order that it gives them."""

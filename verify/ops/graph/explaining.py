@@ -25,9 +25,9 @@ _AWAY = 2.0**-30  # a relative change by less is none
 _PLACES = 64  # most numbers of a part that are exchanged, where they tie in one of the first
 _ROWS = 1024  # unexplained parts
 _ROUNDS = 4  # one exchange may need another before it
-_TRIED = 384  # most exchanges from one start, and fewer
+_TRIED = 512  # most exchanges from one start, and fewer
 _WORK = 2**22  # where all of them together would move more numbers
-_EFFORT = 2**13  # or evaluate more steps
+_EFFORT = 2**14  # or evaluate more steps
 
 
 def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
@@ -60,9 +60,9 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            for sign in (0.0, 1.0):
+            for afresh in (False, True):
                 if not self.is_explained(choices.values(self.found.decisions)):
-                    self._exchange(parts, sign)
+                    self._exchange(parts, afresh)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -95,19 +95,19 @@ class _Search:
                 break
         return cost, than
 
-    def _exchange(self, parts: Parts, sign: float) -> None:
+    def _exchange(self, parts: Parts, afresh: bool) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
-        at least one of them into its place. It is tried in all parts at once. `sign` tells which equal number wins at
-        first: with 0 PyTorch's, with 1 the first.
+        at least one of them into its place. It is tried in all parts at once. With `afresh` the first of equal
+        numbers wins at first, else those that win in what is best so far.
         """
         choices = self.choices
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
         every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
         sizes = {key: size for key, size in every.items() if size.numel() and parts.holds(key)}
-        at = {key: parts.of(key, sign * ramp(size)) for key, size in sizes.items()}
+        at = {key: parts.of(key, ramp(size) if afresh else self._start(key, size)) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
             moved = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
@@ -131,6 +131,13 @@ class _Search:
             cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
         self.found = _mixed(parts, cost < best, turned, self.found)
 
+    def _start(self, key: int, size: Tensor) -> Tensor:
+        """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
+        moved = torch.zeros_like(size)
+        if key in self.found.numbers:
+            moved = ((self.found.numbers[key] - self.choices.numbers[key]) / size).nan_to_num(0.0, 0.0, 0.0)
+        return moved + 2.0**-6 * ramp(size)  # no two are equal, or an exchange would change nothing
+
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and where a single number goes. The likeliest come first.
 
@@ -152,12 +159,11 @@ class _Search:
             for name in [name for name in self.got if values[name].shape == size.shape]:
                 weight = weight + 4.0 * (of_open(self._excess(name, values[name])) > 1.0).any(0)
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
-            for at, place in enumerate(chosen):  # no two go to the same end
-                yield from ((key, place, place, way * (2.0 + at / _PLACES)) for way in (1.0, -1.0))
             x, reach = x[:, chosen], reach[:, chosen]
             tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]).any(0).tolist()
-            pairs = ((i, j) for j in range(len(chosen)) for i in range(j) if tied[i][j])
-            yield from ((key, chosen[i], chosen[j], 0.0) for i, j in pairs)
+            for j, place in enumerate(chosen):  # no two go to the same end
+                yield from ((key, place, place, way * (2.0 + j / _PLACES)) for way in (1.0, -1.0))
+                yield from ((key, chosen[i], place, 0.0) for i in range(j) if tied[i][j])
 
         for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
             yield from (move for move in each if move is not None)
