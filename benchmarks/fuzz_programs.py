@@ -55,6 +55,7 @@ LIMITS = {
 }  # docs/limits.md
 SLACK = 2.0  # the oracle's noise is sampled, and so is verify's
 OTHERS = 100  # choices that are drawn where a message names a truth that none of the first has
+FIRST_AT_RANDOM = 2  # the choice after those in which the first and the last of equal numbers win
 SECONDS = 60
 LINES = (
     *(
@@ -64,6 +65,7 @@ LINES = (
     *(
         "right passes",
         "right result fails",
+        "right result at random not found",
         "truths compared",
         "truth of another choice",
         "truth differs",
@@ -225,7 +227,11 @@ class Verdicts:
             self.wrongs(own)
 
     def rights(self) -> None:
-        """Asks about the right results of each choice. With ties PyTorch's convention is left to PyTorch."""
+        """Asks about the right results of each choice. With ties PyTorch's convention is left to PyTorch.
+
+        No kernel breaks ties by a direction at random, and no search finds every one (docs/like.md, Choices). So such a
+        result that is called wrong is counted apart, if those where the first and the last of equal numbers win pass.
+        """
         tried = self.program.right if len(self.program.right) == 1 else self.program.right[1:4]
         for at, each in enumerate(tried):
             said = asked(self.program, candidate(self.program, each))
@@ -234,7 +240,8 @@ class Verdicts:
             for name, (status, text) in said.results.items():
                 place = place_of(text, self.program.own[name])
                 if status == "wrong" and place is not None and not self.unclear[name][place]:
-                    return self.finding("right result fails", f"choice {at}, {name}: {text}")
+                    kind = "right result at random not found" if at == FIRST_AT_RANDOM else "right result fails"
+                    return self.finding(kind, f"choice {at}, {name}: {text}")
         self.counts["right passes"] += 1
         return None
 

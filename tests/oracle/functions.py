@@ -182,6 +182,10 @@ def hardshrink(x: Number, lambd: float = 0.5) -> Number:
     return where(verdict(above.value or below.value, above.open or below.open), x, constant(0))
 
 
+def inverse(x: Number) -> Number:
+    return verdict(not x.value, x.open)
+
+
 COMPOSED: dict[str, Callable[..., Number]] = {
     "silu": lambda x: x * SMOOTH["sigmoid"](x),
     "gelu": gelu,
@@ -203,14 +207,14 @@ COMPOSED: dict[str, Callable[..., Number]] = {
     "abs": magnitude,
     "softshrink": lambda x, lambd=0.5: x - limited(x, -lambd, lambd, 1),
     "hardshrink": hardshrink,
-    "threshold": lambda x, threshold, value: where(compared("gt", x, threshold), x, constant(value)),
+    "threshold": lambda x, threshold, value: where(compared("le", x, threshold), constant(value), x),
     "floor": lambda x: stepped(x, mp.floor),
     "ceil": lambda x: -stepped(-x, mp.floor),
     "trunc": truncated,
     "frac": lambda x: x - truncated(x),
     "round": lambda x: stepped(x, mp.nint, half=True),
     "sign": signed,
-    "invert": lambda x: verdict(not x.value, x.open),
+    "invert": inverse,
 }
 for _each in SMOOTH:
     HANDLERS[_each] = lambda out, x, f=SMOOTH[_each], **_: each(f, x)
@@ -684,4 +688,4 @@ def _(out: Any, a: Any, b: Any, dim: int = 1, eps: float = 1e-8) -> Any:
 
 @handles("bucketize")
 def _(out: Any, x: Any, edges: Any) -> Any:
-    return each(lambda v: total([constant(0), *[compared("gt", v, e) for e in array(edges)]]), x)
+    return each(lambda v: total([constant(0), *[inverse(compared("le", v, e)) for e in array(edges)]]), x)

@@ -374,7 +374,8 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
             Run.now.ties += 1  # a copy of one number, too, has a place of its own
             Run.now.free.add(Run.now.orders)
             tied.append(row[at])  # any of those that tie so far is as likely
-            place = at if (order.random() * len(tied) < 1 if order else Run.now.last) else place
+            wins = order.random() * len(tied) < 1 if order else _precedes(row[at], row[place])
+            place = at if wins else place
     winner = row[place]
     for each in row:
         if each is not winner and each.value != winner.value:
@@ -384,12 +385,20 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
     return chosen(row, winner, near), place, near
 
 
+def _precedes(later: Number, number: Number) -> bool:
+    """Says whether the later of equal places wins. In a direction it is the number made first, or last, everywhere."""
+    if later.place == number.place or not Run.now.directed:
+        return Run.now.last
+    return (later.place > number.place) == Run.now.last
+
+
 def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]]:
     """Returns the places of a row in order, equal ones by the direction, and the ranks that roundings may exchange."""
     if any(mp.isnan(each.value) for each in row):
         raise Oracled("NaN in a sort")
     way = -1 if descending else 1
-    places = list(range(len(row)))[:: -1 if Run.now.last else 1]
+    places = sorted(range(len(row)), key=lambda i: row[i].place if Run.now.directed else 0)
+    places = places[:: -1 if Run.now.last else 1]
     shuffled = Run.now.order()
     if shuffled:
         shuffled.shuffle(places)

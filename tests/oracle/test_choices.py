@@ -206,3 +206,13 @@ def test_equal_places_go_either_way() -> None:
     x = T([[3.0, 1.0], [3.0, 0.0]])  # the best place of both rows is 0
     found = choices(lambda x: x.argmax(-1).argmax(), [x], [None])
     assert {int(each.values[0][()]) for each in found} == {0, 1}
+
+
+def test_of_equal_computed_numbers_the_same_wins_everywhere() -> None:
+    def largest_of_both(x: Any) -> Any:
+        y = x * 1.1
+        return torch.maximum(y, y.flip(-1))
+
+    x, dy = T([1.0, 1.0]), T([1.0, 2.0])
+    for each in choices(largest_of_both, [x], [dy])[1:]:
+        assert sorted(round(float(v), 3) for v in each.values[1]) == [0.0, 3.3]
