@@ -196,3 +196,16 @@ def test_a_rounding_to_a_format_passes_errors_of_several_spacings() -> None:
         verify.assert_close((exact + times * few).bfloat16().float(), like=like, inputs=(x,))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close((exact + 40 * few).bfloat16().float(), like=like, inputs=(x,))
+
+
+def test_the_gradient_of_a_norm_may_be_computed_term_by_term() -> None:
+    """dy a + x b + c, as PyTorch has it on a CPU: at a mean of 30, x b and c are larger than the gradient."""
+    for seed in range(4):
+        x, dy = drawn(8, 256, seed=seed) + 30, drawn(8, 256, seed=9 + seed)
+        mean = x.mean(-1, keepdim=True)
+        rate = ((x - mean).square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+        total, weighted = dy.sum(-1, keepdim=True), (dy * x).sum(-1, keepdim=True)
+        b = (total * mean - weighted) * rate**3 / 256
+        dx = dy * rate + x * b + (-b * mean - total * rate / 256)
+        found = at_hand(lambda x: functional.layer_norm(x, (256,)), {"x": x}, "dx", upstream=dy)
+        assert bool((units(dx, found) < 8).all()) and bool((units(dx * 1.001, found).amax() > 8).all())
