@@ -56,17 +56,13 @@ def _normalised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor,
     return around * rstd, mean, rstd
 
 
-def _kept(mean: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns what PyTorch keeps in the dtype of x for the backward pass, as numbers that y does not depend on."""
-    return mean * 1.0, rstd * 1.0
-
-
 def _layer_norm(
     x: Tensor, shape: _Sizes, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, mean, rstd = _normalised(x, list(range(x.ndim - len(shape), x.ndim)), eps)
     y = y if weight is None else y * weight
-    return y if bias is None else y + bias, *_kept(mean, rstd)
+    # what PyTorch keeps in the dtype of x for the backward pass is no number that y depends on
+    return y if bias is None else y + bias, mean * 1.0, rstd * 1.0
 
 
 def _layer_norm_backward(
@@ -87,7 +83,7 @@ def _group_norm(
     y = y.reshape(x.shape)
     channels = [1, c] + [1] * (x.ndim - 2)
     y = y if weight is None else y * weight.reshape(channels)
-    return y if bias is None else y + bias.reshape(channels), *_kept(mean.squeeze(2), rstd.squeeze(2))
+    return y if bias is None else y + bias.reshape(channels), mean.squeeze(2) * 1.0, rstd.squeeze(2) * 1.0
 
 
 def _group_norm_backward(

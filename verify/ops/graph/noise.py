@@ -74,22 +74,14 @@ def noise_of(
 ) -> tuple[dict[str, Noise], dict[int, Tensor]]:
     """Returns the noise of each wanted result, and the largest error of each number that decides (`reaches`)."""
     sampled = _Samples(program, run, wanted, format)
-    if sampled.is_small():
-        runs += runs // 2
-    sampled.sample(runs, seed, _STEP / format.unit)
-    if sampled.is_chaotic():
-        sampled.sample(runs // 2, seed + 1, 1.0)
-    sampled.round()
+    sampled.measure(runs + runs // 2 if sampled.is_small() else runs, seed)
     return {name: Noise(sampled.deviation(name), sampled.together(name)) for name in sampled.wanted}, sampled.reaches()
 
 
 def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
     """Returns the deviation of a result from 48 other runs. With so many, each element's is accurate to a tenth."""
     sampled = _Samples(program, run, [result], format)
-    sampled.sample(_MORE_RUNS, _OTHER_SEED, _STEP / format.unit)
-    if sampled.is_chaotic():
-        sampled.sample(_MORE_RUNS // 2, _OTHER_SEED + 1, 1.0)
-    sampled.round()
+    sampled.measure(_MORE_RUNS, _OTHER_SEED)
     return sampled.deviation(result)
 
 
@@ -130,7 +122,6 @@ class _Samples:
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
         self.weighed = weighted_sums(self.steps)
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
-        self.numbers = {id(step): number for number, step in enumerate(self.steps)}
         deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
         self.divisors = {id(b): step for step in self.steps if (b := constant_divisor(step)) is not None}
@@ -258,6 +249,13 @@ class _Samples:
                 first = value.abs() * deviation if isinstance(deviation, float) else deviation
                 stored = torch.hypot(first, stored).nan_to_num(0.0, 0.0, 0.0)
             self.roundings[id(step)] = stored
+
+    def measure(self, runs: int, seed: int) -> None:
+        """Finds `deviations` by disturbances, and by roundings."""
+        self.sample(runs, seed, _STEP / self.format.unit)
+        if self.is_chaotic():
+            self.sample(runs // 2, seed + 1, 1.0)
+        self.round()
 
     def sample(self, runs: int, seed: int, shrink: float) -> None:
         """Runs the program `runs` times with disturbances and raises `deviations` to the changes seen.
