@@ -170,6 +170,17 @@ def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
     assert present(run).sentence.endswith(f" eager_gelu y bfloat16: {reason}")
 
 
+def test_a_result_that_is_wrong_at_an_infinite_input_is_named_by_it_whatever_its_reason_says() -> None:
+    kernel = eager_kernel()
+    at = msgspec.structs.replace(kernel.results[0].worst[0], inputs={"x": "-inf (0xff80)"}, got="nan", got_hex="0x7fc0")
+    for reason in (
+        "wrong at 1 infinite or NaN input, right at all others",
+        "9 ULP at an infinite input, the limit is 1",
+    ):
+        result = msgspec.structs.replace(kernel.results[0], classes=[], worst=[at], reason=reason)
+        assert result_words.wrong_words(result) == "NaN at -inf"
+
+
 def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
         assert present(run).sentence.split(":")[0] == run.verdict

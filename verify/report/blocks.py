@@ -48,10 +48,6 @@ def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str
     return [("input", inputs), ("got", got), ("truth", words.truth(worst.truth))]
 
 
-def _anchor(kernel: KernelFacts) -> str:
-    return f"kernel-{kernel.index}"
-
-
 def again(worst: Worst | None) -> list[str]:
     """Returns the command that replays an element."""
     return [] if worst is None else [replay_command(worst.origin)]
@@ -72,7 +68,7 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Repor
     if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
         facts.append(("and", f"{other.reason}: {result_words.inputs_text(other.worst)}, got {other.worst.got}"))
         commands += again(other.worst)
-    short, anchor = "" if run is None else found.short_replay(record, run), _anchor(found.owner)
+    short, anchor = "" if run is None else found.short_replay(record, run), found.owner.anchor
     note = f", {found.figure}"
     return ReportBlock("wrong", "wrong", found.title, facts, commands, short=short, note=note, anchor=anchor)
 
@@ -107,13 +103,13 @@ def unproven(found: ResultFacts) -> ReportBlock:
         ("besides", f"limit {result_words.limit_of(result)}; {result_words.on_average(result)}"),
         ("next", result_words.remedy(result)),
     ]
-    return ReportBlock(result.status, result.status, found.title, facts, anchor=_anchor(found.owner))
+    return ReportBlock(result.status, result.status, found.title, facts, anchor=found.owner.anchor)
 
 
 def unrepeatable(kernel: KernelFacts) -> ReportBlock:
     """Returns the block of a kernel whose calls differ with the same input. Other findings may follow from that."""
     facts = [("why", kernel.run.unrepeatable), ("besides", kernel.besides())]
-    return ReportBlock("wrong", "not deterministic", kernel.name, facts, [kernel.replay], anchor=_anchor(kernel))
+    return ReportBlock("wrong", "not deterministic", kernel.name, facts, [kernel.replay], anchor=kernel.anchor)
 
 
 def broken(kernel: KernelFacts, law: LawRun) -> ReportBlock:
@@ -121,9 +117,7 @@ def broken(kernel: KernelFacts, law: LawRun) -> ReportBlock:
     besides = kernel.besides(law)
     facts = [("why", law.message), *law.fact_lines(MOST_FACTS - bool(besides)), ("besides", besides)]
     word = "kernel failed" if law.cause == "failed" else "law broken"
-    return ReportBlock(
-        "wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=_anchor(kernel)
-    )
+    return ReportBlock("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=kernel.anchor)
 
 
 def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str = "…") -> list[ReportBlock]:
@@ -143,7 +137,7 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str 
             [("next", advice)],
             [kernel.rerun for kernel in members],
             message=members[0].last_words(most, ellipsis),
-            anchor=_anchor(members[0]),
+            anchor=members[0].anchor,
         )
         for (standing, word, _, advice), members in groups.items()
     ]

@@ -140,15 +140,15 @@ class ResultFacts:
         more = f" and {len(self.also) - MOST_ALSO} more" if len(self.also) > MOST_ALSO else ""
         return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
 
-    def short_replay(self, record: str, run: Run) -> str:
-        """Returns a replay command that names a long case by its place in the record `run`, or ""."""
-        if not record or self.worst is None or len(replay_command(self.worst.origin)) <= words.LONG:
-            return ""
-        return self.replay_in(record, run, self.worst)
+    def short_replay(self, record: str, run: Run, item: Worst | None = None, **place: int) -> str:
+        """Returns a replay command that names a long case by its place in the record `run`, or "".
 
-    def replay_in(self, record: str, run: Run, item: Worst, **place: int) -> str:
-        """Returns the command that finds an element of the result by its place in the record, or ""."""
-        kernel, named = self.owner.run.name, {"result": self.result.output, "dtype": self.result.dtype, **place}
+        It finds the element that shows the error, or `item` by further arguments.
+        """
+        kernel, item = self.owner.run.name, item or self.worst
+        named = {"result": self.result.output, "dtype": self.result.dtype, **place}
+        if not record or item is None or len(replay_command(item.origin)) <= words.LONG:
+            return ""
         if not recorded.is_found(run, item, kernel, **named):
             return ""
         return words.replay_in(record, clean(kernel), {name: clean(str(value)) for name, value in named.items()})
@@ -173,6 +173,11 @@ class KernelFacts:
     def name(self) -> str:
         """Returns the name, clean, marked if it is a peer."""
         return name_of(self.run)
+
+    @property
+    def anchor(self) -> str:
+        """Returns the address of its section on a page."""
+        return f"kernel-{self.index}"
 
     @cached_property
     def standing(self) -> str:

@@ -179,9 +179,10 @@ def wrong_words(result: Result) -> str:
     found = deciding(result)
     if found is None:
         worst = result.worst[0] if result.worst else None
-        if worst is None or not result.reason.startswith("wrong at"):
+        inputs = {} if worst is None else worst.inputs
+        at = [text.partition(" ")[0] for text in inputs.values() if not math.isfinite(number_of(text))]
+        if worst is None or not at:
             return "wrong"
-        at = [text.partition(" ")[0] for text in worst.inputs.values() if not math.isfinite(number_of(text))]
         shown = "NaN" if worst.got == "nan" else clean(worst.got)
         return f"{shown} at {at[0]}" if len(at) == 1 else "wrong at infinity or NaN"
     of, worst = found.name, found.worst

@@ -8,7 +8,6 @@ opens them.
 from __future__ import annotations
 
 import base64
-import functools
 import gzip
 import hashlib
 import json
@@ -22,7 +21,7 @@ from urllib.parse import quote
 from verify.records import recorded
 from verify.records.figure import comparable
 from verify.records.files import encode
-from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, Worst, replay_command, value_of
+from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import blocks, result_words, run_table, words
 from verify.report.blocks import ReportBlock
@@ -87,12 +86,18 @@ def render(
     environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
     embedded = compressed(encode(run))
     small = len(embedded) <= RECORD
-    replay = functools.partial(_short_replay, run, record) if record and not small else None
-    kernels = [views.kernel_view(kernel, history, replay) for kernel in facts.kernels]
+    # a small record lies in the page, not beside it
+    place = "" if small else record
+    kernels = [
+        views.kernel_view(
+            kernel, history, lambda each, item: each.short_replay(place, run, item, index=item.origin.index)
+        )
+        for kernel in facts.kernels
+    ]
     section = environment.get_template("kernel.html.j2")
     # The worst wrong result. Without one, the result that comes closest to its limit.
     headline = next(iter(facts.findings), None) or facts.closest
-    first = "" if headline is None else f"kernel-{headline.owner.index}"
+    first = "" if headline is None else headline.owner.anchor
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
     lines = rows(facts, history)
     look = {"columns": COLUMNS, "trends": any(line.trend for line in lines)}
@@ -126,13 +131,6 @@ def render(
         packed=compressed(json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()) if packed else "",
         **look,
     )
-
-
-def _short_replay(run: Run, record: str, each: ResultFacts, item: Worst) -> str:
-    """Returns a replay command that names a long case by its place in the record. "" for other cases."""
-    if len(replay_command(item.origin)) <= words.LONG:
-        return ""
-    return each.replay_in(record, run, item, index=item.origin.index)
 
 
 def _foldable(text: str) -> Markup:
@@ -266,7 +264,7 @@ def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None)
         }
         row = replace(row, cells=row.cells | {"basis": row.cells["basis_short"], "baseline": each.baseline})
         name += f"/{quote(result.output, safe='')}/{result.dtype}"
-    return SimpleNamespace(row=row, id=name, anchor=f"kernel-{kernel.index}", keys=keys, **drawn)
+    return SimpleNamespace(row=row, id=name, anchor=kernel.anchor, keys=keys, **drawn)
 
 
 def _class_key(result: Result, name: str) -> str:

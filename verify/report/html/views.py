@@ -34,7 +34,7 @@ def kernel_view(
     return SimpleNamespace(
         facts=kernel,
         record=run,
-        anchor=f"kernel-{kernel.index}",
+        anchor=kernel.anchor,
         message=[*differs, *(words.clean_lines(run.message) if run.message else [])],
         printed=words.clean_lines(run.printed.text) if run.printed else [],
         results=[result_view(each, history, replay) for each in kernel.results],
