@@ -199,8 +199,8 @@ def multiply(a: Span, b: Span) -> Span:
     inexact: Tensor | float = 1.0
     for first, second in _pairs(a, b):
         product, rounds = _product(first, second)
-        if a.is_point and b.is_point:
-            inexact = rounds
+        if not ends:  # ends that are equal are exact numbers
+            inexact = torch.where((a.lo == a.hi) & (b.lo == b.hi), rounds, 1.0)
         # an infinite end means unbounded numbers, and 0 times any of them is 0
         ends.append(torch.where(torch.isnan(product) & ~undefined, 0.0, product))
     lo, hi = _rounded(*_hull(ends), (inexact, inexact))
