@@ -269,10 +269,10 @@ QUICK = {
 
 @pytest.fixture(autouse=True, scope="module")
 def few_cases() -> Iterator[None]:
-    """Leaves six cases of each group, elementwise ones of 4,096 elements."""
+    """Leaves three cases of each group, elementwise ones of 4,096 elements."""
 
     def few(*given: Any, **options: Any) -> Any:
-        return [replace(group, cases=group.cases[:6]) for group in plan(*given, **options)]
+        return [replace(group, cases=group.cases[:3]) for group in plan(*given, **options)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measuring, "plan", few)
