@@ -94,7 +94,9 @@ SLOW = ["accuracy", *FORMULA]
 test_gelu = verify.laws_for(gelu, dtypes=["bfloat16"], without=["determinism"])
 test_gelu_in_a_row = pytest.mark.slow(verify.laws_for(gelu, dtypes=["bfloat16"], laws=["determinism"]))
 test_gelu_others = verify.laws_for(gelu, dtypes=["float32", "float64"], laws=FORMULA)
-test_gelu_tanh = verify.laws_for(gelu_tanh, dtypes=["float16", "float64"], laws=FORMULA)
+# Second derivatives of both forms are compared with Arb in test_gelu.py; finite differences see what both share.
+OF_TANH = [law for law in FORMULA if law not in ("gradcheck", "gradgradcheck")]
+test_gelu_tanh = verify.laws_for(gelu_tanh, dtypes=["float16", "float64"], laws=OF_TANH)
 test_gelu_float16 = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float16"], laws=SLOW))
 test_gelu_tanh_others = pytest.mark.slow(verify.laws_for(gelu_tanh, dtypes=["bfloat16", "float32"], laws=SLOW))
 test_gelu_accuracy = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float32", "float64"], laws=["accuracy"]))
