@@ -63,7 +63,8 @@ def main(arguments: list[str]) -> int:
     parent = os.getppid()
     try:
         with suppress(Exception):  # the first request tries again and gets the error
-            answerer.get_ready()  # before the first request
+            if not load(requested):  # on a GPU only a request makes contexts: a spare worker may get none
+                answerer.begin()
         threading.Thread(target=watch, args=(parent,), daemon=True).start()
         serve(channel, answerer.respond, answerer.usable)
     finally:  # processes that outlived this one would hold the connection open, and the other side would wait
@@ -80,11 +81,6 @@ class Answerer:
         self._requested, self._channel = requested, channel
         self._backend: Backend | None = None
         self._kernels: KernelProcesses | None = None
-
-    def get_ready(self) -> None:
-        """Imports what every request needs. On a GPU only a request makes contexts: a spare worker may get none."""
-        if not load(self._requested):
-            self.begin()
 
     def begin(self) -> Backend:
         """Starts what answers requests, at the first call."""

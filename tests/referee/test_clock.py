@@ -210,7 +210,7 @@ def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> C
     try:
         return clock.timed(kernel, backend, 0.5)
     finally:
-        kernel.function.host._process.stop()
+        kernel.function.host.process.stop()
 
 
 def test_a_solution_is_called_while_its_problem_is_read(cpu: Backend, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_solution_is_called_while_its_problem_is_read(cpu: Backend, tmp_path: 
     for begins in (True, False):
         kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
         assert isinstance(kernel.function, Solution)
-        process = kernel.function.host._process
+        process = kernel.function.host.process
         assert (process.first is not None) == begins
         if process.first is not None:
             process.first.join()

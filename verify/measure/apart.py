@@ -43,7 +43,7 @@ from verify.measure.state import State
 from verify.ops.graph import decompositions
 from verify.ops.op import Problem
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
-from verify.workers.calls import BeginKernel, receive, send
+from verify.workers.calls import BeginKernel, outcome_of, receive, send
 from verify.workers.channel import Channel
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
@@ -53,8 +53,6 @@ from verify.workers.requests import (
     Late,
     OnProgress,
     Outcome,
-    Replied,
-    Reply,
     Who,
     demand_reply,
     kind_of,
@@ -168,12 +166,9 @@ class KernelProcesses:
                     print(printed.text, end="", file=sys.stderr, flush=True)
 
     def _end_server(self) -> None:
-        self._end_ahead()  # a fork that outlives its parent ends its whole session
-        self._server.stop()
-
-    def _end_ahead(self) -> None:
-        while self._ahead:
+        while self._ahead:  # a fork that outlives its parent ends its whole session
             self._ahead.popitem()[1].stop(at_once=True)
+        self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
         """Returns the process of these targets: the current one if it fits, else a new fork."""
@@ -361,8 +356,7 @@ def call_over(channel: Channel) -> BeginKernel:
 
     def begin(request: bytes | msgspec.Raw, most: int) -> Callable[[], Outcome]:
         def end() -> Outcome:
-            event, parts = receive(channel, most)
-            return Reply(event.reply, parts) if isinstance(event, Replied) else event.failure  # type: ignore[union-attr]
+            return outcome_of(*receive(channel, most))
 
         send(channel, KernelWanted(msgspec.Raw(request), most))
         return end

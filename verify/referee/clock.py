@@ -106,11 +106,16 @@ class _Clock:
             for number in range(ROUNDS):
                 if number > WARM_UP + 1 and time.monotonic() > until:
                     break
-                with self._solution.host.paused():
+                with self._solution.host.process.paused():
                     for _ in range(REPEATED):
                         answer = self._time_reference()
-                        self._time_work(answer)
-                self._time_solution()
+                        # the judge's own work: a chain whose calls do nothing
+                        seconds, _, _ = self._time_here(lambda inputs: answer)  # noqa: B023
+                        self._seconds["work"].append(seconds)
+                done = self._chain(OWN)
+                self._seconds["solution"].append(done.seconds)
+                self._seconds["own clock"].append(done.own_seconds)
+                self._calls += self._count
                 if number in hard:
                     self._try_hard(hard[number])
                 if number < WARM_UP:
@@ -139,17 +144,6 @@ class _Clock:
         if not all(map(is_finite, found[0])):
             raise UsageError("the reference has no finite answer to other inputs of the problem's numbers")
         return found[0]
-
-    def _time_work(self, answer: list[Tensor]) -> None:
-        """Times the judge's own work in a chain whose calls do nothing."""
-        seconds, _, _ = self._time_here(lambda inputs: answer)
-        self._seconds["work"].append(seconds)
-
-    def _time_solution(self) -> None:
-        done = self._chain(OWN)
-        self._seconds["solution"].append(done.seconds)
-        self._seconds["own clock"].append(done.own_seconds)
-        self._calls += self._count
 
     def _try_hard(self, fill: str) -> None:
         """Has a chain answered whose inputs are hard. The solution cannot know that it does not count."""

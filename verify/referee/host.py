@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,7 +193,7 @@ class Host:
     def __init__(
         self, process: SolutionProcess, build: messages.Build, notes: Path, seconds: float, build_seconds: float
     ) -> None:
-        self._process, self._build, self._notes = process, build, notes
+        self.process, self._build, self._notes = process, build, notes
         self._seconds, self._build_seconds = seconds, build_seconds
         self.observed = Observed()
         self.state: tuple[Form, ...] = ()
@@ -205,20 +205,20 @@ class Host:
 
     def begin(self, first: Callable[[], None]) -> None:
         """Runs `first` in a thread. Its requests come before all others."""
-        self._process.first = threading.Thread(target=first, daemon=True)
-        self._process.first.start()
+        self.process.first = threading.Thread(target=first, daemon=True)
+        self.process.first.start()
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""
-        if (first := self._process.first) is not None and first is not threading.current_thread():
+        if (first := self.process.first) is not None and first is not threading.current_thread():
             first.join()
         self._demand()
         if self._built:
             return
-        limits = self._process.confined()
+        limits = self.process.confined()
         self.observed.holds, self.observed.lacks, self.observed.open = limits.holds, limits.lacks, limits.open
         try:
-            built, _ = self._process.ask(self._build, tensors, self._build_seconds)
+            built, _ = self.process.ask(self._build, tensors, self._build_seconds)
         except KernelError as error:
             self.observed.failed = f"it could not be built: {error}"
             self._save()
@@ -257,7 +257,7 @@ class Host:
         most = functools.partial(self._honest_bytes, arguments, state, 1)
         seconds = self._seconds * (SLOW if seen.calls == 1 else 1)
         try:
-            answer, results = self._process.ask(request, list(given.values()), seconds, most)
+            answer, results = self.process.ask(request, list(given.values()), seconds, most)
         except KernelError as error:
             if not isinstance(error, Refused):
                 seen.forged = UNFORGEABLE if str(error) == UNFORGEABLE else seen.forged
@@ -291,10 +291,6 @@ class Host:
         # the reference refuses these numbers, or the problem is a declaration
         return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
 
-    def paused(self) -> AbstractContextManager[None]:
-        """Stops the solution for a while."""
-        return self._process.paused()
-
     def chain(self, state: Tensors, stored: Tensors, varied: chain.Varied, key: int, count: int) -> TimedChain:
         """Has the solution run a chain of calls. Raises KernelError unless it answers each of them."""
         self._demand()
@@ -316,7 +312,7 @@ class Host:
             ended, text = time.perf_counter(), last
 
         most = functools.partial(self._honest_bytes, stored, state, count)
-        answer, results = self._process.ask(
+        answer, results = self.process.ask(
             asked,
             (*state.values(), *sealed.values()),
             CHAIN * self._seconds,
@@ -325,7 +321,7 @@ class Host:
             progress=hear,
         )
         if not ended > began or not re.fullmatch(r"-?[0-9]{1,19}", text):
-            self._process.stop()
+            self.process.stop()
             raise KernelError(UNFORGEABLE)
         if answer.lazy or len(results) % count:
             raise KernelError(f"it returned {answer.lazy or 'other results in each call'}")

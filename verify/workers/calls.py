@@ -90,7 +90,7 @@ class Callee(ABC):
                     progress(step)
                 elif isinstance(event, KernelWanted):
                     answer = Failure("internal", "no kernel") if kernel is None else kernel(event.request, event.most)
-                    send_outcome(channel, answer, until)
+                    send(channel, event_of(answer), answer.parts if isinstance(answer, Reply) else (), until)
                 else:
                     break
         except TimeoutError:
@@ -104,11 +104,9 @@ class Callee(ABC):
             return self.wrote_into_connection(str(error) or FOREIGN)
         if not event.usable:
             self.stop()
-        if isinstance(event, Replied):
-            return Reply(event.reply, received)
-        if not event.usable and event.failure.kind == "kernel" and self.who == "kernel":
+        if isinstance(event, Failed) and not event.usable and event.failure.kind == "kernel" and self.who == "kernel":
             return Died(f"{event.failure.text}, {UNUSABLE}", who=self.who)
-        return event.failure
+        return outcome_of(event, received)
 
     def _wait(self, channel: Channel, until: float) -> None:  # noqa: B027
         """Returns when a message arrives, or at a time of `time.monotonic()`."""
@@ -135,12 +133,20 @@ def send(channel: Channel, event: Event, parts: Parts = (), until: float = math.
     channel.send(msgspec.json.encode(event), parts, until=until)
 
 
-def send_outcome(channel: Channel, outcome: Outcome, until: float) -> None:
-    """Sends the outcome of a call to a third process."""
+def event_of(outcome: Outcome) -> Replied | Failed:
+    """Returns the outcome of a call in the form in which a third process gets it."""
     if isinstance(outcome, Reply):
-        send(channel, Replied(outcome.value, tuple(map(len, outcome.parts))), outcome.parts, until)
-    else:
-        send(channel, Failed(outcome if isinstance(outcome, Failure) else Failure.of(outcome)), until=until)
+        return Replied(outcome.value, tuple(map(len, outcome.parts)))
+    return Failed(outcome if isinstance(outcome, Failure) else Failure.of(outcome))
+
+
+def outcome_of(event: Event, parts: Sequence[bytearray] = ()) -> Outcome:
+    """Returns the outcome again, in the third process. Raises Foreign for an event that ends no call."""
+    if isinstance(event, Replied):
+        return Reply(event.reply, parts)
+    if isinstance(event, Failed):
+        return event.failure
+    raise Foreign
 
 
 def receive(

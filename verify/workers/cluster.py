@@ -25,10 +25,11 @@ import msgspec
 
 from verify.errors import UsageError
 from verify.records.source_digest import digest, own_digest
+from verify.workers.calls import event_of, outcome_of
 from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, Worker
-from verify.workers.requests import Died, Environment, Failure, OnProgress, Progressed, R, Reply, Request
+from verify.workers.requests import Died, Environment, Event, Failure, OnProgress, Progressed, R, Request, demand_reply
 
 CONNECT_SECONDS = 20.0
 LOOK_SECONDS = 5.0  # between checks that a request's worker is still there
@@ -38,13 +39,6 @@ _MISSING = "distributing work needs Dask distributed"
 _INSTALL = 'python -m pip install "verify-kernels[cluster]"'
 
 
-class _Answer(msgspec.Struct):
-    """Holds the reply to a request, or its failure, while it travels through Dask as JSON."""
-
-    reply: msgspec.Raw = msgspec.Raw(b"null")
-    failure: Failure | None = None
-
-
 # -- on a Dask worker -----------------------------------------------------------------------------------
 
 _lock = threading.Lock()
@@ -52,16 +46,14 @@ _workers: dict[str, Worker] = {}
 
 
 def serve(request: bytes, backend: str, timeout: float, ticket: str) -> bytes:
-    """Sends one request to this Dask worker's isolated process, and returns an `_Answer` as JSON."""
+    """Sends one request to this Dask worker's isolated process, and returns the event that answers it, as JSON."""
     with _lock:
         try:
             deadline = time.monotonic() + timeout
             outcome = _process(backend).call(request, deadline=deadline, progress=_forward(ticket))
         except Exception as error:
             outcome = Failure.of(error)
-    if isinstance(outcome, Reply):
-        return msgspec.json.encode(_Answer(outcome.value))
-    return msgspec.json.encode(_Answer(failure=outcome if isinstance(outcome, Failure) else Failure.of(outcome)))
+    return msgspec.json.encode(event_of(outcome))
 
 
 def _process(backend: str) -> Worker:
@@ -152,7 +144,9 @@ class Cluster:
         self._listeners: dict[str, OnProgress] = {}
         try:
             client.wait_for_workers(1, timeout=START_SECONDS)
-            self.environment = self._equal(tuple(str(Path(item).resolve()) for item in sources))
+            self._sources = tuple(str(Path(item).resolve()) for item in sources)
+            found: dict[str, dict[str, str]] = self._client.run(identify, self._backend, self._sources)
+            self._known, self.environment = set(found), equal_workers(found)
             self._client.subscribe_topic(TOPIC, self._heard)
         except TimeoutError:
             self.close()
@@ -164,7 +158,10 @@ class Cluster:
     @classmethod
     def connect(cls, address: str, backend: str | None, sources: Sequence[str] = ()) -> Cluster:
         """Connects to an existing cluster by the address of its scheduler (tcp://HOST:PORT)."""
-        distributed = _distributed()
+        try:
+            import distributed
+        except ImportError as error:
+            raise UsageError(_MISSING, hint=_INSTALL) from error
         try:
             client = distributed.Client(address, set_as_default=False, timeout=CONNECT_SECONDS)
         except (OSError, ValueError, TimeoutError) as error:
@@ -215,10 +212,7 @@ class Cluster:
             self._listeners.pop(ticket, None)
         if where not in self._known:
             self._admit(where)
-        answer = msgspec.json.decode(raw, type=_Answer)
-        if answer.failure is not None:
-            raise answer.failure.error()
-        return request.read(answer.reply)
+        return request.read(demand_reply(outcome_of(msgspec.json.decode(raw, type=Event))).value)
 
     def _waits_in_vain(self, future: Any, address: str) -> bool:
         """True if Dask keeps a request for a worker that is gone, as it does if no other worker was there."""
@@ -258,13 +252,6 @@ class Cluster:
         if listener is not None:
             listener(msgspec.convert(said["step"], Progressed).step)
 
-    def _equal(self, sources: tuple[str, ...]) -> dict[str, str]:
-        """Returns the environment that all workers share. Raises UsageError naming a worker that differs."""
-        self._sources = sources
-        found: dict[str, dict[str, str]] = self._client.run(identify, self._backend, sources)
-        self._known = set(found)
-        return equal_workers(found)
-
     def _admit(self, address: str) -> None:
         """Checks a worker that joined during the run. Raises UsageError if it differs."""
         found = self._client.run(identify, self._backend, self._sources, workers=[address])
@@ -278,12 +265,3 @@ def _answer(request: bytes, backend: str, timeout: float, ticket: str) -> tuple[
     from distributed import get_worker
 
     return get_worker().address, serve(request, backend, timeout, ticket)
-
-
-def _distributed() -> Any:
-    """Imports Dask distributed. Raises UsageError if it is not installed."""
-    try:
-        import distributed
-    except ImportError as error:
-        raise UsageError(_MISSING, hint=_INSTALL) from error
-    return distributed
