@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from verify.declare.captured import capture as capture
     from verify.declare.declaration import Kernel as Kernel
     from verify.declare.declaration import kernel as kernel
+    from verify.diagnose.contracts import contract as contract
     from verify.errors import KernelError as KernelError
     from verify.errors import TruthError as TruthError
     from verify.errors import UsageError as UsageError
@@ -62,6 +63,7 @@ _HOME = {
     "assert_ulp": "verify.measure.assertions",
     "capture": "verify.declare.captured",
     "close_to": "verify.measure.assertions",
+    "contract": "verify.diagnose.contracts",
     "gate": "verify.api",
     "hunt": "verify.api",
     "judge": "verify.api",

@@ -443,6 +443,9 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindBlindSpots: lambda it, on, say: _in("diagnose.blind").every_blind_spot(
         _one(it.target), on.name, it.dtypes
     ),
+    diagnose.FindContract: lambda it, on, say: _in("diagnose.contracts").contract_of_target(
+        _one(it.target), it.layer, on, it.dtype
+    ),
     diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
     laws.PlanLaws: _laws,
     laws.TryLaw: _try_law,

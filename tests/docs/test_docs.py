@@ -42,7 +42,7 @@ PAGES = [
     ROOT / "kernels" / "README.md",
     *DOCS,
 ]
-OWN = "README explain failures findings foreign-kernels judge serve"
+OWN = "README contracts explain failures findings foreign-kernels judge serve"
 HAS_ITS_OWN_TEST = {f"{page}.md" for page in OWN.split()}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 

@@ -23,7 +23,7 @@ from verify.workers import start
 
 def load(target: Target) -> list[Kernel]:
     """Returns the kernels of a target, in the order of their definition."""
-    module = _import(target)
+    module = imported(target)
     found = [value for value in vars(module).values() if isinstance(value, Kernel) and value.module == module.__name__]
     unique = list({id(item): item for item in found}.values())
     names = [item.name for item in unique]
@@ -60,7 +60,7 @@ def load(target: Target) -> list[Kernel]:
     return chosen
 
 
-def _import(target: Target) -> ModuleType:
+def imported(target: Target) -> ModuleType:
     """Imports the module of a target. Raises UsageError with the next command if that fails."""
     target.demand_source()
     if target.is_file:

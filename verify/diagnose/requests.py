@@ -159,6 +159,28 @@ class FindBlindSpots(Request[list[BlindSpots]], frozen=True, tag="blind"):
     dtypes: tuple[str, ...] = ()
 
 
+class ContractReport(msgspec.Struct, frozen=True):
+    """Holds the contracts of a layer and of a kernel as programs, and where they part."""
+
+    layer: str
+    kernel: str
+    layer_unseen: float  # share of unseen results whose bits the contract predicts
+    kernel_unseen: float
+    undecided: list[str]  # roundings of the kernel that no input tried could decide
+    same: bool  # True: equal bits on all inputs tried
+    first: str  # the first place where the contracts differ
+    shown: str  # an input that shows it
+    lines: list[str]  # for the screen
+
+
+class FindContract(Request[ContractReport], frozen=True, tag="contract"):
+    """Finds where a layer, given by name, and a kernel round."""
+
+    target: str
+    layer: str
+    dtype: str = ""
+
+
 class Probed(msgspec.Struct, frozen=True):
     """Holds the domain of a kernel: lines about accepted and refused inputs, and the arguments of a declaration."""
 

@@ -1,0 +1,331 @@
+"""Finds contracts from bits: seeded ones, and those of layers beside kernels: python -m benchmarks.contracts
+
+    python -m benchmarks.contracts --seeded 100 --json contracts.json
+    python -m benchmarks.contracts --pairs        layers beside kernels alone
+
+A seeded contract is a random choice of formats at the places of a program. It is recovered if the contract found
+predicts all bits of inputs of other recipes. A pair is a layer as models write it beside a kernel. Exit 1: a seeded
+contract is not recovered.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from verify import backends
+from verify.diagnose.contracts import contract, found_by
+from verify.diagnose.places import EXACT, WIDE, Rounded, trace
+
+ROWS, COLUMNS = 16, 64
+LEAST = 0.999  # share of unseen bits that a pair's contract predicts
+
+
+def _mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    up = torch.exp(x - x.amax(-1, keepdim=True))
+    return up / up.sum(-1, keepdim=True)
+
+
+def _tanh_gelu(g: Tensor) -> Tensor:
+    return 0.5 * g * (1 + torch.tanh(0.7978845608 * (g + 0.044715 * g * g * g)))
+
+
+# name -> program, and the shapes of its operands: r rows of n, or n
+PROGRAMS: dict[str, tuple[Callable[..., Any], str]] = {
+    "rms norm": (lambda x, w: x * torch.rsqrt(_mean(x * x) + 1e-6) * w, "r n"),
+    "rms norm, 1 + w": (lambda x, w: x * torch.rsqrt(_mean(x * x) + 1e-6) * (w + 1), "r n"),
+    "rms norm, divided": (lambda x, w: x / torch.sqrt(_mean(x * x) + 1e-6) * w, "r n"),
+    "add, rms norm": (lambda x, r, w: (x + r) * torch.rsqrt(_mean((x + r) * (x + r)) + 1e-6) * w, "r r n"),
+    "add, rms norm, stream": (lambda x, r, w: (x + r, (x + r) * torch.rsqrt(_mean((x + r) ** 2) + 1e-6) * w), "r r n"),
+    "layer norm": (
+        lambda x, w, b: (x - _mean(x)) * torch.rsqrt(_mean((x - _mean(x)) ** 2) + 1e-5) * w + b, "r n n"),
+    "layer norm, one pass": (
+        lambda x, w, b: (x - _mean(x)) * torch.rsqrt(_mean(x * x) - _mean(x) ** 2 + 1e-5) * w + b, "r n n"),
+    "swiglu": (lambda g, u: g * torch.sigmoid(g) * u, "r r"),
+    "swiglu, bias": (lambda g, u, b: (g + b) * torch.sigmoid(g + b) * u, "r r n"),
+    "swiglu, clamped": (lambda g, u: g * torch.sigmoid(1.702 * g) * (u + 1), "r r"),
+    "geglu, tanh": (lambda g, u: _tanh_gelu(g) * u, "r r"),
+    "geglu, erf": (lambda g, u: 0.5 * g * (1 + torch.erf(g * 0.7071067811865476)) * u, "r r"),
+    "reglu": (lambda g, u: torch.relu(g) * u + g * 0.125, "r r"),
+    "rope": (lambda x, y, c, s: (x * c - y * s, y * c + x * s), "r r n n"),
+    "softmax": (_softmax, "r"),
+    "scaled softmax": (lambda x: _softmax(x * 0.088388), "r"),
+    "masked softmax": (lambda x, m: _softmax(x * 0.125 + m), "r n"),
+    "log softmax": (
+        lambda x: x - x.amax(-1, keepdim=True)
+        - torch.log(torch.exp(x - x.amax(-1, keepdim=True)).sum(-1, keepdim=True)), "r"),
+    "softcap": (lambda x: 30 * torch.tanh(x / 30), "r"),
+    "softcapped softmax": (lambda x: _softmax(5 * torch.tanh(x / 5)), "r"),
+    "gated residual": (lambda x, r, g: r + x * torch.sigmoid(g), "r r r"),
+    "layer scale": (lambda x, r, w: r + w * (x * 0.3), "r r n"),
+    "adaptive norm": (
+        lambda x, w, b: (x - _mean(x)) * torch.rsqrt(_mean((x - _mean(x)) ** 2) + 1e-6) * (1 + w) + b, "r n n"),
+    "qk norm, rope": (
+        lambda x, y, w, c, s: x * torch.rsqrt(_mean(x * x) + 1e-6) * w * c
+        - y * torch.rsqrt(_mean(y * y) + 1e-6) * w * s, "r r n n n"),
+    "norm, gate": (lambda x, g, w: x * torch.rsqrt(_mean(x * x) + 1e-5) * w * (g * torch.sigmoid(g)), "r r n"),
+    "gate, norm": (
+        lambda x, g, w: x * g * torch.sigmoid(g) * torch.rsqrt(_mean((x * g * torch.sigmoid(g)) ** 2) + 1e-5) * w,
+        "r r n"),
+    "l2 norm": (lambda x: x / torch.sqrt((x * x).sum(-1, keepdim=True) + 1e-6), "r"),
+    "cosine": (
+        lambda a, b: (a * b).sum(-1) / torch.sqrt((a * a).sum(-1) * (b * b).sum(-1) + 1e-8), "r r"),
+    "adam": (lambda p, m, v: p - 1e-2 * (m / 0.1) / (torch.sqrt(v * v / 0.001) + 1e-8), "r r r"),
+    "momentum": (lambda p, m, g: (p - 0.01 * (0.9 * m + g), 0.9 * m + g), "r r r"),
+    "lerp": (lambda a, b, t: a + (b - a) * torch.sigmoid(t), "r r n"),
+    "mish": (lambda x: x * torch.tanh(torch.log1p(torch.exp(-x.abs())) + torch.relu(x)), "r"),
+    "quick gelu, residual": (lambda x, r: r + x * torch.sigmoid(1.702 * x), "r r"),
+    "squared relu": (lambda x, u: torch.relu(x * 0.7) ** 2 * u, "r r"),
+    "decay": (lambda x, g, s: s * torch.exp(-torch.exp(g) * 0.1) + x * (1 - torch.exp(-torch.exp(g) * 0.1)), "r r r"),
+    "temperature": (lambda x, t: _softmax(x / (t.abs() + 0.5)), "r n"),
+    "two norms": (
+        lambda x, r, w, v: r + x * torch.rsqrt(_mean(x * x) + 1e-6) * w
+        + r * torch.rsqrt(_mean(r * r) + 1e-6) * v, "r r n n"),
+    "sandwich": (
+        lambda x, r, w, v: (r + x * torch.rsqrt(_mean(x * x) + 1e-6) * w)
+        * torch.rsqrt(_mean((r + x * torch.rsqrt(_mean(x * x) + 1e-6) * w) ** 2) + 1e-6) * v, "r r n n"),
+    "mlp's middle": (lambda g, u, b, c: _tanh_gelu(g + b) * (u + c), "r r n n"),
+    "deep": (
+        lambda x, r, g, w, v: _softmax((r + x * torch.sigmoid(g)) * torch.rsqrt(_mean((r + x * torch.sigmoid(g)) ** 2)
+        + 1e-6) * w + v), "r r r n n"),
+}  # fmt: skip
+
+
+def drawn(shapes: str, seed: int, dtype: torch.dtype, rows: int = ROWS) -> tuple[Tensor, ...]:
+    """Draws operands."""
+    generator = torch.Generator().manual_seed(seed)
+    sizes = [(rows, COLUMNS) if each == "r" else (COLUMNS,) for each in shapes.split()]
+    return tuple(torch.randn(size, generator=generator).to(dtype) for size in sizes)
+
+
+def seeded(count: int, seed: int) -> Iterator[dict[str, Any]]:
+    """Plants contracts in the programs, one program after the other, and yields what is found of each."""
+    names = list(PROGRAMS)
+    for trial in range(count):
+        name = names[trial % len(names)]
+        layer, shapes = PROGRAMS[name]
+        chance = random.Random(seed * 1_000_003 + trial)
+        dtype = chance.choice([torch.bfloat16, torch.bfloat16, torch.float16])
+        inputs = drawn(shapes, trial, dtype)
+        program = trace(layer, inputs)
+        share = chance.choice([0.1, 0.3, 0.6])
+        planted = {place: chance.choice(["bfloat16", "float16"]) for place in program.places if chance.random() < share}
+        wide = torch.float32 if trial % 5 == 4 else dtype  # every fifth kernel returns float32, and may contract
+        if wide == torch.float32:
+            planted |= {place: EXACT for place in sorted(program.contracted) if chance.random() < 0.5}
+
+        def kernel(*operands: Tensor, program=program, planted=planted, wide=wide) -> list[Tensor]:
+            return [value.float().to(wide) for value in Rounded(program, operands, planted).outputs()]
+
+        started = time.monotonic()
+        found = found_by(program, layer, kernel, inputs)
+        yield {
+            "program": name,
+            "places": len(program.places),
+            "planted": len(planted),
+            "found": len(found.formats),
+            "same": found.formats == {place: kind for place, kind in planted.items() if kind != WIDE},
+            "known": found.known,
+            "unseen": found.unseen,
+            "undecided": len(found.undecided),
+            "evaluations": found.evaluations,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+
+
+# -- layers beside kernels ------------------------------------------------------------------------------------
+
+
+def _llama_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return w * h.to(x.dtype)
+
+
+def _fused_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+
+
+def _gemma_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())).to(x.dtype)
+
+
+def _gemma_norm_narrow(x: Tensor, w: Tensor) -> Tensor:
+    """Adds 1 to the weight in the weight's own format, and multiplies there."""
+    h = x.float()
+    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * (1.0 + w)
+
+
+def _add_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    h = x + r
+    return _llama_norm(h, w), h
+
+
+def _add_norm_wide(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """Norms the sum before it is rounded for the stream."""
+    h = x.float() + r.float()
+    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype), h.to(x.dtype)
+
+
+def _turned(x: Tensor) -> Tensor:
+    half = x.shape[-1] // 2
+    return torch.cat((-x[..., half:], x[..., :half]), -1)
+
+
+def _rope(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return x * c + _turned(x) * s
+
+
+def _rope_wide(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return (x.float() * c.float() + _turned(x.float()) * s.float()).to(x.dtype)
+
+
+def _softmax_wide(x: Tensor) -> Tensor:
+    return functional.softmax(x, -1, dtype=torch.float32).to(x.dtype)
+
+
+def _softmax_narrow(x: Tensor) -> Tensor:
+    """Stores the exponentials and their sum in the format of x."""
+    up = (x - x.amax(-1, keepdim=True)).exp()
+    return up / up.sum(-1, keepdim=True)
+
+
+def _loss(x: Tensor) -> Tensor:
+    return functional.log_softmax(x.float(), -1).to(x.dtype)
+
+
+def _loss_narrow(x: Tensor) -> Tensor:
+    return x - torch.logsumexp(x.float(), -1, keepdim=True).to(x.dtype)
+
+
+def _wide(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Returns the layer as a fused kernel computes it: in float32, and rounded once."""
+    return lambda *operands: layer(*(each.float() for each in operands)).to(operands[0].dtype)
+
+
+def _swiglu(g: Tensor, u: Tensor) -> Tensor:
+    return functional.silu(g) * u
+
+
+def _geglu(g: Tensor, u: Tensor) -> Tensor:
+    return functional.gelu(g) * u
+
+
+def _geglu_tanh(g: Tensor, u: Tensor) -> Tensor:
+    return functional.gelu(g, approximate="tanh") * u
+
+
+def _layer_norm(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    return functional.layer_norm(x, x.shape[-1:], w, b, 1e-5)
+
+
+def _layer_norm_eager(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """Layer norm as models write it by hand, with each step in the format of x."""
+    mean = x.mean(-1, keepdim=True)
+    return (x - mean) * torch.rsqrt((x - mean).pow(2).mean(-1, keepdim=True) + 1e-5) * w + b
+
+
+def _torch_norm(x: Tensor, w: Tensor) -> Tensor:
+    return functional.rms_norm(x, x.shape[-1:], w, 1e-6)
+
+
+def _own(path: str, name: str, *, gate: bool = False, **fixed: Any) -> Callable[..., Any]:
+    """Returns a kernel of this repository, which Triton's interpreter runs. Its gate is the last operand."""
+
+    def kernel(*operands: Tensor) -> Any:
+        return getattr(importlib.import_module(path), name)(*(operands[::-1] if gate else operands), **fixed)
+
+    return kernel
+
+
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
+    "Llama's norm, a fused one": (_llama_norm, _fused_norm, "r n"),
+    "Llama's norm, F.rms_norm": (_llama_norm, _torch_norm, "r n"),
+    "Llama's norm, compiled as is": (_llama_norm, _llama_norm, "r n"),
+    "Gemma's norm, 1 + w in 16 bits": (_gemma_norm, _gemma_norm_narrow, "r n"),
+    "add + norm, the sum kept wide": (_add_norm, _add_norm_wide, "r r n"),
+    "SwiGLU, fused": (_swiglu, _wide(_swiglu), "r r"),
+    "GEGLU, fused": (_geglu, _wide(_geglu), "r r"),
+    "GEGLU, fused with tanh": (_geglu, _wide(_geglu_tanh), "r r"),
+    "GEGLU by tanh, fused": (_geglu_tanh, _wide(_geglu_tanh), "r r"),
+    "RoPE, fused": (_rope, _rope_wide, "r n n"),
+    "softmax, exponentials in 16 bits": (_softmax_wide, _softmax_narrow, "r"),
+    "cross-entropy, its sum in 16 bits": (_loss, _loss_narrow, "r"),
+    "layer norm, by hand": (_layer_norm, _layer_norm_eager, "r n n"),
+    "rms_norm of kernels/": (_llama_norm, _own("kernels.rms_norm", "rms_norm", eps=1e-6), "r n"),
+    "layer_norm of kernels/": (_layer_norm, _own("kernels.layer_norm", "layer_norm", eps=1e-5), "r n n"),
+    "swiglu_split of kernels/": (_swiglu, _own("kernels.swiglu", "swiglu_split", gate=True), "r r"),
+    "geglu_split of kernels/": (
+        _geglu_tanh,
+        _own("kernels.geglu", "geglu_split", gate=True, approximate="tanh"),
+        "r r",
+    ),
+}
+
+
+def paired(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yields what is found of each pair."""
+    for name in names:
+        layer, kernel, shapes = PAIRS[name]
+        inputs = drawn(shapes, 0, torch.bfloat16, 4 * ROWS)
+        started = time.monotonic()
+        found = contract(layer, kernel, inputs)
+        yield {
+            "pair": name,
+            "parts": "nowhere" if found.same else found.first,
+            "layer": found.layer.unseen,
+            "kernel": found.kernel.unseen,
+            "undecided": len(found.kernel.undecided),
+            "evaluations": found.layer.evaluations + found.kernel.evaluations,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+
+
+def main() -> int:
+    """Prints a line for each contract, and the sums."""
+    options = argparse.ArgumentParser(
+        prog="python -m benchmarks.contracts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument("--seeded", type=int, default=80, help="seeded contracts (default 80)")
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--pairs", nargs="*", metavar="NAME", help="pairs alone, all without a name")
+    options.add_argument("--json", type=Path, help="write every figure to a file")
+    chosen = options.parse_args()
+    backends.activate(backends.select("interpreter"))
+    torch.set_num_threads(1)
+    rows: dict[str, list[dict[str, Any]]] = {"seeded": [], "pairs": []}
+    tried = {"seeded": seeded(chosen.seeded if chosen.pairs is None else 0, chosen.seed)}
+    tried["pairs"] = paired(chosen.pairs or list(PAIRS))
+    for kind, found in tried.items():
+        for row in found:
+            rows[kind].append(row)
+            shown = (f"{value:.5f}" if isinstance(value, float) else str(value) for value in row.values())
+            print("  ".join(shown), flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
+    whole, same = (sum(row[key] == 1 for row in rows["seeded"]) for key in ("unseen", "same"))
+    good = sum(row["kernel"] >= LEAST for row in rows["pairs"])
+    print(f"{len(rows['seeded'])} seeded: {whole} predict all unseen bits, {same} are the planted set")
+    print(f"{len(rows['pairs'])} pairs: {good} kernels are predicted at {LEAST:.1%} or more of unseen results")
+    return 0 if whole == len(rows["seeded"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Contracts: roundings that were planted are found from bits, and a layer and a kernel are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+from benchmarks.contracts import PROGRAMS, drawn, seeded
+from verify.diagnose.contracts import found_by
+from verify.diagnose.places import EXACT, Rounded, trace
+
+BF16 = torch.bfloat16
+
+
+def llama_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return w * h.to(x.dtype)
+
+
+def fused_norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+
+
+def planted(name: str, contract: dict[str, str], dtype: torch.dtype = BF16) -> Any:
+    """Returns what is found of a program with these roundings."""
+    layer, shapes = PROGRAMS[name]
+    inputs = drawn(shapes, 0, BF16)
+    program = trace(layer, inputs)
+
+    def kernel(*operands: Tensor) -> list[Tensor]:
+        return [value.float().to(dtype) for value in Rounded(program, operands, contract).outputs()]
+
+    return found_by(program, layer, kernel, inputs)
+
+
+def test_seeded_contracts_are_recovered_in_every_bit() -> None:
+    rows = list(seeded(12, seed=7))
+    assert [row["unseen"] for row in rows] == [1.0] * 12, rows
+    assert sum(row["same"] for row in rows) >= 9, "others are equivalents with fewer roundings"
+
+
+def test_the_rounding_of_llamas_norm_is_found_and_where_a_fused_one_parts() -> None:
+    x, w = drawn("r n", 0, BF16)
+    found = verify.contract(llama_norm, fused_norm, (x, w))
+    assert found.layer.unseen > 0.999 and found.kernel.unseen > 0.999
+    assert 'verify.rounds(x * t4, "bfloat16")' in found.layer.like
+    assert found.kernel.formats == {} and "verify.rounds" not in found.kernel.like
+    assert not found.same
+    assert found.first == "x * rsqrt(... + 1e-06): the layer keeps it in bfloat16, the kernel in float32"
+    assert "the layer has" in found.shown and "results differ" in found.shown
+    assert found.layer.evaluations + found.kernel.evaluations < 50
+
+
+def test_the_printed_program_is_a_definition_that_the_kernel_keeps() -> None:
+    x, w = drawn("r n", 0, BF16)
+    found = verify.contract(llama_norm, llama_norm, (x, w))
+    assert found.same and str(found).endswith("the same contract: equal bits on all inputs tried")
+    scope: dict[str, Any] = {"verify": verify, "torch": torch}
+    exec(found.kernel.like, scope)
+    verify.assert_close(llama_norm(x, w), like=scope["contract"], inputs=(x, w))
+    cut = (llama_norm(x, w).view(torch.int16) + 1).view(BF16)
+    with pytest.raises(AssertionError, match="contract.y is wrong"):
+        verify.assert_close(cut, like=scope["contract"], inputs=(x, w))
+
+
+def test_a_sum_that_is_returned_and_used_is_a_place() -> None:
+    """A fused add and norm may norm the sum before it is rounded for the residual stream."""
+
+    def layer(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + r
+        return fused_norm(h, w), h
+
+    def wide(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.float() + r.float()
+        return fused_norm(h, w).to(x.dtype), h.to(x.dtype)
+
+    found = verify.contract(layer, wide, drawn("r r n", 0, BF16))
+    assert found.first == "x + r: the layer keeps it in bfloat16, the kernel in float32"
+
+
+def test_tanh_in_place_of_erf_is_a_form_of_the_program() -> None:
+    def layer(x: Tensor) -> Tensor:
+        return functional.gelu(x)
+
+    def kernel(x: Tensor) -> Tensor:
+        return functional.gelu(x.float(), approximate="tanh").to(x.dtype)
+
+    found = verify.contract(layer, kernel, drawn("r", 0, BF16))
+    assert found.kernel.form == "tanh in place of erf, or erf in place of tanh"
+    assert found.kernel.unseen > 0.99
+
+
+def test_a_weight_that_is_cast_before_the_product_is_told_from_one_after() -> None:
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return (x.float() * (1 + w.float())).to(x.dtype)
+
+    found = verify.contract(layer, lambda x, w: x * (1 + w), drawn("r n", 0, BF16))
+    assert found.first == "w + 1: the layer keeps it in float32, the kernel in bfloat16"
+
+
+def test_a_product_that_is_not_rounded_before_it_is_added_is_found_in_float32() -> None:
+    layer, shapes = PROGRAMS["layer scale"]
+    [product] = trace(layer, drawn(shapes, 0, BF16)).contracted
+    found = planted("layer scale", {product: EXACT}, torch.float32)
+    assert (found.unseen, dict(found.formats)) == (1.0, {product: EXACT})
+
+
+def test_roundings_that_change_no_bit_are_named() -> None:
+    def halved(x: Tensor) -> Tensor:
+        return (x.float() * 0.5) * 3.3
+
+    found = verify.contract(halved, halved, drawn("r", 0, BF16))
+    assert "x * 0.5 in bfloat16" in found.kernel.undecided
+
+
+def test_what_has_no_program_is_refused() -> None:
+    def branches(x: Tensor) -> Tensor:
+        return x if float(x.sum()) > 0 else -x
+
+    with pytest.raises(verify.UsageError, match="cannot be traced"):
+        verify.contract(branches, branches, (torch.ones(4),))
+    with pytest.raises(verify.UsageError, match="inputs are the tensors that the layer takes"):
+        verify.contract(llama_norm, fused_norm, ())

@@ -1,0 +1,486 @@
+"""Finds where a layer and a kernel round their numbers, from the bits of their results alone: `verify.contract`.
+
+    found = verify.contract(layer, kernel, (x, w))
+    print(found)
+
+The layer's program has finitely many places to round (`places.py`). A contract gives each place a format. The search
+starts with nothing rounded, with what PyTorch rounds in the layer, and with everything rounded. It then changes the
+format of one place after the other, as long as the predicted bits come closer to the kernel's, and tries pairs of near
+places, and other forms of the program, where single changes help no more. A contract is confirmed on inputs of other
+recipes, and what they refute joins the search. At last each rounding that explains nothing is taken back.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from torch import Tensor, fx
+
+from verify.backends import Backend
+from verify.cases.case import Case, inputs_of
+from verify.cases.classes import class_of_recipe
+from verify.cases.plan import plan
+from verify.declare.declaration import Kernel
+from verify.declare.discovery import imported
+from verify.declare.target import Target
+from verify.diagnose.forms import forms_of
+from verify.diagnose.places import EXACT, Contract, Program, Rounded, trace
+from verify.diagnose.requests import ContractReport
+from verify.errors import UsageError
+from verify.records.record import ORDINARY
+from verify.truth.formats import named as named_format
+from verify.truth.ulp import bits_of
+
+_FAR = 8  # bits that differ by more units in the last place count as this many
+_ENOUGH = 1 << 13  # elements that a search looks at, if the inputs have as many
+_MOST_SETS = 8
+_FORMS = 3  # forms of the program that are searched if its own explains too little
+_GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
+_SHOWN = 6  # undecided roundings that the screen shows
+_STARTS = 6  # contracts that a search begins with
+_ROUNDS = 4  # times that refuting inputs join the search
+_NARROW = ("bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class FoundContract:
+    """Holds the contract of one function: the program with its roundings, and how well it predicts."""
+
+    program: Program
+    formats: Contract  # place -> format, without the places in float32
+    known: float  # share of equal bits on the inputs of the search
+    unseen: float  # share of equal bits on other inputs of other recipes
+    elements: int  # number of unseen elements
+    evaluations: int
+    undecided: tuple[str, ...] = ()  # roundings that no input tried could decide
+    form: str = ""  # how the program differs from the layer's, such as "tanh in place of erf"
+
+    @property
+    def like(self) -> str:
+        """The program for `like=`."""
+        return self.program.text(self.formats)
+
+    def lines(self, name: str) -> list[str]:
+        """Returns the contract as lines for the screen."""
+        said = f"{name}: predicts {_percent(self.unseen)} of {self.elements:,} unseen results"
+        lines = [said + (f"; {self.form}" if self.form else ""), *("    " + line for line in self.like.splitlines())]
+        lines += [f"    rounds {self.program.words(place)} to {kind}" for place, kind in self.formats.items()]
+        if not self.formats:
+            lines.append("    rounds once, at the end")
+        more = len(self.undecided) - _SHOWN
+        shown = [*self.undecided[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
+        return lines + [f"    not decided by these inputs: {text}" for text in shown]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Holds the contracts of a layer and of a kernel, and where they part."""
+
+    layer: FoundContract
+    kernel: FoundContract
+    same: bool  # True: the two have the same bits on all inputs tried
+    first: str = ""  # the first place where the contracts differ
+    shown: str = ""  # an input that shows it
+
+    def __str__(self) -> str:
+        lines = [*self.layer.lines("layer"), "", *self.kernel.lines("kernel"), ""]
+        if self.same:
+            return "\n".join([*lines, "the same contract: equal bits on all inputs tried"])
+        lines.append(f"they part at {self.first}" if self.first else "they part at no rounding that was found")
+        return "\n".join([*lines, *([f"    {self.shown}"] if self.shown else [])])
+
+
+def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequence[Tensor]) -> Comparison:
+    """Finds where a PyTorch layer and a kernel round, and where they part.
+
+        print(verify.contract(layer, kernel, (x, w)))
+
+    layer: the PyTorch function or module, whose program is searched for both.
+    kernel: what is compared with it: a function of the same tensors with as many results.
+    inputs: tensors in the shapes and dtypes of interest, 16,384 elements or more for a sure answer.
+
+    The printed program, given to `like=`, predicts the kernel's bits: `unseen` says how many, on inputs of other
+    recipes. Float32 results of exp, erf and tanh differ by library, so fewer are equal.
+    """
+    inputs = tuple(inputs)
+    if not inputs or not all(isinstance(each, Tensor) for each in inputs):
+        raise UsageError(
+            f"inputs are the tensors that the layer takes; received {inputs!r}",
+            hint="verify.contract(layer, kernel, (x, w))",
+        )
+    program = trace(layer, inputs)
+    call = getattr(kernel, "function", kernel)
+    own = found_by(program, layer, layer, inputs)
+    theirs = found_by(program, layer, call, inputs)
+    tried = [inputs, *_sets(inputs, 2, "search"), *_sets(inputs, 2, "unseen")]
+    pairs = [(each, _results(layer, each), _results(call, each)) for each in tried]
+    apart = next((pair for pair in pairs if not all(map(_equal, pair[1], pair[2]))), None)
+    if apart is None:
+        return Comparison(own, theirs, True)
+    return Comparison(own, theirs, False, _first(own, theirs), _shown(program, *apart))
+
+
+def contract_of_target(kernel: Kernel, layer: str, backend: Backend, dtype: str) -> ContractReport:
+    """Finds the contracts of a layer, given by name, and of a declared kernel, on an ordinary case of about 4,096
+    elements.
+    """
+    dtype = dtype or next((each for each in kernel.dtypes if named_format(each).bits <= 16), kernel.dtypes[0])
+    groups = plan(kernel, dtype, backend.name, 0)
+    cases = [case for group in groups for case in group.cases if class_of_recipe(case.regime or case.fill) == ORDINARY]
+    if not cases:
+        raise UsageError(f"kernel {kernel.name!r} has no ordinary case in {dtype}")
+
+    def far(case: Case) -> float:
+        shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params))
+        return abs(math.log2(max(map(math.prod, shapes.values()), default=0) + 1) - 12)
+
+    given = inputs_of(kernel.op, min(cases, key=far), backend.device)
+    inputs = [value for name in kernel.operands if (value := given[name]) is not None]
+    found = contract(_layer(kernel, layer), kernel.function, inputs)
+    return ContractReport(
+        layer=found.layer.like,
+        kernel=found.kernel.like,
+        layer_unseen=found.layer.unseen,
+        kernel_unseen=found.kernel.unseen,
+        undecided=list(found.kernel.undecided),
+        same=found.same,
+        first=found.first,
+        shown=found.shown,
+        lines=str(found).splitlines(),
+    )
+
+
+def _layer(kernel: Kernel, text: str) -> Callable[..., Any]:
+    """Returns the layer of a command: the definition of the kernel for "like", FILE::NAME, or a dotted name."""
+    meaning = getattr(kernel.op.meaning, "meaning", None)
+    if text == "like" and meaning is not None:
+        return meaning.function  # type: ignore[no-any-return]
+    source, _, name = text.rpartition("::" if "::" in text else ".")
+    found = getattr(imported(Target.parse(source)), name, None) if source else None
+    if isinstance(found, Kernel):
+        return found.function
+    if not callable(found):
+        raise UsageError(
+            f"a layer is a PyTorch function or module: FILE.py::NAME, a dotted name, or like for the kernel's own "
+            f"definition; received {text!r}",
+            hint="verify contract torch.nn.functional.silu accuracy.py::my_silu",
+        )
+    return cast(Callable[..., Any], found)
+
+
+def found_by(
+    program: Program, layer: Callable[..., Any], function: Callable[..., Any], inputs: Sequence[Tensor]
+) -> FoundContract:
+    """Returns the contract of a function, in the form of the program that predicts the most bits."""
+    sets = [tuple(inputs), *_sets(inputs, _MOST_SETS, "search")]
+    unseen = [(each, _results(function, each)) for each in _sets(inputs, _MOST_SETS, "unseen")]
+    known = [(each, _results(function, each)) for each in sets]
+    best = _searched(program, known, unseen, None)
+    if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
+        others = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
+        least = {
+            form: min(_Search(other, known).off(start) for start in _starts(other, best)) for form, other in others
+        }
+        spent = best.evaluations + _STARTS * len(others)
+        for form, other in sorted(others, key=lambda each: least[each[0]])[:_FORMS]:
+            found = replace(_searched(other, known, unseen, best), form=form)
+            spent += found.evaluations
+            best = found if found.known + found.unseen > best.known + best.unseen else best
+            if min(best.known, best.unseen) >= 1 - _GOOD:
+                break
+        best = replace(best, evaluations=spent)
+    return best
+
+
+Known = list[tuple[tuple[Tensor, ...], list[Tensor]]]  # inputs with the results of a function
+
+
+def _searched(program: Program, known: Known, unseen: Known, before: FoundContract | None) -> FoundContract:
+    """Searches for the contract of one form of the program, and confirms it on unseen inputs."""
+    known, starts = list(known), _starts(program, before)
+    search = _Search(program, known)
+    formats = search.best(starts)
+    for _ in range(_ROUNDS):
+        wrong = [pair for pair in unseen if search.off(formats, [pair]) > 0]
+        fresh = [pair for pair in wrong if all(pair is not each for each in search.known)]
+        if not fresh:
+            break
+        search = _Search(program, [*search.known, fresh[0]], search.evaluations)
+        formats = search.best([formats, *starts])
+    formats = search.smallest(formats)
+    decided = [*search.known[:2], *unseen[:2]]
+    least = search.off(formats, decided)
+    undecided = []
+    for place, kind in search.choices():
+        if formats.get(place, program.usual) != kind and search.off({**formats, place: kind}, decided) == least:
+            undecided.append(f"{program.words(place)} in {kind}")
+    own = {place: kind for place, kind in formats.items() if kind != program.usual}
+    return FoundContract(
+        program=program,
+        formats=own,
+        known=_share(program, own, search.known),
+        unseen=_share(program, own, unseen),
+        elements=sum(value.numel() for _, results in unseen for value in results),
+        evaluations=search.evaluations,
+        undecided=tuple(undecided),
+    )
+
+
+def _starts(program: Program, before: FoundContract | None) -> list[dict[str, str]]:
+    """Returns the contracts that a search begins with."""
+    places, drawn = program.places, random.Random(0)
+    kind = next((kind for kind in program.stored.values()), program.narrow)
+    made = [{}, dict(program.stored), dict.fromkeys(places, kind)]
+    if before is not None:
+        kept = {place: kind for place, kind in before.formats.items() if place in places}
+        made = [
+            kept,
+            {place: kept.get(place, kind) for place in places if place not in before.program.places} | kept,
+            *made,
+        ]
+    while len(made) < _STARTS:
+        made.append({place: kind for place in places if drawn.random() < 0.5})
+    return made
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Holds the values of a contract on all inputs of a search, and how far its bits are off."""
+
+    values: list[Rounded]
+    off: float
+
+    @property
+    def formats(self) -> dict[str, str]:
+        return self.values[0].contract
+
+
+class _Search:
+    """Looks for the formats of a program's places that predict known results."""
+
+    def __init__(self, program: Program, known: Known, evaluations: int = 0) -> None:
+        self.program, self.known, self.evaluations = program, known, evaluations
+
+    def choices(self) -> Iterator[tuple[str, str]]:
+        """Yields each place with each format that it may have."""
+        wide = any(value.dtype == torch.float32 for _, results in self.known for value in results)
+        for place in self.program.places:
+            for kind in (self.program.usual, *self.program.kinds):
+                yield place, kind
+            if wide and place in self.program.contracted:
+                yield place, EXACT
+
+    def off(self, formats: Contract, known: Known | None = None) -> float:
+        """Returns how far the predicted bits are off, on average; 0 if all are equal."""
+        chosen = self.known if known is None else known
+        return sum(_off(Rounded(self.program, inputs, formats), results) for inputs, results in chosen)
+
+    def best(self, starts: Sequence[Contract]) -> dict[str, str]:
+        """Returns the best contract: that of the best start, improved by changes of one place, then of two."""
+        held = sorted((self._held(start) for start in starts), key=lambda each: each.off)
+        for at, each in enumerate(held):
+            if held[0].off <= self.good:
+                break
+            held[at] = self._descended(each, self._singles)
+        best = min(held, key=lambda each: each.off)
+        best = self._descended(best, self._singles) if 0 < best.off <= self.good else best
+        while best.off > (self.good if self.program.differs_by_library else 0.0):
+            paired = self._descended(best, self._pairs)
+            if paired.off >= best.off:
+                break
+            best = self._descended(paired, self._singles)
+        return best.formats
+
+    @cached_property
+    def good(self) -> float:
+        """The distance that other functions of a library make: a unit in the last place of few elements."""
+        return _GOOD * sum(value.numel() for _, results in self.known for value in results)
+
+    def _held(self, formats: Contract) -> _Held:
+        self.evaluations += 1
+        values = [Rounded(self.program, inputs, formats) for inputs, _ in self.known]
+        off = sum(_off(one, results) for one, (_, results) in zip(values, self.known, strict=True))
+        return _Held(values, off)
+
+    def _descended(self, held: _Held, flips_of: Callable[[], Iterable[dict[str, str]]]) -> _Held:
+        """Takes each change that brings the bits closer, until none does."""
+        before = math.inf
+        while 0 < held.off < before:
+            before = held.off
+            for flips in flips_of():
+                if any(held.formats.get(place, self.program.usual) != kind for place, kind in flips.items()):
+                    held = self._nearer(held, flips)
+        return held
+
+    def _nearer(self, held: _Held, flips: Contract) -> _Held:
+        """Returns the better of a contract and the same with other formats at some places."""
+        self.evaluations += 1
+        made, total = [], 0.0
+        for one, (_, results) in zip(held.values, self.known, strict=True):
+            made.append(one.changed(flips))
+            total += _off(made[-1], results)
+            if not total < held.off:
+                return held
+        return _Held(made, total)
+
+    def _singles(self) -> Iterator[dict[str, str]]:
+        return ({place: kind} for place, kind in self.choices())
+
+    def _pairs(self) -> Iterator[dict[str, str]]:
+        """Yields changes of two places, of which one takes the other's numbers or both reach the same step."""
+        near: set[tuple[str, str]] = set()
+        places = set(self.program.places)
+        for node in self.program.nodes:
+            family = [*_taken(node, places), *([node.name] if node.name in places else [])]
+            near |= {(a, b) for a, b in itertools.combinations(family, 2) if a != b}
+        for a, b in sorted(near):
+            for one, other in itertools.product((self.program.usual, self.program.narrow), repeat=2):
+                yield {a: one, b: other}
+
+    def smallest(self, formats: Contract) -> dict[str, str]:
+        """Takes back each rounding that explains nothing."""
+        kept, least, usual = dict(formats), self.off(formats), self.program.usual
+        for place in reversed(self.program.places):
+            if kept.get(place, usual) != usual:
+                without = {**kept, place: usual}
+                self.evaluations += 1
+                if self.off(without) <= least:
+                    kept = without
+        return {place: kind for place, kind in kept.items() if kind != usual}
+
+
+def _taken(node: fx.Node, places: set[str]) -> list[str]:
+    """Returns the places whose numbers reach a node without another place between."""
+    found: list[str] = []
+    ahead = list(node.all_input_nodes)
+    while ahead:
+        each = ahead.pop()
+        if each.name in places:
+            found.append(each.name)
+        else:
+            ahead += each.all_input_nodes
+    return found
+
+
+# -- bits --------------------------------------------------------------------------------------------------
+
+
+def _results(function: Callable[..., Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Returns the results of a function on copies of the inputs."""
+    with torch.no_grad():
+        returned = function(*(each.clone() for each in inputs))
+    items = list(returned) if isinstance(returned, list | tuple) else [returned]
+    return [each.detach() for each in items if isinstance(each, Tensor) and each.is_floating_point()]
+
+
+def _ordinals(value: Tensor) -> Tensor:
+    """Returns the places of numbers in the order of their format."""
+    bits, sign = bits_of(value.reshape(-1)), 1 << (8 * value.element_size() - 1)
+    return torch.where(bits >= sign, sign - bits, bits)
+
+
+def _apart(predicted: Tensor, got: Tensor) -> Tensor:
+    """Returns by how many units in the last place the prediction of each element is off."""
+    made = predicted.float().to(got.dtype)
+    far = (_ordinals(made) - _ordinals(got)).abs().clamp(max=_FAR).double()
+    both = torch.isnan(made.float()).reshape(-1) & torch.isnan(got.float()).reshape(-1)
+    return far.masked_fill(both, 0.0)
+
+
+def _off(made: Rounded, results: Sequence[Tensor]) -> float:
+    pairs = zip(made.outputs(), results, strict=True)
+    return sum(
+        0.0 if torch.equal(one.float().to(got.dtype), got) else float(_apart(one, got).sum()) for one, got in pairs
+    )
+
+
+def _share(program: Program, formats: Contract, known: Known) -> float:
+    """Returns the share of elements whose bits are predicted."""
+    equal = total = 0
+    for inputs, results in known:
+        for one, got in zip(Rounded(program, inputs, formats).outputs(), results, strict=True):
+            equal += int((_apart(one, got) == 0).sum())
+            total += got.numel()
+    return equal / total if total else 0.0
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_ordinals(a), _ordinals(b))
+
+
+# -- inputs ------------------------------------------------------------------------------------------------
+
+_SEARCH: dict[str, Callable[[Tensor], Tensor]] = {
+    "normal": lambda z: z,
+    "of any size": lambda z: z * torch.exp2((z * 977).frac() * 6),
+}
+_UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
+    "large": lambda z: z * 8,
+    "positive": lambda z: z.abs() + 0.01,
+    "far from zero": lambda z: z + 3,
+    "small": lambda z: z * 0.03,
+}
+
+
+def _sets(inputs: Sequence[Tensor], most: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
+    """Yields inputs of the same shapes and dtypes: floating-point operands by the recipes, others as they are."""
+    recipes = list((_SEARCH if kind == "search" else _UNSEEN).values())
+    size = max(each.numel() for each in inputs)
+    count = min(most, max(len(recipes), -(-_ENOUGH // max(size, 1))))
+    for at in range(count):
+        generator = torch.Generator().manual_seed(at + (0 if kind == "search" else 1000))
+        made = []
+        for each in inputs:
+            drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
+            drawn = recipes[at % len(recipes)](drawn) if each.numel() == size else drawn
+            made.append(drawn.to(each.dtype).to(each.device) if each.is_floating_point() else each)
+        yield tuple(made)
+
+
+# -- what is shown -----------------------------------------------------------------------------------------
+
+
+def _percent(share: float) -> str:
+    return "100%" if share == 1 else f"{100 * share:.3f}%"
+
+
+def _first(own: FoundContract, theirs: FoundContract) -> str:
+    """Returns the first place where two contracts differ, in words."""
+    if own.form != theirs.form:
+        return f"the form of the program: {theirs.form or own.form}"
+    for place in own.program.places:
+        a, b = (each.formats.get(place, each.program.usual) for each in (own, theirs))
+        if a != b:
+            return f"{own.program.words(place)}: the layer keeps it in {a}, the kernel in {b}"
+    return ""
+
+
+def _shown(program: Program, inputs: Sequence[Tensor], own: Sequence[Tensor], theirs: Sequence[Tensor]) -> str:
+    """Returns the element with the largest difference, with the operands that lie at its place."""
+    for one, other in zip(own, theirs, strict=True):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return f"the layer returns {tuple(one.shape)} {one.dtype}, the kernel {tuple(other.shape)} {other.dtype}"
+        apart = (_ordinals(one) - _ordinals(other)).abs()
+        if not bool(apart.any()):
+            continue
+        flat = int(apart.argmax())
+        place = [int(each) for each in torch.unravel_index(torch.tensor(flat), one.shape)]
+        given = []
+        for node, value in zip(program.operands, inputs, strict=True):
+            if tuple(one.shape[one.ndim - value.ndim :]) == tuple(value.shape):
+                at = tuple(place[one.ndim - value.ndim :])
+                given.append(f"{node.name.removesuffix('_1')} = {float(value[at]):.6g}")
+        count = int((apart > 0).sum())
+        results = [float(each.reshape(-1)[flat]) for each in (one, other)]
+        return (
+            f"at {place}, {', '.join(given)}: the layer has {results[0]:.6g}, the kernel {results[1]:.6g}; "
+            f"{count:,} of {one.numel():,} results differ"
+        )
+    return ""

@@ -1,0 +1,355 @@
+"""Traces a PyTorch function to the places where its numbers may be rounded, and evaluates it with some of them rounded.
+
+    program = trace(layer, (x, w))
+    program.stored                                  # what PyTorch rounds: place -> format
+    program.outputs(Rounded(program, (x, w), program.stored))
+
+A place is a node of the graph that computes numbers, or that casts them. Every node is evaluated in float64 and rounded
+to float32, as in a kernel that computes in float32. A place may have another format: a narrower one if the number is
+stored in it, or `EXACT` if a product is not rounded before it is added.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._decomp import get_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from verify.errors import UsageError, said_by
+
+EXACT, WIDE = "exact", "float32"
+FORMATS = {
+    name: getattr(torch, name) for name in (WIDE, "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
+}  # formats that a place may have, beside EXACT
+Contract = Mapping[str, str]  # the name of a place -> its format; other places have float32
+
+_aten = torch.ops.aten
+# operators that PyTorch computes in one kernel, and that consist of several steps
+_TAKEN_APART = (
+    "silu gelu mish softplus hardswish rms_norm _fused_rms_norm _softmax _log_softmax std addmm addcmul addcdiv lerp "
+    "log_sigmoid_forward logit nll_loss_forward mse_loss"
+)
+# operators that move, select or compare numbers
+_MOVES = set(
+    "view reshape _unsafe_view expand permute transpose t unsqueeze squeeze slice select split split_with_sizes "
+    "unbind cat stack clone alias detach neg abs relu maximum minimum amax amin max min where gather index embedding "
+    "index_select full full_like ones zeros ones_like zeros_like arange scalar_tensor masked_fill clamp clamp_min flip "
+    "clamp_max eq ne gt ge lt le logical_not logical_and sort topk argmax new_zeros new_ones lift_fresh_copy sign "
+    "constant_pad_nd repeat narrow as_strided tril triu roll round floor ceil trunc isnan isinf copy empty_like "
+    "broadcast_in_dim".split()
+)
+# functions of which libraries give other float32 numbers
+_FUNCTIONS = set(
+    "exp exp2 expm1 log log1p log2 log10 sigmoid tanh erf erfc sin cos sinh cosh asinh atanh atan lgamma".split()
+)
+_LAYOUTS = "view reshape _unsafe_view expand permute transpose t unsqueeze squeeze clone alias detach".split()
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-"}
+
+
+def trace(layer: Callable[..., Any], inputs: Sequence[Tensor]) -> Program:
+    """Traces a layer at the dtypes of the inputs. Raises UsageError if PyTorch cannot trace it."""
+    table = get_decompositions([getattr(_aten, name) for name in _TAKEN_APART.split() if hasattr(_aten, name)])
+    table |= {_aten.native_layer_norm.default: _layer_norm, _aten.var.correction: _variance}
+    try:
+        with torch.no_grad():
+            whole = torch.func.functionalize(layer)
+            graph = make_fx(whole, decomposition_table=table, tracing_mode="fake")(*inputs)
+    except Exception as error:
+        raise UsageError(
+            f"a contract is that of a PyTorch function on tensors; this one cannot be traced: {said_by(error)}",
+            hint="the layer without control flow on numbers, and inputs= as it takes them",
+        ) from error
+    graph.graph.eliminate_dead_code()
+    return Program(graph, tuple(inputs))
+
+
+def _variance(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    """Takes a variance apart, in float32."""
+    wide = x.float()
+    dims = list(range(x.ndim)) if dim is None else dim
+    apart = wide - wide.mean(dims, keepdim=True)
+    count = math.prod(x.shape[each] for each in dims) - (1 if correction is None else correction)
+    return ((apart * apart).sum(dims, keepdim=keepdim) / count).to(x.dtype)
+
+
+def _layer_norm(x: Tensor, shape: Sequence[int], weight: Any, bias: Any, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Takes a layer norm apart, in float32."""
+    dims, wide = list(range(-len(shape), 0)), x.float()
+    mean = wide.mean(dims, keepdim=True)
+    apart = wide - mean
+    scale = torch.rsqrt((apart * apart).mean(dims, keepdim=True) + eps)
+    y = apart * scale
+    y = y if weight is None else y * weight
+    y = y if bias is None else y + bias
+    return y.to(x.dtype), mean, scale
+
+
+@dataclass(frozen=True)
+class Program:
+    """Holds a traced function."""
+
+    graph: fx.GraphModule
+    inputs: tuple[Tensor, ...]
+    nearest: bool = False  # True: exp, erf and such are rounded correctly; False: they are PyTorch's in float32
+    usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
+
+    @cached_property
+    def nodes(self) -> list[fx.Node]:
+        """The nodes in order."""
+        return list(self.graph.graph.nodes)
+
+    @cached_property
+    def operands(self) -> list[fx.Node]:
+        """The nodes of the inputs."""
+        return [node for node in self.nodes if node.op == "placeholder"]
+
+    @cached_property
+    def returned(self) -> list[fx.Node]:
+        """The nodes of the outputs."""
+        [end] = self.nodes[-1].args
+        return [each for each in (end if isinstance(end, list | tuple) else [end]) if isinstance(each, fx.Node)]
+
+    @cached_property
+    def places(self) -> list[str]:
+        """The names of the places, in order. The numbers that are returned are rounded in any case."""
+        ends = set().union(*map(_ends, self.returned))
+        merged = {node for node in self.nodes if _is_place(node) and _is_cast(node) and _alone(node.args[0])}
+        return [node.name for node in self.nodes if _is_place(node) and node not in ends and node not in merged]
+
+    @cached_property
+    def stored(self) -> dict[str, str]:
+        """Maps a place to the format narrower than float32 that PyTorch stores it in."""
+        found = {}
+        for name in self.places:
+            node = self.node(name)
+            while _alone(node) and (_is_cast(user := next(iter(node.users))) or named(user) in _LAYOUTS):
+                node = user  # what takes it is a cast
+            if (kind := str(node.meta["val"].dtype).removeprefix("torch.")) in FORMATS and kind != WIDE:
+                found[name] = kind
+        return found
+
+    @cached_property
+    def differs_by_library(self) -> bool:
+        """True if a place is a function whose float32 results differ by library."""
+        return any(named(node) in _FUNCTIONS for node in self.nodes)
+
+    @cached_property
+    def narrow(self) -> str:
+        """The narrow format of the operands; bfloat16 if there is none."""
+        kinds = [str(each.dtype).removeprefix("torch.") for each in self.inputs if each.is_floating_point()]
+        return next((kind for kind in kinds if kind in FORMATS and kind != WIDE), "bfloat16")
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """The formats narrower than float32 that places may have: 8 bits only if PyTorch or an operand has them."""
+        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", *self.stored.values())))
+
+    @cached_property
+    def contracted(self) -> set[str]:
+        """The products that only sums and differences take, which a kernel may leave unrounded."""
+        products = [node for node in map(self.node, self.places) if named(node) == "mul"]
+        return {node.name for node in products if all(named(user) in ("add", "sub") for user in node.users)}
+
+    def node(self, name: str) -> fx.Node:
+        """Returns the node with a name."""
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, fx.Node]:
+        return {node.name: node for node in self.nodes}
+
+    def text(self, contract: Contract, name: str = "contract") -> str:
+        """Returns the program as Python, for `like=`, with `verify.rounds` at each place that is narrower."""
+        short: dict[fx.Node, str] = {node: node.name.removesuffix("_1") for node in self.operands}
+        lines = [f"def {name}({', '.join(short.values())}):"]
+        for node in self.nodes:
+            if node.op != "call_function":
+                continue
+            text = _text(node, short)
+            kind = contract.get(node.name, WIDE)
+            if kind not in (WIDE, EXACT):
+                text = f'verify.rounds({text}, "{kind}")'
+            if not _is_place(node) or (_is_cast(node) and node.name not in contract):
+                short[node] = text  # part of the next line
+                continue
+            short[node] = f"t{len(lines)}"
+            lines.append(f"    {short[node]} = {text}")
+        return "\n".join([*lines, f"    return {', '.join(short[node] for node in self.returned)}"])
+
+    def words(self, name: str) -> str:
+        """Returns a place as a short expression, such as `x * rsqrt(...)`."""
+        node = self.node(name)
+        short = {each: each.name.removesuffix("_1") for each in self.operands}
+
+        def of(each: Any, depth: int) -> str:
+            if not isinstance(each, fx.Node):
+                return f"{each:.6g}" if isinstance(each, float) else str(each)
+            if each in short or not depth:
+                return str(short.get(each, "..."))
+            given = [of(one, depth - 1) for one in each.args if isinstance(one, fx.Node | float | int)]
+            if named(each) in _LAYOUTS or _is_cast(each):
+                return of(each.args[0], depth)
+            sign = _SIGNS.get(named(each))
+            return (
+                f"{given[0]} {sign} {given[1]}" if sign and len(given) > 1 else f"{named(each)}({', '.join(given[:1])})"
+            )
+
+        return of(node.args[0] if _is_cast(node) else node, 3) + (" as it is cast" if _is_cast(node) else "")
+
+
+class Rounded:
+    """Holds the values of all nodes on some inputs under one contract. `changed` evaluates again what depends on it."""
+
+    def __init__(self, program: Program, inputs: Sequence[Tensor], contract: Contract) -> None:
+        self.program, self.contract = program, dict(contract)
+        self.values: dict[fx.Node, Any] = {}
+        self.exact: dict[fx.Node, Any] = {}  # of places: before they are rounded
+        given = iter(inputs)
+        for node in program.nodes:
+            if node.op == "placeholder":
+                value = next(given)
+                self.values[node] = value.double() if value.is_floating_point() else value
+            elif node.op == "get_attr":
+                value = getattr(program.graph, str(node.target))
+                self.values[node] = value.double() if value.is_floating_point() else value
+            elif node.op == "call_function":
+                self._evaluate(node, self.values)
+
+    def _evaluate(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
+        wide = torch.float32 if not self.program.nearest and named(node) in _FUNCTIONS else torch.float64
+        value = _computed(node, values, wide)
+        if _is_place(node):
+            self.exact[node] = value
+            value = rounded(value, self.contract.get(node.name, self.program.usual))
+        self.values[node] = value
+
+    def changed(self, flips: Contract) -> Rounded:
+        """Returns the values under a contract with other formats at some places."""
+        made = object.__new__(Rounded)
+        made.program, made.contract = self.program, {**self.contract, **flips}
+        made.values, made.exact = dict(self.values), dict(self.exact)
+        moved: set[fx.Node] = set()
+        for node in self.program.nodes:
+            if node.op != "call_function":
+                continue
+            if any(each in moved for each in node.all_input_nodes):
+                made._evaluate(node, made.values)
+            elif node.name in flips:
+                made.values[node] = rounded(made.exact[node], made.contract[node.name])
+            else:
+                continue
+            if not _same(made.values[node], self.values[node]):
+                moved.add(node)
+        return made
+
+    def outputs(self) -> list[Tensor]:
+        """Returns the results in float64, not rounded."""
+        return [self.values[node] for node in self.program.returned]
+
+
+def rounded(value: Any, kind: str) -> Any:
+    """Rounds float64 numbers to float32, and then to a narrower format; leaves them for EXACT."""
+    if kind == EXACT or not isinstance(value, Tensor) or not value.is_floating_point():
+        return value
+    wide = value.float()
+    return (wide if kind == WIDE else wide.to(FORMATS[kind]).float()).double()
+
+
+def _same(a: Any, b: Any) -> bool:
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
+
+
+def _computed(node: fx.Node, values: Mapping[fx.Node, Any], wide: torch.dtype) -> Any:
+    """Evaluates one node in float32 or float64; returns float64 numbers."""
+
+    def given(each: Any) -> Any:
+        if isinstance(each, fx.Node):
+            return values[each]
+        if isinstance(each, float):  # a kernel has the constants of float32
+            return float(torch.tensor(each, dtype=torch.float32))
+        return type(each)(map(given, each)) if isinstance(each, list | tuple) else each
+
+    args = [given(each) for each in node.args]
+    if _is_cast(node):
+        return args[0]
+    if wide == torch.float32:
+        args[0] = args[0].float()
+    keywords = {name: given(each) for name, each in node.kwargs.items()}
+    if isinstance(keywords.get("dtype"), torch.dtype) and keywords["dtype"].is_floating_point:
+        keywords["dtype"] = torch.float64
+    value = node.target(*args, **keywords)
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def named(node: Any) -> str:
+    """Returns the name of the operator that a node calls, such as "mul"; "" if it calls none."""
+    if not isinstance(node, fx.Node) or node.op != "call_function":
+        return ""
+    return str(getattr(node.target, "overloadpacket", node.target).__name__)
+
+
+def _is_cast(node: fx.Node) -> bool:
+    return named(node) in ("_to_copy", "convert_element_type") and _is_float(node)
+
+
+def _alone(node: Any) -> bool:
+    """True if one node takes the numbers of a place."""
+    return isinstance(node, fx.Node) and _is_place(node) and len(node.users) == 1
+
+
+def _is_float(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and value.is_floating_point()
+
+
+def _is_place(node: fx.Node) -> bool:
+    """True if a node computes numbers, or casts them to a narrower format."""
+    if node.op != "call_function" or not _is_float(node) or named(node) in _MOVES or node.target is operator.getitem:
+        return False
+    return not _is_cast(node) or node.meta["val"].dtype.itemsize < 4
+
+
+def _ends(node: fx.Node) -> set[fx.Node]:
+    """Returns a node that is returned, and the place whose numbers it moves or casts, if nothing else takes them."""
+    found: set[fx.Node] = set()
+    while len(node.users) == 1:
+        found.add(node)
+        if len(node.all_input_nodes) != 1 or (_is_place(node) and not _is_cast(node)):
+            break
+        node = node.all_input_nodes[0]
+    return found
+
+
+def _text(node: fx.Node, short: Mapping[fx.Node, str]) -> str:
+    """Returns a node as Python, from the texts of its inputs."""
+
+    def of(each: Any) -> str:
+        if isinstance(each, fx.Node):
+            return short[each]
+        if isinstance(each, list | tuple):
+            return f"[{', '.join(map(of, each))}]"
+        return f"{each!r}"
+
+    name, args = named(node), [of(each) for each in node.args]
+    if node.target is operator.getitem:
+        return f"{args[0]}[{args[1]}]"
+    if _is_cast(node):
+        return args[0]
+    if name in _SIGNS and len(args) == 2 and not node.kwargs:
+        return f"{args[1 if name == 'rsub' else 0]} {_SIGNS[name]} {args[0 if name == 'rsub' else 1]}"
+    if name == "pow" and len(args) == 2:
+        return f"{args[0]} ** {args[1]}"
+    keywords = [
+        f"{key}={of(value)}" for key, value in node.kwargs.items() if key not in ("layout", "pin_memory", "device")
+    ]
+    if node.args and isinstance(node.args[0], fx.Node) and hasattr(Tensor, name):
+        return f"{args[0] if args[0].isidentifier() else f'({args[0]})'}.{name}({', '.join([*args[1:], *keywords])})"
+    return f"{node.target}({', '.join([*args, *keywords])})".replace("aten.", "torch.ops.aten.", 1)
