@@ -68,6 +68,7 @@ LINES = (
         "right result at random not found",
         "truths compared",
         "truth of another choice",
+        "truth among too many choices",
         "truth differs",
         "truth differs at a tie",
     ),
@@ -301,6 +302,9 @@ class Verdicts:
             between = self.program.right[0].run.stores and min(seen) - rough <= low and high <= max(seen) + rough
             if seen and (between or meets(seen[-1])):
                 self.counts["truth of another choice"] += 1
+                continue
+            if len(set(seen)) * 2 > len(seen) and min(seen) <= high and low <= max(seen):
+                self.counts["truth among too many choices"] += 1  # nearly each that is drawn is a new one
                 continue
             tied = len(truths) > 1 or self.program.right[0].nears
             kind = "truth differs at a tie" if tied else "truth differs"

@@ -35,13 +35,15 @@ class Oracled(Exception):
 class Choice:
     """Which of the admissible decisions a run takes, beside its direction.
 
-    seed: of the order of copies and of all pushes. size: of the pushes, up to 1; 0 leaves x + tiny p alone. at: seeds
-    of single places, for orders (by their number in the run) and pushes (by that of the number that is pushed). sides:
-    the comparisons of equal given numbers that take the side of the direction, by their number in the run.
+    seed: of the order of copies and of all pushes. size: of the pushes, up to 1; 0 leaves x + tiny p alone. level: many
+    are equal, and computed numbers that they leave equal are equal in comparisons. orders, pushes: seeds of orders (by
+    their number in the run), and pushes by the place of the number that is pushed. sides: the comparisons of equal
+    given numbers that take the side of the direction, by their number in the run.
     """
 
     seed: int = 0
     size: float = 0.0
+    level: bool = False
     orders: Mapping[int, int] = field(default_factory=dict)
     pushes: Mapping[int, float] = field(default_factory=dict)
     sides: frozenset[int] = frozenset()
@@ -55,7 +57,8 @@ class Choice:
             return self.pushes[place]
         mixed = (self.seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**64
         mixed = (mixed ^ (mixed >> 31)) * 0x94D049BB133111EB % 2**64
-        return self.size * (2.0 * ((mixed ^ (mixed >> 29)) / 2**64) - 1.0)
+        share = (mixed ^ (mixed >> 29)) / 2**64
+        return self.size * (round(1.8 * share - 0.9) if self.level else 2.0 * share - 1.0)
 
 
 class Run:
@@ -236,7 +239,7 @@ def made(
             drift += float(slope) * each.drift
     if value and error and mp.isfinite(value) and abs(value) < error * SAME:
         found.value = value = mpf(0)
-    if rounds and not held(value):
+    if rounds and (terms is NEVER or not held(value)):
         error += abs(float(value)) * run.unit
         if run.source:
             found.value = run.shaken(value, run.unit)
@@ -294,14 +297,18 @@ def nearest(value: Any, digits: int, least: int, error: float) -> tuple[Any, boo
     return mp.ldexp(found, exponent), bool(error and room <= NEAR * mp.ldexp(mpf(error), -exponent))
 
 
-def stored(x: Number, digits: int, least: int) -> Number:
-    """Returns a number as a narrow format stores it. Its gradient is stored there too."""
+def stored(x: Number, digits: int, least: int, computed: bool) -> Number:
+    """Returns a number as a narrow format stores it. Its gradient is stored there too.
+
+    computed: by an operator of that format, which may round its steps to it as well.
+    """
     value, near = nearest(x.value, digits, least, x.error)
     run = Run.now
     run.stores += value != x.value
-    if run.choice is not None and (near or x.loose):
-        run.decisive.add(x.place)
-        value, near = nearest(x.value + mpf(x.push), digits, least, 0.0)[0], False
+    if run.choice is not None and (near or x.loose or computed):
+        run.decisive |= {x.place, len(run.tape)}
+        inner = NEAR * run.choice.push(len(run.tape)) * 2.0**-digits if computed else 0.0
+        value, near = nearest(x.value * (1 + mpf(inner)) + mpf(x.push), digits, least, 0.0)[0], False
     found = Number(value, open=x.open or near)
     found.parents, found.grid = ((x, 1),), (digits, least)
     found.place = len(run.tape)
@@ -324,6 +331,8 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
             gap = gap + mpf(a.push) - mpf(b.push)
             if abs(gap) > SAME * loose:
                 return (1 if gap > 0 else -1), False
+            if run.choice.level:
+                return 0, False
     off = abs(a.value - b.value)
     if a.value == b.value or (mp.isfinite(off) and off <= SAME * (a.error + b.error)):
         if exact and not a.error + b.error:

@@ -22,6 +22,7 @@ MOVES = """reshape view flatten unflatten permute transpose t T mT swapaxes move
 repeat tile repeat_interleave unsqueeze squeeze narrow select index_select chunk split unbind cat stack hstack
 vstack diagonal diag tril triu pixel_shuffle unfold gather take_along_dim getitem contiguous clone broadcast_to
 scatter rot90 diag_embed view_as""".split()
+CASTS = "to type half bfloat16 float double long int bool type_as".split()
 SMALL = {torch.bfloat16: 8, torch.float16: 11}
 LARGEST = {torch.bfloat16: 127, torch.float16: 15, torch.float32: 127, torch.float64: 1023}  # exponents of 2
 DIGITS = {**SMALL, torch.float32: 24, torch.float64: 53}
@@ -146,7 +147,8 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
             raise Oracled("a number cast to an integer in passing")
         if narrower(result.dtype):
             digits, least = DIGITS[result.dtype], 1 - LARGEST[result.dtype]
-            result.array = each(lambda n: stored(n, digits, least) if id(n) in new else n, result.array)  # noqa: B023
+            computed = name not in CASTS
+            result.array = each(lambda n: stored(n, digits, least, computed) if id(n) in new else n, result.array)  # noqa: B023
             continue
         bits = SMALL.get(result.dtype)
         for number in result.array.flat if bits else ():

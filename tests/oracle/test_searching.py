@@ -55,6 +55,15 @@ def saturated(x: Any) -> Any:
     return torch.floor(torch.nn.functional.hardsigmoid(x))
 
 
+def largest(x: Any) -> Any:
+    y = x * 1.1
+    return y * (y >= y.detach().max())
+
+
+def limit(x: Any) -> Any:
+    return torch.floor(x.tanh())
+
+
 QUARTERS, ZEROS = T([0.25] * 5), T([0.0, 0.0, 3.0, 0.0])
 
 
@@ -76,6 +85,11 @@ QUARTERS, ZEROS = T([0.25] * 5), T([0.0, 0.0, 3.0, 0.0])
         (saturated, T([9.0]), T([2.0]), False),
         (cast, T([1.0]), T([1.1]).half().float(), True),
         (cast, T([1.0]), T([1.1]), False),
+        (largest, T([1.0] * 4), T([1.1] * 4), True),
+        (largest, T([1.0] * 4), T([1.1, 0.0, 0.0, 1.1]), True),  # these two may be computed above the others, and equal
+        (largest, T([1.0] * 4), T([0.0] * 4), False),
+        (limit, T([200.0]), T([1.0]), True),
+        (limit, T([200.0]), T([0.0]), True),  # the real tanh is below 1
     ],
 )
 def test_an_output_of_another_choice(f: Callable[..., Any], x: Tensor, y: Tensor, right: bool) -> None:
