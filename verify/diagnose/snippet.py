@@ -373,6 +373,10 @@ def _error(kernel: Kernel, found: Replay) -> str:
     if found.worst.scaled_ulp is not None:
         lines += _scale(found.worst.ulp, found.worst.scaled_ulp)
         shown, judged = f"{value_of(found.worst.scaled_ulp):+.6g} ULP of scale", "of_scale"
+    elif 0.5 < found.judged < (off := abs(value_of(found.worst.ulp))) < math.inf:  # judged by noise beside ULP
+        share = (found.judged - 0.5) / (off - 0.5)
+        lines.append(f"beside = min(abs(error), 0.5 + (abs(error) - 0.5) * {share!r})  # roundings explain the rest")
+        judged = "beside"
     lines += [
         f'same = "the same bits" if pattern == "{found.worst.got_hex}" else "other bits here"',
         f'print(f"reported  {found.worst.got_hex}, {shown}: {{same}}")',
