@@ -319,7 +319,8 @@ def _of_map(
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
         if step.function == "multiply":  # kernels distribute (a + b) c; none multiplies out two sums, as in one pass
             both = (terms[0].count > 1) & (terms[1].count > 1)
-            terms = [each.as_one_term(both, x) for each, x in zip(terms, given, strict=True)]
+            some = bool(both.any())
+            terms = [each.as_one_term(both, x) if some else each for each, x in zip(terms, given, strict=True)]
         size, held, made = _of_joined(step, value, terms, format)
         if made is not None:
             chains[id(step)] = made
