@@ -58,13 +58,11 @@ from verify.measure.call import Measured, alone, inferred, run_baseline, run_ker
 from verify.measure.case import sampled_question
 from verify.measure.element import Whole, worst_element
 from verify.measure.judge import Effort, JudgedBy, judge_by
-from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, evaluate
-from verify.truth.formats import Format
 from verify.truth.ulp import fetched, widen
 
 _EXACT = Sizes(elements=1 << 8, width=1 << 8, depth=64)
@@ -211,16 +209,13 @@ def broken_by(subject: Subject, case: Case, measured: Measured) -> Broken | None
 
 @dataclass(frozen=True)
 class Known:
-    """Holds results of one problem and the truth of each that has elements, all on one device.
+    """Holds results of one problem and the rules of each that has elements, all on one device.
 
-    If `whole` is given, they are some elements of one result, and `op` is about these alone.
+    If `whole` is given, they are some elements of one result.
     """
 
-    op: Op
-    problem: Problem
     results: dict[str, Tensor]
-    truths: dict[str, Truth]
-    kinds: dict[str, Format]
+    rules: dict[str, JudgedBy]
     whole: Whole | None = None
 
 
@@ -248,16 +243,15 @@ def _affordable(subject: Subject, case: Case, measured: Measured) -> Iterator[Kn
         if sample is None:
             raise TruthError(beyond(name, case))
         some = sampled_question(kernel, case, measured, sample, subject.target, case.seed)
-        truths = {name: some.truth(name)}
-        yield Known(some.op, some.problem, {name: sample.of(results[name])}, truths, some.formats, some.whole)
+        yield Known({name: sample.of(results[name])}, {name: some.judged_by(name)}, some.whole)
 
 
 def known(subject: Subject, case: Case, measured: Measured) -> Known:
-    """Returns results of given inputs with their truths.
+    """Returns results of given inputs with their rules.
 
     Small tensors go to the CPU, where the truth's many operations cost less than their launches on a GPU.
     """
-    op, inputs, upstream, results = subject.kernel.op, measured.inputs, measured.upstream, measured.results
+    kernel, inputs, upstream, results = subject.kernel, measured.inputs, measured.upstream, measured.results
     every = {
         **{("in", name): value for name, value in inputs.items() if value is not None},
         **{("up", name): value for name, value in upstream.items()},
@@ -267,29 +261,31 @@ def known(subject: Subject, case: Case, measured: Measured) -> Known:
         every = dict(zip(every, fetched(list(every.values())), strict=True))
     given = {name: every.get(("in", name)) for name in inputs}
     returned = {name: every["out", name] for name in results}
-    problem = problem_of(op, case, given, {name: every["up", name] for name in upstream}, tuple(results))
+    problem = problem_of(kernel.op, case, given, {name: every["up", name] for name in upstream}, tuple(results))
     kinds = {name: formats.of(tensor.dtype) for name, tensor in returned.items()}
-    truths = {name: truth for name, truth in evaluate(op, problem, kinds).items() if returned[name].numel()}
-    return Known(op, problem, returned, truths, kinds)
+
+    def rules(name: str, truth: Truth) -> JudgedBy:
+        floor = kernel.noise_floor(case.dtype, name)
+        return JudgedBy(kernel.op, problem, name, truth, kinds[name], kernel.policy, case.seed, floor)
+
+    truths = evaluate(kernel.op, problem, kinds).items()
+    return Known(returned, {name: rules(name, truth) for name, truth in truths if returned[name].numel()})
 
 
 def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     """Returns the largest error of results with known truths. Raises `Broken` if it exceeds the kernel's limit."""
-    kernel = subject.kernel if facts.whole is None else dataclasses.replace(subject.kernel, op=facts.op)
-    problem, results, truths, kinds = facts.problem, facts.results, facts.truths, facts.kinds
-    limits = [kernel.limit_of(subject.dtype, of_class, name) for name in truths for of_class in CLASSES]
+    kernel = subject.kernel
+    limits = [kernel.limit_of(subject.dtype, of_class, name) for name in facts.rules for of_class in CLASSES]
     least = min((limit for limit in limits if limit is not None), default=math.inf)
-    proven = _proven_within(kernel, subject.dtype, facts, least)
+    proven = _proven_within(facts, least)
     if proven is not None:
         return proven
     largest = 0.0
-    for name, truth in truths.items():
-        got = results[name]
-        floor = kernel.noise_floor(subject.dtype, name)
-        by = JudgedBy(kernel.op, problem, name, truth, kinds[name], kernel.policy, case.seed, floor)
-        by = by.with_noise_again(got)
-        shape, widened = tuple(got.shape), _beyond(kernel, subject.dtype, problem, by.truth, kinds[name])
-        segments, parts = classed(kernel.op, case, problem, name, shape, kernel.largest.get(subject.dtype))
+    for name, rules in facts.rules.items():
+        got = facts.results[name]
+        by, widened = rules.with_noise_again(got), _beyond(kernel, subject.dtype, rules)
+        shape = tuple(got.shape)
+        segments, parts = classed(by.op, case, by.problem, name, shape, kernel.largest.get(subject.dtype))
         # a rounding at half an ULP decides nothing if the limit is beyond; that saves 50,000 exact values of a case
         blurred = 0.0 if kernel.op.gate == "noise" else max(0.0, min(_NARROW, (least - 0.5) / 2))
         effort = Effort(sample=0, keep=1, blurred=blurred)
@@ -313,7 +309,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             judged = outcome.exact[index]
             origin = Origin.here(subject.target, case.to_json(), name, index)
             scaled = None if gate == "plain" else error
-            worst = worst_element(kernel.op, problem, got, judged, origin, scaled, facts.whole)
+            worst = worst_element(by.op, by.problem, got, judged, origin, scaled, facts.whole)
             lines = {
                 "at": f"{name} {list(worst.index)}",
                 **worst.inputs,
@@ -327,35 +323,32 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
     return largest
 
 
-def _beyond(kernel: Kernel, dtype: str, problem: Problem, truth: Truth, fmt: Format) -> float:
+def _beyond(kernel: Kernel, dtype: str, rules: JudgedBy) -> float:
     """Returns the factor that widens the limit for inputs beyond the magnitude that the kernel promises; 1 for others.
 
     A unit of the scale does not grow beyond the format's largest number. The loss among terms beyond that number does.
     """
     if dtype not in kernel.largest or kernel.op.gate != "scaled":
         return 1.0
-    given = {name: widen(value).abs() for name, value in problem.inputs.items() if value is not None}
+    given = {name: widen(value).abs() for name, value in rules.problem.inputs.items() if value is not None}
     if all(bool((size <= kernel.promised_to(dtype, name)).all()) for name, size in given.items()):
         return 1.0
-    scale = truth.scale[truth.scale.isfinite()]
-    return max(1.0, float(scale.max()) / float(fmt.max_finite)) if scale.numel() else 1.0
+    scale = rules.truth.scale[rules.truth.scale.isfinite()]
+    return max(1.0, float(scale.max()) / float(rules.fmt.max_finite)) if scale.numel() else 1.0
 
 
-def _proven_within(kernel: Kernel, dtype: str, facts: Known, limit: float) -> float | None:
+def _proven_within(facts: Known, limit: float) -> float | None:
     """Returns the largest error if every element is proven to be within the limit; else None.
 
     Most cases need no exact value at all: the laws of all mutants take 75% more time without this. None leaves the case
     to the exact judge, which also finds the worst element.
     """
-    largest, by_noise = 0.0, kernel.op.gate == "noise"
-    for name, truth in facts.truths.items():
-        got = facts.results[name]
-        floor = kernel.noise_floor(dtype, name)
-        by = JudgedBy(kernel.op, facts.problem, name, truth, facts.kinds[name], kernel.policy, floor=floor)
-        _, found = by.compared(got)
+    largest = 0.0
+    for name, by in facts.rules.items():
+        _, found = by.compared(facts.results[name])
         if not bool(found.within(limit).all()):
             return None
-        largest = max(largest, float((found.upper if by_noise else found.deciding).max()))
+        largest = max(largest, float((found.upper if by.op.gate == "noise" else found.deciding).max()))
     return largest
 
 

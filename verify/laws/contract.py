@@ -270,13 +270,13 @@ def _right(subject: Subject, case: Case, inputs: Inputs, returned: dict[str, Ten
     try:
         made = {name: value for name, value in results.items() if value is not None}
         judged = known(subject, case, Measured(given, {}, made))
-        shapes = {name: truth.value.shape for name, truth in judged.truths.items()}
+        shapes = {name: rules.truth.value.shape for name, rules in judged.rules.items()}
         if len(shapes) < len(judged.results):  # a result without elements has no truth; its shape must be PyTorch's
             made = _of_pytorch(subject, inputs) or {}
             shapes |= {name: value.shape for name, value in made.items() if not value.numel()}
         if {name: value.shape for name, value in judged.results.items()} != shapes:
             return False
-        if judged.truths:
+        if judged.rules:
             judge_known(subject, case, judged)
     except (Broken, UsageError):
         return False

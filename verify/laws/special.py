@@ -316,8 +316,8 @@ def _laid(case: Case, name: str, value: Tensor) -> Tensor:
 
 
 def _check_zeros(case: Case, judged: Known) -> None:
-    for name, truth in judged.truths.items():
-        got = judged.results[name]
+    for name, rules in judged.rules.items():
+        got, truth = judged.results[name], rules.truth
         wrong = (truth.value == 0) & (got == 0) & (torch.signbit(got) != torch.signbit(truth.value))
         places = torch.nonzero(wrong.reshape(-1))
         if places.numel():
