@@ -13,21 +13,10 @@ from verify.report.signs import Signs
 
 Columns = Sequence[str]
 HEADERS = {"max": "max ULP", "basis_short": "basis", "p999": "p99.9", "baseline": "PyTorch", "short": "verdict"}
+HEADERS |= {"its basis": "basis", "its ms": "ms"}  # of a gradient, beside those of an output
 WORDS = ("verdict", "short", "status", "change", "last change")  # the column of the row's word
-_RIGHT = (
-    "max",
-    "p999",
-    "misrounded",
-    "baseline",
-    *CLASSES,
-    "bound",
-    "measured",
-    "base",
-    "head",
-    "old",
-    "new",
-    "typical",
-)
+_FIGURES = "max p999 misrounded baseline bound measured base head old new typical forward backward ms"
+_RIGHT = {*_FIGURES.split(), "its ms", *CLASSES}
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,12 @@ from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.present import name_of, present
 from verify.report.signs import STANDING, WORDS, Signs
+from verify.report.table import TableRow
+from verify.report.terminal.text_page import Page, Terminal
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
-LEFT = {"implementation", "dtype", "shape", "output", "gradient", "verdict", "basis"}
+WIDE = 1000  # columns, more than any table takes: speeds are compared in one line
 
 
 @dataclass(frozen=True)
@@ -47,11 +49,13 @@ def render(run: Run, *, glyphs: bool = True) -> str:
 
 def tables(run: Run, *, glyphs: bool = True) -> list[str]:
     """Returns a table per op that has lines, each with its heading and a blank line after it."""
-    text: list[str] = []
+    page = Page(Terminal(WIDE, glyphs=glyphs))
     for title, kernels in _by_op(run).items():
         if shown := lines(kernels):
-            text += [title, *_table(shown, Signs.choose(glyphs)), ""]
-    return text
+            page.line(title)
+            page.rows([_columns(shown)], [_row(line, page.signs) for line in shown])
+            page.blank()
+    return page.text().rstrip("\n").splitlines() + [""] if any(map(_settings, run.kernels)) else []
 
 
 def _missing(run: Run) -> list[str]:
@@ -84,39 +88,34 @@ def _settings(kernel: KernelRun) -> list[tuple[str, tuple[int, ...]]]:
     return [(dtype, shape) for dtype in dtypes for shape in shapes[dtype] or [()]]
 
 
-def _table(shown: list[BenchRow], signs: Signs) -> list[str]:
-    timed = any(line.shape for line in shown)
+def _columns(shown: list[BenchRow]) -> list[str]:
     many = len({line.shape for line in shown if line.shape}) > 1
-    columns = ["implementation", "dtype", *(["shape"] if many else []), "output", "basis", "gradient", "basis "]
-    columns += ["forward", "ms", "backward", "ms "] if timed else []
-    columns.append("verdict")
-    rows = [dict(zip(columns, columns, strict=True)), *(_cells(line, columns, signs) for line in shown)]
-    width = {name: max(len(row[name]) for row in rows) for name in columns}
-    return ["  " + "  ".join(_padded(row[name], name, width[name]) for name in columns).rstrip() for row in rows]
+    columns = ["implementation", "dtype", *(["shape"] if many else []), "output", "basis", "gradient", "its basis"]
+    columns += ["forward", "ms", "backward", "its ms"] if any(line.shape for line in shown) else []
+    return [*columns, "verdict"]
 
 
-def _padded(text: str, name: str, width: int) -> str:
-    return text.ljust(width) if name.strip() in LEFT else text.rjust(width)
-
-
-def _cells(line: BenchRow, columns: list[str], signs: Signs) -> dict[str, str]:
+def _row(line: BenchRow, signs: Signs) -> TableRow:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
     outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
     cells = {
         "implementation": name_of(line.kernel),
-        "dtype": words.clean(line.dtype),
+        "dtype": line.dtype,
         "shape": "x".join(map(str, line.shape)),
         "output": _error(outputs, signs),
         "basis": "" if outputs is None else words.basis_short(outputs.basis),
         "gradient": _error(gradients, signs),
-        "basis ": "" if gradients is None else words.basis_short(gradients.basis),
-        "verdict": _verdict(line.kernel, results, signs),
+        "its basis": "" if gradients is None else words.basis_short(gradients.basis),
     }
-    for direction, column in zip(DIRECTIONS, ("ms", "ms "), strict=True):
+    for direction, column in zip(DIRECTIONS, ("ms", "its ms"), strict=True):
         speed = _speed(line, direction)
         cells[direction] = _ratio(speed)
         cells[column] = "" if speed is None else f"{speed.milliseconds:.3f} ±{speed.spread / 2:.3f}"
-    return {name: cells[name] for name in columns}
+    if not results and line.kernel.speed:
+        return TableRow("", "", cells, "peer", "not judged")  # timed only
+    worst = max((result.status for result in results), key=RESULT_STATUSES.index, default=line.kernel.status)
+    standing = "peer" if line.kernel.peer else worst
+    return TableRow("", "", cells, standing, WORDS[standing])
 
 
 def _worst(results: list[Result], side: Side) -> Result | None:
@@ -135,16 +134,6 @@ def _error(result: Result | None, signs: Signs) -> str:
         return "-"
     scaled = words.MARK[result.gate]
     return f"{words.clean(result.output)} {result_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
-
-
-def _verdict(kernel: KernelRun, results: list[Result], signs: Signs) -> str:
-    if not results and kernel.speed:
-        return "not judged"  # timed only
-    if kernel.peer:
-        status = "peer"
-    else:
-        status = max((result.status for result in results), key=RESULT_STATUSES.index, default=kernel.status)
-    return f"{signs.status[status]} {WORDS[status]}"
 
 
 def _speed(line: BenchRow, direction: str) -> Speed | None:
