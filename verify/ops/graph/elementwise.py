@@ -146,6 +146,8 @@ class Map(Step):
             return made
         if self.function in _OPERATORS and not any(map(has_special, given)):
             return list(map(_OPERATORS[self.function], *given))
+        if self.function == "divide" and not any(map(has_special, given)) and all(map(arithmetic.sign, given[1])):
+            return list(map(operator.truediv, *given))
         single, zero_of = ELEMENTWISE[self.function].element, ELEMENTWISE[self.function].zero_of
         single = getattr(arithmetic, single) if isinstance(single, str) else partial(single, self, run, arithmetic)
         columns = list(given)

@@ -142,7 +142,8 @@ def _half_pi(sign: int) -> Any:
 
 def _mp_exp(x: Any) -> Any:
     """Returns e^x; 0 for x below -2^64, which mpmath cannot evaluate and which lies below every other number."""
-    return mp.exp(x) if x > -(2.0**64) else mp.zero
+    negative, _, exponent, size = x._mpf_
+    return mp.exp(x) if not negative or exponent + size <= 64 else mp.zero
 
 
 add("exp", torch.exp, arb.exp, _mp_exp, (0.0, math.inf), codomain=(0.0, math.inf), exact=(0.0,))
