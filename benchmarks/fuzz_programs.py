@@ -300,7 +300,13 @@ class Verdicts:
                     break
             # what is stored in a narrow format may be any neighbour within noise: more than can be drawn
             between = self.program.right[0].run.stores and min(seen) - rough <= low and high <= max(seen) + rough
-            if seen and (between or meets(seen[-1])):
+            at, middle = self.program.names().index(name), (low + high) / 2
+
+            def apart(each: Evaluation) -> float:
+                value = each.values[at][place]  # noqa: B023
+                return 0.0 if meets(value) else float(abs(value - middle))  # noqa: B023
+
+            if seen and (between or meets(seen[-1]) or self.choices.explained(apart, 8, 60)):
                 self.counts["truth of another choice"] += 1
                 continue
             if len(set(seen)) * 2 > len(seen) and min(seen) <= high and low <= max(seen):

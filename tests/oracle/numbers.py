@@ -36,14 +36,16 @@ class Choice:
     """Which of the admissible decisions a run takes, beside its direction.
 
     seed: of the order of copies and of all pushes. size: of the pushes, up to 1; 0 leaves x + tiny p alone. level: many
-    are equal, and computed numbers that they leave equal are equal in comparisons. orders, pushes: seeds of orders (by
-    their number in the run), and pushes by the place of the number that is pushed. sides: the comparisons of equal
-    given numbers that take the side of the direction, by their number in the run.
+    are equal, and computed numbers that they leave equal are equal in comparisons. lean: 1 or -1, all have this sign,
+    so that steps alike move numbers alike. orders, pushes: seeds of orders (by their number in the run), and pushes by
+    the place of the number that is pushed. sides: the comparisons of equal given numbers that take the side of the
+    direction, by their number in the run.
     """
 
     seed: int = 0
     size: float = 0.0
     level: bool = False
+    lean: int = 0
     orders: Mapping[int, int] = field(default_factory=dict)
     pushes: Mapping[int, float] = field(default_factory=dict)
     sides: frozenset[int] = frozenset()
@@ -58,6 +60,8 @@ class Choice:
         mixed = (self.seed * 0x9E3779B97F4A7C15 + (place + 1) * 0xBF58476D1CE4E5B9) % 2**64
         mixed = (mixed ^ (mixed >> 31)) * 0x94D049BB133111EB % 2**64
         share = (mixed ^ (mixed >> 29)) / 2**64
+        if self.lean:
+            return self.size * self.lean * (0.8 + 0.2 * share)
         return self.size * (round(1.8 * share - 0.9) if self.level else 2.0 * share - 1.0)
 
 
@@ -125,7 +129,8 @@ def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
         return None
     first, second = a.known(), b.known()
     if first is None or second is None:
-        one, other = abs(float(a.value)), abs(float(b.value))
+        one = first.bulk if first else abs(float(a.value))
+        other = second.bulk if second else abs(float(b.value))
         return Terms(-math.inf, one * other if product else one + other, 9)
     if product:
         return Terms(first.grain + second.grain, first.bulk * second.bulk, first.count * second.count)

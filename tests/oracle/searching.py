@@ -81,7 +81,8 @@ class Choices:
             drifts[toward[0]][toward[1]] = 4.0 * (-1) ** seed
         kept = source.choice([0.0, 0.5, 1.0])
         sides = frozenset(side for side in self.sides if source.random() < kept)
-        return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], level=source.random() < 0.5, sides=sides))
+        level, lean = source.random() < 0.5, source.choice([1, -1, 0, 0])
+        return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], level, lean, sides=sides))
 
     def others(self, tried: int, toward: tuple[int, int] | None = None) -> Iterator[Evaluation]:
         """Yields what the program is under choices at random."""

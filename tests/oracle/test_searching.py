@@ -60,6 +60,10 @@ def largest(x: Any) -> Any:
     return y * (y >= y.detach().max())
 
 
+def centred(x: Any) -> Any:
+    return torch.floor(torch.nn.functional.layer_norm(x, (4,)))
+
+
 def limit(x: Any) -> Any:
     return torch.floor(x.tanh())
 
@@ -88,6 +92,8 @@ QUARTERS, ZEROS = T([0.25] * 5), T([0.0, 0.0, 3.0, 0.0])
         (largest, T([1.0] * 4), T([1.1] * 4), True),
         (largest, T([1.0] * 4), T([1.1, 0.0, 0.0, 1.1]), True),  # these two may be computed above the others, and equal
         (largest, T([1.0] * 4), T([0.0] * 4), False),
+        (centred, T([1.0] * 4), T([-1.0, 0.0, 0.0, 0.0]), True),  # a kernel may multiply before it subtracts
+        (centred, T([1.0] * 4), T([-2.0, 0.0, 0.0, 0.0]), False),
         (limit, T([200.0]), T([1.0]), True),
         (limit, T([200.0]), T([0.0]), True),  # the real tanh is below 1
     ],
