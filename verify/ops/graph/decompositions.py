@@ -61,8 +61,7 @@ def _layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, mean, rstd = _normalised(x, list(range(x.ndim - len(shape), x.ndim)), eps)
     y = y if weight is None else y * weight
-    # what PyTorch keeps in the dtype of x for the backward pass is no number that y depends on
-    return y if bias is None else y + bias, mean * 1.0, rstd * 1.0
+    return y if bias is None else y + bias, mean * 1.0, rstd * 1.0  # kept in 16 bits, which y does not depend on
 
 
 def _layer_norm_backward(
