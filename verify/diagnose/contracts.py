@@ -17,7 +17,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, cast
 
 import torch
@@ -40,12 +40,15 @@ from verify.truth.ulp import bits_of
 
 _FAR = 8  # bits that differ by more units in the last place count as this many
 _ENOUGH = 1 << 13  # elements that a search looks at, if the inputs have as many
-_MOST_SETS = 8
+_MOST_SETS = 64
+_REFUTING = 4  # times as many inputs may refute a contract
 _FORMS = 3  # forms of the program that are searched if its own explains too little
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
 _SHOWN = 6  # undecided roundings that the screen shows
+_NEXT = 3  # of them, the best after single changes, whose pairs are changed
 _STARTS = 6  # contracts that a search begins with
-_ROUNDS = 4  # times that refuting inputs join the search
+_FIRST = 2  # inputs that a search begins with
+_ROUNDS = 6  # times that refuting inputs join the search
 _NARROW = ("bfloat16", "float16")
 
 
@@ -119,7 +122,7 @@ def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequ
     call = getattr(kernel, "function", kernel)
     own = found_by(program, layer, layer, inputs)
     theirs = found_by(program, layer, call, inputs)
-    tried = [inputs, *_sets(inputs, 2, "search"), *_sets(inputs, 2, "unseen")]
+    tried = [inputs, *(each for kind in _SEEDS for each in _sets(inputs, 2, kind))]
     pairs = [(each, _results(layer, each), _results(call, each)) for each in tried]
     apart = next((pair for pair in pairs if not all(map(_equal, pair[1], pair[2]))), None)
     if apart is None:
@@ -179,18 +182,20 @@ def found_by(
     program: Program, layer: Callable[..., Any], function: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> FoundContract:
     """Returns the contract of a function, in the form of the program that predicts the most bits."""
-    sets = [tuple(inputs), *_sets(inputs, _MOST_SETS, "search")]
-    unseen = [(each, _results(function, each)) for each in _sets(inputs, _MOST_SETS, "unseen")]
-    known = [(each, _results(function, each)) for each in sets]
-    best = _searched(program, known, unseen, None)
+    size = sum(value.numel() for value in _results(function, inputs))
+    count = min(_MOST_SETS, -(-_ENOUGH // max(size, 1)))
+    sets = {kind: list(_sets(inputs, count * (_REFUTING if kind == "others" else 1), kind)) for kind in _SEEDS}
+    sets["search"].insert(0, tuple(inputs))
+    known, others, unseen = ([(each, _results(function, each)) for each in some] for some in sets.values())
+    searched = partial(_searched, known=known, others=others, unseen=unseen)
+    best = searched(program, before=None)
     if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
-        others = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
-        least = {
-            form: min(_Search(other, known).off(start) for start in _starts(other, best)) for form, other in others
-        }
-        spent = best.evaluations + _STARTS * len(others)
-        for form, other in sorted(others, key=lambda each: least[each[0]])[:_FORMS]:
-            found = replace(_searched(other, known, unseen, best), form=form)
+        forms = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
+        least = [min(_Search(other, known).off(start) for start in _starts(other, best)) for _, other in forms]
+        spent = best.evaluations + _STARTS * len(forms)
+        for at in sorted(range(len(forms)), key=least.__getitem__)[:_FORMS]:
+            form, other = forms[at]
+            found = replace(searched(other, before=best), form=form)
             spent += found.evaluations
             best = found if found.known + found.unseen > best.known + best.unseen else best
             if min(best.known, best.unseen) >= 1 - _GOOD:
@@ -202,20 +207,27 @@ def found_by(
 Known = list[tuple[tuple[Tensor, ...], list[Tensor]]]  # inputs with the results of a function
 
 
-def _searched(program: Program, known: Known, unseen: Known, before: FoundContract | None) -> FoundContract:
-    """Searches for the contract of one form of the program, and confirms it on unseen inputs."""
-    known, starts = list(known), _starts(program, before)
-    search = _Search(program, known)
+def _searched(
+    program: Program, *, known: Known, others: Known, unseen: Known, before: FoundContract | None
+) -> FoundContract:
+    """Searches for the contract of one form of the program.
+
+    Those of the `others` that refute it join the search. `unseen` inputs never do.
+    """
+    starts, rest = _starts(program, before), [*known[_FIRST:], *others]
+    search = _Search(program, known[:_FIRST])
     formats = search.best(starts)
     for _ in range(_ROUNDS):
-        wrong = [pair for pair in unseen if search.off(formats, [pair]) > 0]
+        wrong = [pair for pair in rest if search.off(formats, [pair]) > 0]
         fresh = [pair for pair in wrong if all(pair is not each for each in search.known)]
         if not fresh:
             break
-        search = _Search(program, [*search.known, fresh[0]], search.evaluations)
+        stuck = search.off(formats) > search.good and len(search.known) < len(known)
+        more = known if stuck else [*search.known, fresh[0]]
+        search = _Search(program, more, search.evaluations)
         formats = search.best([formats, *starts])
-    formats = search.smallest(formats)
-    decided = [*search.known[:2], *unseen[:2]]
+    formats = search.smallest(formats, [*known, *others])
+    decided = [*search.known[:2], *others[:2]]
     least = search.off(formats, decided)
     undecided = []
     for place, kind in search.choices():
@@ -225,7 +237,7 @@ def _searched(program: Program, known: Known, unseen: Known, before: FoundContra
     return FoundContract(
         program=program,
         formats=own,
-        known=_share(program, own, search.known),
+        known=_share(program, own, known),
         unseen=_share(program, own, unseen),
         elements=sum(value.numel() for _, results in unseen for value in results),
         evaluations=search.evaluations,
@@ -289,13 +301,17 @@ class _Search:
             if held[0].off <= self.good:
                 break
             held[at] = self._descended(each, self._singles)
-        best = min(held, key=lambda each: each.off)
-        best = self._descended(best, self._singles) if 0 < best.off <= self.good else best
-        while best.off > (self.good if self.program.differs_by_library else 0.0):
-            paired = self._descended(best, self._pairs)
-            if paired.off >= best.off:
-                break
-            best = self._descended(paired, self._singles)
+        held.sort(key=lambda each: each.off)
+        enough = self.good if self.program.differs_by_library else 0.0
+        best = self._descended(held[0], self._singles) if 0 < held[0].off <= self.good else held[0]
+        for each in (best, *held[1:_NEXT]):
+            paired = each
+            while min(best.off, paired.off) > enough:
+                before, paired = paired.off, self._descended(paired, self._pairs)
+                if paired.off >= before:
+                    break
+                paired = self._descended(paired, self._singles)
+            best = min(best, paired, key=lambda one: one.off)
         return best.formats
 
     @cached_property
@@ -344,14 +360,15 @@ class _Search:
             for one, other in itertools.product((self.program.usual, self.program.narrow), repeat=2):
                 yield {a: one, b: other}
 
-    def smallest(self, formats: Contract) -> dict[str, str]:
-        """Takes back each rounding that explains nothing."""
-        kept, least, usual = dict(formats), self.off(formats), self.program.usual
+    def smallest(self, formats: Contract, every: Known) -> dict[str, str]:
+        """Takes back each rounding that explains nothing on any of the inputs."""
+        kept, usual = dict(formats), self.program.usual
+        least, whole = self.off(kept), self.off(kept, every)
         for place in reversed(self.program.places):
             if kept.get(place, usual) != usual:
                 without = {**kept, place: usual}
                 self.evaluations += 1
-                if self.off(without) <= least:
+                if self.off(without) <= least and self.off(without, every) <= whole:
                     kept = without
         return {place: kind for place, kind in kept.items() if kind != usual}
 
@@ -417,11 +434,12 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 # -- inputs ------------------------------------------------------------------------------------------------
 
+_SEEDS = {"search": 0, "others": 1000, "unseen": 2000}  # the others refute a contract, the unseen ones only count
 _SEARCH: dict[str, Callable[[Tensor], Tensor]] = {
     "normal": lambda z: z,
     "of any size": lambda z: z * torch.exp2((z * 977).frac() * 6),
 }
-_UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
+_OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
     "large": lambda z: z * 8,
     "positive": lambda z: z.abs() + 0.01,
     "far from zero": lambda z: z + 3,
@@ -429,13 +447,12 @@ _UNSEEN: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _sets(inputs: Sequence[Tensor], most: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
+def _sets(inputs: Sequence[Tensor], count: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
     """Yields inputs of the same shapes and dtypes: floating-point operands by the recipes, others as they are."""
-    recipes = list((_SEARCH if kind == "search" else _UNSEEN).values())
+    recipes = list((_SEARCH if kind == "search" else _OTHERS).values())
     size = max(each.numel() for each in inputs)
-    count = min(most, max(len(recipes), -(-_ENOUGH // max(size, 1))))
-    for at in range(count):
-        generator = torch.Generator().manual_seed(at + (0 if kind == "search" else 1000))
+    for at in range(max(len(recipes), count)):
+        generator = torch.Generator().manual_seed(_SEEDS[kind] + at)
         made = []
         for each in inputs:
             drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)
