@@ -57,8 +57,9 @@ def bias_of(
     first = torch.full((len(groups),), len(group), device=group.device).scatter_reduce_(0, group, order, "amin")
     places, truth, member = places[first], truth[first], member[first]
     side = (found.misrounded[places] * torch.sign(found.ulp[places]) * torch.sign(truth)).long()
-    columns = shape[-1] if shape else 1
-    ways = [order[: len(side)]] if apart else [places // max(columns, 1), places % max(columns, 1)]
+    side, member, places = side.cpu(), member.cpu(), places.cpu()  # few: each count on a GPU would wait for it
+    columns = max(shape[-1] if shape else 1, 1)
+    ways = [torch.arange(len(side))] if apart else [places // columns, places % columns]
     return [_worst(side[member == each], [way[member == each] for way in ways]) for each in range(n_segments)]
 
 
@@ -69,7 +70,7 @@ def _worst(side: Tensor, ways: list[Tensor]) -> Bias:
         _, block = torch.unique(way, return_inverse=True)
         count = int(block.max()) + 1 if len(block) else 0
         sizes = torch.bincount(block, minlength=count)
-        sums = torch.zeros(count, dtype=torch.int64, device=side.device).scatter_add_(0, block, side)
+        sums = torch.zeros(count, dtype=torch.int64).scatter_add_(0, block, side)
         squares, cross, weights = (int((a * b).sum()) for a, b in ((sums, sums), (sums, sizes), (sizes, sizes)))
         found.append(Bias(len(side), int(side.sum()), count, squares, cross, weights))
     return max(found, key=lambda each: each.error if each.blocks >= _FEW_BLOCKS else math.inf)
