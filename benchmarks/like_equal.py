@@ -2,8 +2,7 @@
 
 Elementwise ops at all inputs of 16 bits and at random float32 ones of all exponents, the others at random ones: the
 interval of the program and the certified float64 reference of the op must overlap at every element; at some the number
-that the op's formulas have in mpmath must lie in the program's Arb ball, and in the op's own where Arb has formulas of
-its own (row-wise ops).
+that the op has in mpmath must lie in the program's Arb ball, and in the op's own.
 """
 
 from __future__ import annotations

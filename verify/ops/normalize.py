@@ -44,8 +44,8 @@ from verify.ops.compensated import (
     tensor_of,
     tree_sum,
 )
-from verify.ops.normalize_exact import Normalization, column_point, element_point
-from verify.ops.op import Fast, Op, Operand, Point, Problem
+from verify.ops.normalize_exact import Formula, Normalization, column_of, element_of
+from verify.ops.op import Fast, Op, Operand, Problem
 from verify.ops.rowwise import Rows, rowwise
 
 # Each row is scaled by a power of two, so that squares neither overflow nor underflow. The exponent of the row's
@@ -281,11 +281,11 @@ def normalization(
     """
     summands = tuple(each.name for each in operands if each.name not in ("weight", "bias"))
 
-    def element(rows: Rows, result: str, row: int, column: int) -> Point:
-        return element_point(Normalization(rows, centre, summands), result, row, column)
+    def element(rows: Rows, result: str, row: int, column: int) -> Formula:
+        return element_of(Normalization(rows, centre, summands), result, row, column)
 
-    def column(rows: Rows, result: str, column: int) -> Point:
-        return column_point(Normalization(rows, centre, summands), result, column)
+    def column(rows: Rows, result: str, column: int) -> Formula:
+        return column_of(Normalization(rows, centre, summands), result, column)
 
     return rowwise(
         name,

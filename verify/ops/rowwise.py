@@ -17,6 +17,7 @@ from torch import Tensor
 from verify.ops.elements import pick, whole
 from verify.ops.equal_rows import merged
 from verify.ops.geometry import Rowwise
+from verify.ops.graph.baseline import exact_points
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _FEW = 1 << 14  # most elements of a tensor that is read as a whole, which is faster than one element at a time
@@ -97,8 +98,8 @@ class Rows:
         return tensor
 
 
-Element = Callable[[Rows, str, int, int], Point]
-Column = Callable[[Rows, str, int], Point]
+Element = Callable[[Rows, str, int, int], Callable[[int], Any]]
+Column = Callable[[Rows, str, int], Callable[[int], Any]]
 
 
 def rowwise(
@@ -108,26 +109,28 @@ def rowwise(
     *,
     fast: Callable[[Problem], dict[str, Fast]],
     element: Element,
-    column: Column | None = None,
+    column: Column,
     baseline: Callable[..., Any],
     **options: Any,
 ) -> Op:
     """Returns an op on rows.
 
-    `element(rows, result, row, column)` returns the exact value of one element of a result shaped like the data.
-    `column(rows, result, column)` returns that of the gradient of a vector operand.
+    `element(rows, result, row, column)` returns the formula in mpmath of one element of a result shaped like the data.
+    `column(rows, result, column)` returns that of the gradient of a vector operand. Arb evaluates the program.
     """
+    data = [operand.name for operand in operands if operand.role == "data"]
     vectors = {"d" + operand.name for operand in operands if operand.role != "data"}
-    first = next(operand.name for operand in operands if operand.role == "data")
+    program = exact_points([each.name for each in operands], outputs, baseline, fast, sorted(vectors), data)
 
     def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        rows = Rows(problem, first)
         if result in vectors:
-            assert column is not None
-            rows = Rows(merged(problem, [each.name for each in operands if each.role == "data"]), first)
-            return [column(rows, result, index) for index in indices]
-        width = rows.width
-        return [element(rows, result, index // width, index % width) for index in indices]
+            rows = Rows(merged(problem, data), data[0])
+            formulas = [column(rows, result, index) for index in indices]
+        else:
+            rows = Rows(problem, data[0])
+            formulas = [element(rows, result, *divmod(index, rows.width)) for index in indices]
+        pairs = zip(formulas, program(problem, result, indices), strict=True)
+        return [Point(formula, point.arb) for formula, point in pairs]
 
     settings: Mapping[str, Any] = {"gate": "scaled", **options}
     return Op(
@@ -138,6 +141,6 @@ def rowwise(
         fast=fast,
         points=points,
         baseline=baseline,
-        landmarks=Landmarks(of=first),
+        landmarks=Landmarks(of=data[0]),
         **settings,
     )

@@ -20,7 +20,7 @@ from verify.ops.elements import to_arb
 from verify.ops.equal_rows import merged
 from verify.ops.geometry import Shape
 from verify.ops.graph.program import Program, trace
-from verify.ops.graph.single import VANISHED, ElementEvaluator, Shared, far_run
+from verify.ops.graph.single import FAR, ElementEvaluator, Shared, far_run
 from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.ops.precision import GUARD
@@ -36,10 +36,11 @@ def exact_points(
     baseline: Baseline,
     fast: Callable[[Problem], dict[str, Fast]],
     summed: Sequence[str] = (),
+    data: Sequence[str] = ("x",),
 ) -> Callable[[Problem, str, Sequence[int]], list[Point]]:
     """Returns `points` of an op whose exact values are those of its baseline's program.
 
-    `summed` names results that add up over rows. For these, equal rows of x are merged into one.
+    `summed` names results that add up over the rows of the operands `data`. For these, equal rows are merged into one.
     """
 
     @lru_cache(maxsize=_HOLDS)
@@ -51,7 +52,7 @@ def exact_points(
         return trace(function, examples, outputs=outputs, differentiable=gradients)
 
     def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        problem = merged(problem, ["x"]) if result in summed else problem
+        problem = merged(problem, data) if result in summed else problem
         device = next(value.device for value in problem.inputs.values() if value is not None)
         if ("program", device) not in problem.cache:
             present, gradients = operands_of(problem)
@@ -101,9 +102,10 @@ class Limits:
         if not math.isfinite(number):
             return limit
         # The reference is rounded: a limit such as dy * x1 may have more digits than float64.
-        far = _sharper(self._far.point(place))
+        near, far = (_sharper(each.point(place)) for each in self._far)
         ball = far.arb(prec)
-        return limit if ball.contains(to_arb(number)) or abs(ball) < VANISHED else far
+        vanishes = number == 0 and abs(ball) * 2**50 < abs(near.arb(prec))
+        return limit if vanishes or ball.contains(to_arb(number)) else far
 
     def _is_special(self, place: int) -> bool:
         """True if an element depends on an infinity or NaN. Otherwise it only needs more bits."""
@@ -121,9 +123,13 @@ class Limits:
         return self.fast(self.problem)[self.evaluator.result].value
 
     @cached_property
-    def _far(self) -> ElementEvaluator:
-        own = self.evaluator
-        return ElementEvaluator(own.program, far_run(own.run), own.result, own.indices, Shared(math.inf))
+    def _far(self) -> list[ElementEvaluator]:
+        """The same elements, with two large numbers in place of each infinity."""
+        own, shared = self.evaluator, (Shared(math.inf), Shared(math.inf))
+        return [
+            ElementEvaluator(own.program, far_run(own.run, size), own.result, own.indices, each)
+            for size, each in zip(FAR, shared, strict=True)
+        ]
 
 
 def _called_with(

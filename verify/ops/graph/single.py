@@ -29,14 +29,14 @@ from verify.ops.precision import GUARD, mp_bits
 _PRECISIONS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
 _MIN_BITS = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
 _SHARP = 60  # relative accuracy of a ball, in bits, that settles nearly every decision
-VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
+_VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
 _BATCH = 1024  # elements of a batch
 _LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zero
 _MAX_CACHED = 1 << 21  # most cached elements, over all steps, at one precision
 _EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
 _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
 
-_FAR = torch.tensor(2.0**200, dtype=torch.float64)  # stands for an infinity
+FAR = (2.0**200, 2.0**400)  # stand for an infinity
 _GROWS = 2.0**50
 
 Slices = dict[int, dict[int, Any]]  # cached elements: id(step) -> flat index -> value
@@ -166,7 +166,7 @@ class ElementEvaluator:
             lost = max(0, bits - ball.rel_accuracy_bits())  # an exact ball reports more accuracy than `bits`
             if ball.is_finite() and 2 * lost < bits:
                 break
-            if ball.is_finite() and abs(ball) < VANISHED:  # too small for every format, so its digits do not matter
+            if ball.is_finite() and abs(ball) < _VANISHED:  # too small for every format, so its digits do not matter
                 lost = 0
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many bits cancel, but enough remain
@@ -217,18 +217,18 @@ def limits_of(program: Program, run: Run, result: str, places: list[int]) -> lis
     values shrink or grow without end.
     """
     ends = []
-    for size in (_FAR, _FAR * _FAR):
+    for size in FAR:
         evaluator = ElementEvaluator(program, far_run(run, size), result, places, Shared())
         ends.append([(evaluator.enclosed(n) or (math.nan, 0.0))[0] for n in range(len(places))])
     return [_limit(near, far) for near, far in zip(*ends, strict=True)]
 
 
-def far_run(run: Run, size: Tensor = _FAR * _FAR) -> Run:
+def far_run(run: Run, size: float) -> Run:
     """Returns a run with a large number in place of each infinity."""
 
     def finite(leaf: Tensor) -> Tensor:
         wide = leaf.double()
-        return torch.where(torch.isinf(wide), torch.copysign(size, wide), wide)
+        return torch.where(torch.isinf(wide), torch.full_like(wide, size).copysign(wide), wide)
 
     return Run({n: finite(leaf) if leaf.is_floating_point() else leaf for n, leaf in run.leaves.items()}, run.device)
 
