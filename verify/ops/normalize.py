@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,9 +45,11 @@ from verify.ops.compensated import (
     tensor_of,
     tree_sum,
 )
-from verify.ops.normalize_exact import Formula, Normalization, column_of, element_of
-from verify.ops.op import Fast, Op, Operand, Problem
-from verify.ops.rowwise import Rows, rowwise
+from verify.ops.equal_rows import merged
+from verify.ops.geometry import Rowwise
+from verify.ops.graph.baseline import exact_points
+from verify.ops.normalize_exact import Normalization, Rows, column_of, element_of
+from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 # Each row is scaled by a power of two, so that squares neither overflow nor underflow. The exponent of the row's
 # largest element is clamped to this range first: from _LOWEST with a positive eps, which exceeds smaller squares, and
@@ -281,21 +284,33 @@ def normalization(
     """
     summands = tuple(each.name for each in operands if each.name not in ("weight", "bias"))
 
-    def element(rows: Rows, result: str, row: int, column: int) -> Formula:
-        return element_of(Normalization(rows, centre, summands), result, row, column)
+    outputs = ("y",) if len(summands) == 1 else ("y", "s")
+    data = [each.name for each in operands if each.role == "data"]
+    vectors = ["d" + each.name for each in operands if each.role != "data"]  # their gradients add up over the rows
+    fast = partial(_fast, centre=centre, summands=summands)
+    program = exact_points([each.name for each in operands], outputs, baseline, fast, vectors, data)
 
-    def column(rows: Rows, result: str, column: int) -> Formula:
-        return column_of(Normalization(rows, centre, summands), result, column)
+    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        column = result in vectors
+        norm = Normalization(Rows(merged(problem, data) if column else problem), centre, summands)
+        formulas = [
+            column_of(norm, result, index) if column else element_of(norm, result, *divmod(index, norm.rows.width))
+            for index in indices
+        ]
+        pairs = zip(formulas, program(problem, result, indices), strict=True)
+        return [Point(formula, point.arb) for formula, point in pairs]
 
-    return rowwise(
-        name,
-        operands,
-        ("y",) if len(summands) == 1 else ("y", "s"),
-        fast=lambda problem: _fast(problem, centre, summands),
-        element=element,
-        column=column,
+    return Op(
+        name=name,
+        geometry=Rowwise(),
+        operands=operands,
+        outputs=outputs,
+        fast=fast,
+        points=points,
         baseline=baseline,
         params={"eps": eps},
+        gate="scaled",
+        landmarks=Landmarks(of="x"),
         symmetry="norm",
         summary=summary,
     )

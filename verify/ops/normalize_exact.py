@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite, isinf, isnan
+from functools import cached_property
+from math import isfinite, isinf, isnan, prod
 from typing import Any, NamedTuple
 
 from mpmath import mp
@@ -31,11 +32,89 @@ from verify.ops.dyadic import (
     dyadics,
     multiply_rows,
 )
-from verify.ops.elements import to_mp
+from verify.ops.elements import pick, to_mp, whole
+from verify.ops.op import Problem
 from verify.ops.precision import exact_product, summed
-from verify.ops.rowwise import Rows
 
 Formula = Callable[[int], Any]  # of a precision: see `Point.mp`
+
+
+_FEW = 1 << 14  # most elements of a tensor that is read as a whole, which is faster than one element at a time
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one problem, read as Python floats."""
+
+    problem: Problem
+    data: str = "x"
+
+    @cached_property
+    def width(self) -> int:
+        """N, the length of a row."""
+        return int(self._required(self.data).shape[-1])
+
+    @cached_property
+    def count(self) -> int:
+        """The number of rows."""
+        x = self._required(self.data)
+        return prod(x.shape[:-1])
+
+    def present(self, name: str) -> bool:
+        """True if the problem has this operand."""
+        return self.problem.inputs.get(name) is not None
+
+    def row(self, tensor: Tensor, index: int) -> list[float]:
+        """Returns row `index` of a (..., N) tensor."""
+        width = self.width
+        values = self._read(tensor)
+        if values is not None:
+            return values[index * width : (index + 1) * width]
+        row: list[float] = self.cached(
+            ("row", id(tensor), index), lambda: pick(tensor, range(index * width, (index + 1) * width))
+        )
+        return row
+
+    def data_row(self, name: str, index: int) -> list[float]:
+        """Returns row `index` of a data operand."""
+        return self.row(self._required(name), index)
+
+    def vector(self, name: str) -> list[float] | None:
+        """Returns all elements of a vector operand, cached in the problem; None if it is absent."""
+        tensor = self.problem.inputs.get(name)
+        return None if tensor is None else self._read(tensor, limit=None)
+
+    def column(self, tensor: Tensor, index: int) -> list[float]:
+        """Returns column `index` of a (..., N) tensor."""
+        values = self._read(tensor)
+        if values is not None:
+            return values[index :: self.width]
+        return pick(tensor, range(index, self.count * self.width, self.width))
+
+    def element(self, tensor: Tensor, index: int) -> float:
+        """Returns the element at a flat position."""
+        values = self._read(tensor)
+        return pick(tensor, [index])[0] if values is None else values[index]
+
+    def _read(self, tensor: Tensor, limit: int | None = _FEW) -> list[float] | None:
+        """Returns all elements of a tensor, cached in the problem; None if it has more than `limit` elements."""
+        key = ("read", id(tensor))
+        values: list[float] | None = self.problem.cache.get(key)
+        if values is None and (limit is None or tensor.numel() <= limit):
+            values = self.problem.cache[key] = whole(tensor)
+        return values
+
+    def cached(self, key: object, make: Callable[[], Any]) -> Any:
+        """Returns `make()`, called once per problem and key."""
+        if key not in self.problem.cache:
+            self.problem.cache[key] = make()
+        return self.problem.cache[key]
+
+    def _required(self, name: str) -> Tensor:
+        tensor = self.problem.inputs[name]
+        if tensor is None or tensor.ndim == 0:
+            raise ValueError(f"operand {name} is required and has at least one dimension")
+        return tensor
 
 
 class Moments(NamedTuple):
