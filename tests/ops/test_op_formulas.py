@@ -18,7 +18,8 @@ from verify.cases import counter
 from verify.cases.case import Case
 from verify.measure.certify import build, variants
 from verify.ops import Problem, get
-from verify.ops.op import Op
+from verify.ops.op import Op, Point
+from verify.truth.exact import digits
 
 PREC = 110
 ELEMENTWISE = ("gelu", "silu", "geglu", "swiglu", "geglu_split", "swiglu_split")
@@ -113,6 +114,17 @@ def test_infinite_operands_have_the_limit(name: str) -> None:
     inputs = {each: columns[:, place * width : (place + 1) * width] for place, each in enumerate(names)}
     problem = Problem(inputs, op.resolve({}), {"y": columns[:, -1:]}, ("y", *op.gradients))
     assert compared(op, problem, 1_500) >= 100
+
+
+@pytest.mark.parametrize(("x", "dtype"), [(-1.7e308, torch.float64), (-3.4e38, torch.float32)])
+@pytest.mark.parametrize("params", variants(get("gelu")), ids=str)
+def test_digits_below_every_format_are_right(x: float, dtype: torch.dtype, params: dict[str, Any]) -> None:
+    """Reports print the truth of special values, though the verdict needs no digit of such a number."""
+    op = get("gelu")
+    problem = Problem({"x": torch.tensor([x], dtype=dtype)}, params, {}, ("y",))
+    (point,) = op.points(problem, "y", [0])
+    own = formula("gelu", problem, "y", 0)
+    assert digits(point, 17) == digits(Point(own, point.arb), 17)
 
 
 def test_the_comparison_sees_another_function() -> None:

@@ -30,6 +30,7 @@ _RARE = 2_560  # after this precision the largest comes next: only ties and numb
 # A truth may be so near a power of two, in bits, that its side is open. An error of more ULP is then decided: the sides
 # differ in their unit alone. Softmax has many such truths, as 1 - exp(-1000).
 _FAR, _BESIDE = 1_024, 120
+_TINY = 1_300  # below 2^-1300 lies no number of any format
 _SETTLED = 40  # an error is decided once its interval is narrower than 2^-40 times it, or than 2^-40 ulp
 
 
@@ -353,6 +354,9 @@ def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> 
             return ends[0]
     try:
         value: Any = point.mp(bits)
+        if value and mpmath.isfinite(value) and (size := -int(mpmath.mag(value))) > _TINY:
+            # a program promises no digits there: its rounding errors grow with the exponent, as in exp(-x^2 / 2)
+            value = point.mp(bits + 3 * size.bit_length())
     except BeyondEffort:
         if known is None:
             raise
