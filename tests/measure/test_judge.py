@@ -390,3 +390,18 @@ def test_noise_is_not_sampled_again_for_results_within_the_limit_or_far_beyond(t
     assert truth.noise is not None
     got = (truth.value + times * truth.noise).float()
     assert JudgedBy(op, problem, "y", truth, named("float32")).with_noise_again(got).truth is truth
+
+
+def test_noise_is_sampled_again_beside_an_element_that_the_policy_of_the_kernel_excuses() -> None:
+    """Without the policy, the error of that element is infinite, so that the kernel looks broken."""
+    op, problem, truth = _normalized()
+    assert truth.noise is not None
+    got, value, noise = truth.value.float(), truth.value.clone(), truth.noise.clone()
+    got[3, 5], value[0, 0] = (
+        float(truth.value[3, 5] + 4 * truth.noise[3, 5]),
+        torch.nan,
+    )
+    noise[3, 5] /= 4
+    unlucky = replace(truth, value=value, noise=noise)
+    by = JudgedBy(op, problem, "y", unlucky, named("float32"), Policy(nan="any")).with_noise_again(got)
+    assert by.truth.noise is not None and 0.7 < float(by.truth.noise[3, 5] / truth.noise[3, 5]) < 1.4
