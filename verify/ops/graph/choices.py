@@ -418,14 +418,13 @@ class Choices:
                 yield from self._read_off(name, value, sizes)
         for sign in (1.0, -1.0):
             yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()})
-        given = {id(step) for step in self.sources if isinstance(step, Leaf)}
-        for sign, copies in product((1.0, -1.0), repeat=2):  # x + tiny p, and no rounding
-            only = {key: ramps[key] * copies for key in map(id, self.orders)}
-            yield self.proposed(only | {key: sizes[key] * ramps[key] * sign for key in given})
-        for sign in (1.0, -1.0):
-            yield self.proposed({key: size * sign for key, size in sizes.items()})
-        for key, sign in product(list(sizes)[:_ALONE] if len(self.sources) > 1 else (), (1.0, -1.0)):
-            yield self.proposed({key: sizes[key] * sign})
+        given = [*(step for step in self.sources if isinstance(step, Leaf)), *self.orders]
+        for signs in product((1.0, -1.0), repeat=2):  # x + tiny p, and no rounding
+            ways = ((id(step), signs[isinstance(step, Order)]) for step in given)
+            yield self.proposed({key: sizes[key] * ramps[key] * sign for key, sign in ways})
+        alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
+        for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
+            yield self.proposed({key: sizes[key] * sign for key in keys})
         kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
         for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
             yield self.proposed({}, rounded=kind)

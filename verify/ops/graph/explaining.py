@@ -133,9 +133,8 @@ class _Search:
 
     def _start(self, key: int, size: Tensor) -> Tensor:
         """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
-        moved = torch.zeros_like(size)
-        if key in self.found.numbers:
-            moved = ((self.found.numbers[key] - self.choices.numbers[key]) / size).nan_to_num(0.0, 0.0, 0.0)
+        real = self.choices.numbers.get(key, torch.zeros_like(size))
+        moved = ((self.found.numbers.get(key, real) - real) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-6 * ramp(size)  # no two are equal, or an exchange would change nothing
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
