@@ -263,6 +263,15 @@ def test_what_follows_from_an_exact_threshold_has_ties_of_its_own() -> None:
     assert passes(kept, x, kept(x), first, torch.ones(()))
 
 
+@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("y", "right"), [([0.0, 0.0], True), ([1.0, 0.0], True), ([2.0, 0.0], False)])
+def test_a_share_of_one_half_may_be_rounded_either_way(kind: torch.dtype, y: list[float], right: bool) -> None:
+    def shares(x: Tensor) -> Tensor:
+        return torch.round(x.sigmoid().softmax(-1))
+
+    assert passes(shares, T([-2.5, -2.5], dtype=kind), T(y, dtype=kind)) is right
+
+
 @pytest.mark.parametrize("y", [6.0, 5.0])
 def test_a_product_of_small_integers_is_exact(y: float) -> None:
     assert passes(lambda x: x.prod(-1).floor(), T([2.0, 3.0, 1.0]), T(y)) is (y == 6.0)

@@ -182,8 +182,11 @@ class Choices:
     # -- which decisions are free ---------------------------------------------------------------------------
 
     def _near(self, step: Step) -> Tensor | float:
-        found = self.reach.get(id(step))
-        return 0.0 if found is None else found
+        """Returns how far a kernel's numbers may be from the real ones: if at all, then no less than float64 tells."""
+        found, x = self.reach.get(id(step)), self.numbers.get(id(step))
+        if found is None or x is None:
+            return 0.0 if found is None else found
+        return torch.where(found > 0, torch.maximum(found, x.abs() * torch.finfo(x.dtype).eps), 0.0)
 
     def _is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
