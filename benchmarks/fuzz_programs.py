@@ -79,7 +79,16 @@ LINES = (
     ),
     *("crash", "timeout", "harness"),
 )
-BAD = ("right result fails", "truth differs", "scaled passes", "zeros passes", "dropped passes", "crash", "harness")
+BAD = (
+    "right result fails",
+    "truth differs",
+    "truth differs at a tie",
+    "scaled passes",
+    "zeros passes",
+    "dropped passes",
+    "crash",
+    "harness",
+)
 
 
 @dataclass
