@@ -15,9 +15,9 @@ from verify.cases.classes import class_of_recipe
 from verify.cases.covering import CLASSES, CaseEffort, covering, empty_sizes, own_recipes
 from verify.cases.layouts import lay_out
 from verify.cases.plan import plan
-from verify.cases.values import ROW_REGIMES
+from verify.cases.values import LEAST, NOT_FINITE, ROW_REGIMES
 from verify.declare.declaration import Kernel
-from verify.records.record import DEMANDING, ORDINARY
+from verify.records.record import DEMANDING, EXTREME, ORDINARY
 
 EFFORT = CaseEffort(1 << 20, 1 << 20, 1 << 20)
 ROWS: dict[str, Any] = {"shapes": {"x": "n d"}, "dtypes": ["float32", "bfloat16"]}
@@ -58,7 +58,9 @@ def test_a_run_has_every_recipe_with_more_than_16_rows_or_columns_and_two_long_d
     for kernel in (declared(softmax, **ROWS), declared(product, **PRODUCT)):
         (group,) = plan(kernel, "float32", "interpreter", 0)
         widest = {case.fill: max(case.dims) for case in group.cases}
-        assert set(ROW_REGIMES) <= set(widest) and all(size > 16 for size in widest.values())
+        # nothing is promised at extreme inputs: the least numbers would give no verdict
+        assert {*ROW_REGIMES} - {LEAST} == set(widest) - {*own_recipes(kernel.op)}
+        assert all(size > 16 for size in widest.values())
         assert any(sorted(case.dims)[-2] >= 65 for case in group.cases)
         assert 0 < group.pairs[0] < group.pairs[1]
 
@@ -144,6 +146,70 @@ def test_domains_are_tried_at_their_bounds_throughout() -> None:
     assert {"at lower bounds", "at upper bounds"} <= {case.fill for case in group.cases}
     one_sided = declared(lambda x: x.sqrt().sum(-1), shapes={"x": "n d"}, domain={"x": "0 <= x"}, dtypes=["float32"])
     assert own_recipes(one_sided.op) == ("zero rows", "at lower bounds")
+
+
+def test_integers_are_tried_at_their_bounds_throughout() -> None:
+    """No row has a label, every row has the last one, a mask hides everything or nothing."""
+    settings: dict[str, Any] = {"shapes": {"x": "n d", "k": "n"}, "dtypes": ["float32"]}
+    kernel = declared(lambda x, k: x.sum(-1) * k, integers={"k": "-1 <= k < d"}, **settings)
+    assert own_recipes(kernel.op) == ("zero rows", "at lower bounds", "at upper bounds")
+    for recipe, end in (("at lower bounds", -1), ("at upper bounds", 4)):
+        inputs = inputs_of(kernel.op, case_of(kernel, "float32", dims=(40, 5), fill=recipe), "cpu")
+        x, k = inputs["x"], inputs["k"]
+        assert x is not None and k is not None and k.unique().tolist() == [end] and x.unique().numel() == 200
+    ordered = declared(lambda x, k: x.sum(-1) * k, integers={"k": "permutation n"}, **settings)
+    assert own_recipes(ordered.op) == ("zero rows",)
+
+
+def test_a_run_has_other_layouts_if_the_kernel_takes_them() -> None:
+    settings = {**PRODUCT, "gradients": True}
+    (group,) = plan(declared(product, **settings), "float32", "interpreter", 0)
+    laid = {each for case in group.cases for each in case.layouts.items()}
+    assert laid >= {(name, layout) for name in ("x", "w") for layout in ("transposed", "stepped")}
+    assert ("dy", "transposed") in laid and ("dy", "expanded") in laid
+    assert all(len(case.layouts) <= 1 for case in group.cases)  # so that a finding names the operand
+    (group,) = plan(declared(product, **settings, layouts="contiguous"), "float32", "interpreter", 0)
+    assert not any(case.layouts for case in group.cases)
+
+
+def test_sizes_come_twice_with_other_numbers() -> None:
+    """A kernel that keeps something from call to call by the sizes is wrong in the second one."""
+    (group,) = plan(declared(softmax, **ROWS), "float32", "interpreter", 0)
+    plain = [case for case in group.cases if case.dims == group.cases[0].dims and case.fill == "randn"]
+    assert len(plain) > 1 and len({case.seed for case in plain}) == len(plain)
+
+
+def test_nan_and_infinities_lie_in_the_same_rows_of_operands_of_one_shape() -> None:
+    """Two states may be empty at once. One operand alone has NaN too, beside ordinary ones."""
+    kernel = declared(torch.logaddexp, shapes={"a": "n d", "b": "n d"}, dtypes=["float32"], gradients=True)
+
+    def made(dims: tuple[int, int], only: str = "") -> list[torch.Tensor]:
+        case = case_of(kernel, "float32", dims=dims, fill=NOT_FINITE, only=only)
+        return [value for value in inputs_of(kernel.op, case, "cpu").values() if value is not None]
+
+    for dims in ((12, 5), (1, 40)):
+        a, b = made(dims)
+        empty = a == -math.inf
+        assert bool((empty & (b == -math.inf)).any()) and bool(a.isnan().any()) and bool((a == math.inf).any())
+        assert bool(a.isfinite().any()) and not torch.equal(a[a.isfinite()], b[b.isfinite()])
+    a, b = made((12, 5), "b")
+    assert bool(a.isfinite().all()) and bool(b.isnan().any())
+    assert bool((a != b).any()) and class_of_recipe(NOT_FINITE) == EXTREME
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    assert [case.upstream for case in group.cases if case.fill == NOT_FINITE] == [""]
+
+
+def test_a_promised_magnitude_a_domain_or_a_sum_has_no_infinities() -> None:
+    """A definition may multiply what it hides by 0, which is NaN for an infinity that a right kernel skips."""
+    about: dict[str, Any] = {"shapes": {"x": "n d"}, "dtypes": ["float32"], "gradients": False}
+
+    def recipes(like: Any, **said: Any) -> set[str]:
+        (group,) = plan(declared(like, **about, **said), "float32", "interpreter", 0)
+        return {case.fill for case in group.cases}
+
+    assert NOT_FINITE in recipes(torch.exp) and NOT_FINITE not in recipes(softmax)
+    for limited in ({"largest": 8.0}, {"domain": {"x": "0 <= x"}}):
+        assert NOT_FINITE not in recipes(torch.exp, **limited)
 
 
 def test_values_near_a_small_constant_of_the_definition() -> None:

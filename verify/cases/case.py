@@ -14,7 +14,7 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import AT_BOUNDS, SMALL, SPECIAL, Stream, fill, inside, within
+from verify.cases.values import AT_BOUNDS, ENDLESS, SMALL, SPECIAL, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -103,7 +103,7 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
     shapes = op.shapes(case.dims, params)
     shared = shared and all(math.prod(shape) <= SMALL for shape in shapes.values())
     result: dict[str, Tensor | None] = {}
-    data = 0
+    data = list[str]()
     _known(op, case)
     held = op.captured.of(case.fill) if op.captured is not None else {}
     for operand in op.operands:
@@ -121,13 +121,15 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         if operand.range is not None:
             result[operand.name] = _whole_numbers(operand, case, shapes[operand.name], device)
             continue
-        data += operand.role == "data"
+        data += [operand.name] if operand.role == "data" else []
         recipe = op.geometry.fill if held or case.only not in ("", operand.name) else case.fill
-        recipe = _recipe_of(operand, recipe, first=data == 1)
+        largest = up_to(case.largest, operand.name)
+        # an infinity in one operand of a product makes all results infinite, if another one has them too
+        alike = case.only == operand.name or (bool(data) and shapes[operand.name] == shapes[data[0]])
+        recipe = _recipe_of(operand, recipe, first=data == [operand.name], endless=alike and largest == math.inf)
         fmt = formats.named(operand_dtype(case, operand))
         stream = Stream(case.seed, operand.name, torch.device(device))
         filled = _filled(op, case, operand, recipe, shapes[operand.name], stream, shared=shared)
-        largest = up_to(case.largest, operand.name)
         if operand.domain is not None and case.fill != "patterns":
             filled = inside(filled, operand.domain, largest, recipe=recipe)
         elif largest < math.inf:
@@ -140,13 +142,14 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
     return derive_all(op, case, result, device) if op.derived else result
 
 
-def _recipe_of(operand: Operand, recipe: str, *, first: bool) -> str:
+def _recipe_of(operand: Operand, recipe: str, *, first: bool, endless: bool) -> str:
     """Returns the recipe of an operand where the data have this one: weights and biases have ordinary values.
 
-    `first`: it is the first operand of data.
+    `first`: it is the first operand of data. `endless`: it may have NaN and infinities beside the first one.
     """
     if operand.role == "data" or (operand.domain is not None and recipe in AT_BOUNDS):
-        if recipe == SPECIAL and (not first or operand.domain is not None):  # else every result may be NaN
+        allowed = operand.domain is None and (first if recipe == SPECIAL else endless)
+        if recipe in ENDLESS and not allowed:  # else every result may be NaN
             return "randn"
         return "shuffled" if recipe == "mixed" and not first else recipe
     if operand.role == "matrix" and recipe == "spread":
@@ -217,6 +220,8 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
         drawn[count // 2] = -low  # nothing between others, such as an empty sequence
     if form == 2:
         drawn = drawn[torch.arange(count, device=drawn.device) // (32 << int(chance.below(1, 4, "run")))]
+    if case.fill in AT_BOUNDS and not structure:
+        drawn = torch.full_like(drawn, (0, high - low - 1)[AT_BOUNDS.index(case.fill)])
     values = operand.range.arranged((drawn + low).reshape(shape), case.dims)
     values = values.bool() if (low, high) == (0, 2) and operand.boolean else values
     if operand.name in case.values or operand.name in case.edits:

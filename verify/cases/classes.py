@@ -15,7 +15,7 @@ from torch import Tensor
 
 from verify.cases.case import Case
 from verify.cases.regimes import by_element, segments_of
-from verify.cases.values import MEDLEY, NEAR, SPECIAL, row_recipe
+from verify.cases.values import ENDLESS, MEDLEY, NEAR, row_recipe
 from verify.ops.op import Largest, Op, Problem, Regime
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
@@ -30,7 +30,7 @@ _RECIPES = {
         *("mean 1e3", "mean 1e4", "mean -1e3", "constant", "nearly constant", "outlier", "ramp", "spread"),
         *("scores below -87", "rising maxima", "falling maxima", "repeated tokens", "lone outlier", "active", MEDLEY),
     ),
-    EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30", SPECIAL),
+    EXTREME: ("tiny 1e-20", "tiny 1e-38", "huge 1e30", *ENDLESS),
 }
 
 

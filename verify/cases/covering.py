@@ -15,12 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import combinations, product
 
-from verify.cases.case import case_of, inputs_of
-from verify.cases.sizes import Dims, constants_of, estimated_work, sizes_of
-from verify.cases.values import AT_BOUNDS, NEAR, ZERO_ROWS
+from verify.cases.case import Case, case_of, inputs_of
+from verify.cases.sizes import Dims, constants_of, estimated_work, fitted, sizes_of
+from verify.cases.values import AT_BOUNDS, LEAST, NEAR, NOT_FINITE, ROW_REGIMES, ZERO_ROWS
 from verify.declare.declaration import Kernel
 from verify.ops.graph.shapes import Related
-from verify.ops.op import Op, Problem
+from verify.ops.op import Op, Problem, up_to
+from verify.records.record import EXTREME
 
 # Sizes of each class; the first that fits the budget is taken. A kernel handles a dimension in blocks of 16 to 1,024:
 # whole ones, one less, one more. 129 is one more than blocks of 16, 32, 64 and 128.
@@ -36,7 +37,9 @@ CLASSES: Mapping[str, tuple[int, ...]] = {
 # Pairs with the largest sum of ranks are covered first. Two long dimensions are worth more than a long one beside one
 # that is over a block.
 _RANKS = {"long": 4, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
-_PLAIN_MORE = 2  # further turns of the plain recipe, after all others
+_PLAIN_MORE = 1  # further turns of the plain recipe, after all others
+# Layouts of one operand, or of the gradient that arrives at one output.
+_OPERAND, _ARRIVING = ("transposed", "stepped"), ("transposed", "expanded")
 
 Choice = tuple[int, int]  # the number of a factor, and of one of its levels
 
@@ -61,16 +64,6 @@ class Chosen:
     dims: Dims
     others: dict[str, str]
 
-    @property
-    def recipe(self) -> str:
-        """Returns the recipe of its values."""
-        return self.others["recipe"]
-
-    @property
-    def only(self) -> str:
-        """Returns the one operand that the recipe is for; "" if it is for all."""
-        return self.others.get("only", "")
-
 
 @dataclass(frozen=True)
 class Covering:
@@ -81,13 +74,51 @@ class Covering:
     pairs: int
 
 
+def factors_of(kernel: Kernel, recipes: Sequence[str]) -> dict[str, Sequence[str]]:
+    """Returns what a case has beside its sizes: a recipe, the one operand that it is for, and one layout."""
+    names = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
+    factors: dict[str, Sequence[str]] = {"recipe": recipes, "only": ("", *names) if len(names) > 1 else ("",)}
+    arriving = kernel.outputs if kernel.differentiable and not kernel.contiguous else ()
+    laid = [f"{name} {layout}" for name in names if name not in kernel.contiguous for layout in _OPERAND]
+    laid += [f"d{name} {layout}" for name in arriving for layout in _ARRIVING]
+    return {**factors, "layout": ("", *laid)}
+
+
+def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
+    """Returns the recipes of a run of one PyTorch function.
+
+    NaN and infinities are in no domain, and beyond a magnitude that the kernel promises. A program that adds up may
+    hide numbers by multiplying them by 0, which is NaN for an infinity where a right kernel skips it. If nothing is
+    promised at extreme inputs, the least numbers are left out: no verdict would follow from them.
+    """
+    largest = kernel.largest.get(dtype)
+    data = [each for each in kernel.op.operands if each.role == "data" and each.range is None and each.derive is None]
+    endless = kernel.op.gate == "plain" and any(
+        each.domain is None and up_to(largest, each.name) == math.inf for each in data
+    )
+    silent = kernel.limit_of(dtype, EXTREME) is None
+    rows = (each for each in ROW_REGIMES if not (silent and each == LEAST))
+    return (*rows, *own_recipes(kernel.op), *([NOT_FINITE] if endless and kernel.op.gate == "plain" else []))
+
+
+def chosen_case(kernel: Kernel, dtype: str, chosen: Chosen, seed: int) -> Case:
+    """Returns the case of some choices. A gradient of NaN or infinities is nobody's promise."""
+    recipe, (name, _, layout) = chosen.others["recipe"], chosen.others.get("layout", "").partition(" ")
+    return case_of(
+        kernel, dtype, dims=fitted(kernel, chosen.dims), fill=recipe, regime=recipe, seed=seed,
+        only=chosen.others.get("only", ""), layouts={name: layout} if layout else {},
+        upstream="normal" if kernel.differentiable and recipe != NOT_FINITE else "", largest=kernel.largest.get(dtype),
+    )  # fmt: skip
+
+
 def covering(
     kernel: Kernel, others: Mapping[str, Sequence[str]], effort: CaseEffort, rounds: int, *, first: int = 0
 ) -> Covering:
     """Returns cases of a kernel that cover pairs of size classes and of the levels of other factors.
 
     The first of the other factors is the recipe of values, and the first level of each is the plain one. A round has a
-    case for each recipe and some more. first: number of rounds before these, whose pairs are covered already.
+    case for each recipe and some more; in the very first one, recipes of `own_recipes` are for all operands. first:
+    number of rounds before these, whose pairs are covered already.
 
     A declaration with examples has no sizes to choose.
     """
@@ -97,11 +128,14 @@ def covering(
 
 
 def own_recipes(op: Op) -> tuple[str, ...]:
-    """Returns recipes for one PyTorch function: rows of zeros, domains at a bound, numbers near its small constants."""
+    """Returns recipes for one PyTorch function: rows of zeros, domains and integers at a bound, numbers near its small
+    constants.
+    """
     if not op.geometry.named:
         return ()
+    whole = any(each.range is not None and not each.range.structure for each in op.operands)
     bounded = tuple(
-        name for place, name in enumerate(AT_BOUNDS) if any(each.bounds[place] for each in op.domains.values())
+        name for place, name in enumerate(AT_BOUNDS) if whole or any(each.bounds[place] for each in op.domains.values())
     )
     return (ZERO_ROWS, *bounded, *(f"{NEAR}{constant:g}" for constant in constants_of(op)))
 
@@ -201,7 +235,11 @@ class _Greedy:
         # the plain recipe has more turns, as only its cases may have two long dimensions
         turns = [*range(len(self.factors[recipe])), *[0] * _PLAIN_MORE]
         for number, level in product(range(first + rounds), turns):
-            levels = dict([(recipe, level), *self._seed((recipe, level), open_pairs)])
+            fixed = [(recipe, level)]
+            own = self.factors[recipe][level] not in ROW_REGIMES  # of the definition: its constants, bounds, infinities
+            if number == 0 and own and "only" in self.names:
+                fixed.append((recipe + self.names.index("only"), 0))
+            levels = dict([*fixed, *self._seed(fixed, open_pairs)])
             if len(levels) == 1 and number > first:
                 continue  # all pairs of this recipe are covered
             for place in [place for place in range(len(self.factors)) if place not in levels]:
@@ -221,11 +259,12 @@ class _Greedy:
             cases += [self._chosen(levels)] if number >= first else []
         return Covering(tuple(cases), existing - len(open_pairs), existing)
 
-    def _seed(self, own: Choice, open_pairs: Mapping[tuple[Choice, Choice], int]) -> Sequence[Choice]:
-        """Returns the pair of the highest rank that a case with this recipe can cover, of little used choices."""
-        fitting = [pair for pair in open_pairs if all(choice[0] != own[0] or choice == own for choice in pair)]
+    def _seed(self, fixed: Sequence[Choice], open_pairs: Mapping[tuple[Choice, Choice], int]) -> Sequence[Choice]:
+        """Returns the pair of the highest rank that a case with fixed choices can cover, of little used choices."""
+        known = dict(fixed)
+        fitting = [pair for pair in open_pairs if all(known.get(place, level) == level for place, level in pair)]
         for pair in sorted(fitting, key=lambda pair: (-open_pairs[pair], self._uses(pair))):
-            if self._dims(dict([own, *pair])) is not None:
+            if self._dims({**known, **dict(pair)}) is not None:
                 return pair
         return ()
 

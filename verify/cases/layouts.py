@@ -88,10 +88,15 @@ def _expanded_matrices(tensor: Tensor) -> Tensor:
 
 
 def _expanded_last(tensor: Tensor) -> Tensor:
-    """Repeats the first column for every column, with stride 0, as `.sum().backward()` does."""
+    """Repeats the first column for every column, with stride 0, as `.sum(-1).sum().backward()` does."""
     if tensor.ndim == 0 or tensor.shape[-1] == 0:
         return tensor.contiguous()
     return tensor[..., :1].clone().expand(tensor.shape)
+
+
+def _one_number(tensor: Tensor) -> Tensor:
+    """Repeats the first element everywhere, with stride 0, as `.sum().backward()` does."""
+    return tensor.reshape(-1)[:1].clone().expand(tensor.shape) if tensor.numel() else tensor.contiguous()
 
 
 def _overlapping(tensor: Tensor) -> Tensor:
@@ -119,5 +124,6 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "expanded": _expanded,
     "expanded last": _expanded_last,
     "expanded matrices": _expanded_matrices,
+    "one number": _one_number,
     "overlapping": _overlapping,
 }

@@ -15,7 +15,16 @@ import msgspec
 
 from verify import backends
 from verify.cases import Case, case_of, counter
-from verify.cases.covering import CaseEffort, Chosen, Covering, covering, empty_sizes, own_recipes
+from verify.cases.covering import (
+    CaseEffort,
+    Chosen,
+    Covering,
+    chosen_case,
+    covering,
+    empty_sizes,
+    factors_of,
+    run_recipes,
+)
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
@@ -238,19 +247,19 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     Ordinary values have small and larger sizes, each long dimension alone, and each empty one. Then follow cases that
     cover pairs of sizes and recipes. With examples, each example has all regimes.
     """
-    geometry, upstream = kernel.op.geometry, "normal" if kernel.differentiable else ""
-    chosen, pairs = list[Chosen](), (0, 0)
+    geometry, chosen, pairs = kernel.op.geometry, list[Chosen](), (0, 0)
     if geometry.examples:
         chosen += [
             Chosen(dims, {"recipe": recipe})
-            for recipe in geometry.recipes or (*ROW_REGIMES, *own_recipes(kernel.op))
+            for recipe in geometry.recipes or run_recipes(kernel, dtype)
             for dims in geometry.examples
             if recipe in _AT_LARGE or not _is_large(kernel, dims)
         ]
     else:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
         alone = [*plain, *long_dims(kernel, dtype, REACHES[scale]), *empty_sizes(kernel)]
-        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys(alone)]
+        # other numbers of the same sizes show what a kernel keeps from call to call
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in [*dict.fromkeys(alone), *plain]]
         covered = pairs_of(kernel, dtype, scale)
         chosen, pairs = [*chosen, *covered.cases], (covered.covered, covered.pairs)
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
@@ -258,26 +267,21 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         sizes = with_keys(kernel.op, lengths) or sizes_of(kernel.op, 1 << 6)[:1]
         chosen += [Chosen(dims, {"recipe": recipe}) for dims in sizes]
     cases = (
-        _case(
-            kernel, dtype, seed + number, dims=each.dims, fill=each.recipe, only=each.only, upstream=upstream,
-            regime=each.recipe,
-        )
+        chosen_case(kernel, dtype, each, seed + number)
         for place, each in enumerate(chosen)
         for number in (range(geometry.seeds) if geometry.examples else [place])
-    )  # fmt: skip
+    )
     return [Group(tuple(cases), pairs=pairs)]
 
 
 def pairs_of(kernel: Kernel, dtype: str, scale: str) -> Covering:
-    """Returns the cases of a PyTorch function that cover pairs of sizes, recipes and the operand with the recipe.
+    """Returns the cases of a PyTorch function that cover pairs.
 
     A dtype has one round, and goes on from that of the dtype before.
     """
-    names = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
-    recipes = (*ROW_REGIMES, *own_recipes(kernel.op))
-    others = {"recipe": recipes, "only": ("", *names) if len(names) > 1 else ("",)}
     effort = _COVERING["float64" if dtype == "float64" else scale]
-    return covering(kernel, others, effort, 1, first=kernel.dtypes.index(dtype))
+    factors = factors_of(kernel, run_recipes(kernel, dtype))
+    return covering(kernel, factors, effort, 1, first=kernel.dtypes.index(dtype))
 
 
 def _is_large(kernel: Kernel, dims: tuple[int, ...]) -> bool:

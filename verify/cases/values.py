@@ -200,7 +200,7 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
         width = shape[-1] if shape else 1
         values = of_rows(WantedRows(count // width if width else 0, width, stream))
         limit = float(fmt.max_finite)
-        values = values if recipe == SPECIAL else values.clamp_(-limit, limit)
+        values = values if recipe in ENDLESS else values.clamp_(-limit, limit)
         return values.to(torch_dtype(fmt)).reshape(shape)
     known = ", ".join(sorted([*ELEMENT, *ROW]))
     raise UsageError(f"unknown value recipe {recipe!r}; the recipes are: {known}")
@@ -448,6 +448,28 @@ def _special(wanted: WantedRows) -> Tensor:
     return _by_row(wanted, [bell, strange, bell, small])
 
 
+def _not_finite(wanted: WantedRows) -> Tensor:
+    """Returns ordinary rows between rows with a NaN, with infinities, of -inf alone, and with -inf in front.
+
+    Rows of several operands have the same kind: -inf stands for what is empty, in all of them. Elements of a vector
+    take turns like rows.
+    """
+    if wanted.count == 1 < wanted.width:
+        return _not_finite(replace(wanted, count=wanted.width, width=1)).reshape(1, wanted.width)
+    bell, at = wanted.bell(), _columns(wanted)
+    place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
+    kinds = [
+        torch.where(at == place, math.nan, bell),
+        bell,
+        torch.full_like(bell, -math.inf),
+        torch.where(at == place, math.inf, bell),
+        torch.where(at < (wanted.width + 1) // 2, -math.inf, bell),
+        torch.where(at == place, -math.inf, bell),
+    ]
+    joint = replace(wanted, stream=replace(wanted.stream, name=NOT_FINITE))
+    return _by_row(joint, kinds)
+
+
 def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
     """Returns rows of the kinds in turn, from one by chance."""
     first = wanted.stream.below(1, len(kinds), "kind")
@@ -455,9 +477,11 @@ def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
     return torch.stack(list(kinds))[turn, torch.arange(wanted.count, device=wanted.device)]
 
 
-CONFIDENT, MEDLEY, SPECIAL, ZERO_ROWS = "confident", "medley", "special", "zero rows"
+CONFIDENT, MEDLEY, SPECIAL, ZERO_ROWS, NOT_FINITE = "confident", "medley", "special", "zero rows", "not finite"
+LEAST = "tiny 1e-38"
+ENDLESS = (SPECIAL, NOT_FINITE)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
-AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, an operand with a domain is at its bound throughout
+AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, operands with a domain, and integers, are at a bound
 NEAR = "near "  # followed by a number: normal numbers times it
 ROW: dict[str, RowRecipe] = {
     "randn": _bell(),
@@ -471,7 +495,7 @@ ROW: dict[str, RowRecipe] = {
     "ramp": lambda wanted: (wanted.levels() + 0.5) * _columns(wanted).double(),
     "spread": _spread,
     "tiny 1e-20": _bell(times=1.0e-20),
-    "tiny 1e-38": _bell(times=1.0e-38),
+    LEAST: _bell(times=1.0e-38),
     "huge 1e30": _bell(times=1.0e30),
     "mean -1e3": _bell(plus=-1.0e3),  # exp of such a row underflows to 0 in float64 too
     "around one": _bell(times=0.25, plus=1.0),
@@ -486,11 +510,13 @@ ROW: dict[str, RowRecipe] = {
     MEDLEY: _medley,
     SPECIAL: _special,
     ZERO_ROWS: _zero_rows,
+    NOT_FINITE: _not_finite,
 }
 # only for `verify judge`
 SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
-ROW_REGIMES = tuple(name for name in ROW if not name.startswith(("around", "repeated", CONFIDENT, ZERO_ROWS, *SHIFTS)))
+_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, *SHIFTS)
+ROW_REGIMES = tuple(name for name in ROW if not name.startswith(_NOT_ALL))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.
 _QUICK = ("randn", "outlier", "mean 1e3", MEDLEY, "active", SPECIAL, "uniform", "spread", "lone outlier", "rank one")

@@ -41,10 +41,10 @@ from itertools import product
 import msgspec
 from torch import Tensor
 
-from verify.cases import Case, case_of, problem_of
+from verify.cases import Case, problem_of
 from verify.cases.case import operand_dtype
 from verify.cases.classes import class_of, classed
-from verify.cases.covering import CaseEffort, covering
+from verify.cases.covering import CaseEffort, chosen_case, covering, factors_of
 from verify.cases.scores import LENGTHS
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, with_keys
@@ -92,7 +92,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         *_every_pattern(subject),
         *_scored(subject),
         *_long(subject),
-        *_pairs(subject, chosen),
+        *_pairs(subject),
         *_subnormal_weights(subject),
     )
 
@@ -108,23 +108,13 @@ def _long(subject: Subject) -> tuple[Case, ...]:
     return tuple(msgspec.structs.replace(case, seed=seed) for seed, case in enumerate(cases, 1))
 
 
-def _pairs(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Returns cases of a PyTorch function that cover pairs: sizes, recipes, layouts, the one operand with a recipe."""
+def _pairs(subject: Subject) -> tuple[Case, ...]:
+    """Returns cases of a PyTorch function that cover pairs: sizes, recipes, one operand with a recipe, one layout."""
     kernel = subject.kernel
     if subject.sizes.elements < _LONG_FROM or subject.dtype == "float64" or not kernel.op.geometry.named:
         return ()
-    data = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
-    others = {"recipe": recipes(kernel), "only": ("", *data) if len(data) > 1 else ("",)}
-    others |= {name: tuple(chosen.layouts.of(name)) for name in data}
-    found = covering(kernel, others, _PAIRED, _ROUNDS).cases
-    return tuple(
-        case_of(
-            kernel, subject.dtype, dims=each.dims, fill=each.recipe, regime=each.recipe, only=each.only, seed=seed,
-            layouts={name: each.others[name] for name in data if each.others[name] != "contiguous"},
-            largest=kernel.largest.get(subject.dtype),
-        )
-        for seed, each in enumerate(found, 1)
-    )  # fmt: skip
+    found = covering(kernel, factors_of(kernel, recipes(kernel)), _PAIRED, _ROUNDS).cases
+    return tuple(chosen_case(kernel, subject.dtype, each, seed) for seed, each in enumerate(found, 1))
 
 
 def _scored(subject: Subject) -> tuple[Case, ...]:

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.values import SMALL, SPECIAL
+from verify.cases.values import ENDLESS, SMALL
 from verify.declare.declaration import Kernel, expected_shape
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
@@ -182,7 +182,7 @@ def run_kernel(
     """
     if kernel.encoding is not None:
         return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
-    if case.fill == SPECIAL and device != "cpu":
+    if case.fill in ENDLESS and device != "cpu":
         demand_numbers(kernel, case)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
     large = made is not None and sum(value.numel() for value in made.results.values()) > _AGAIN

@@ -24,7 +24,7 @@ from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, class_of_recipe, classed, special_parts
 from verify.cases.plan import Group
 from verify.cases.regimes import deciding_values
-from verify.cases.values import SPECIAL
+from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots
 from verify.measure.blind import case_of as blind_case
@@ -253,7 +253,7 @@ def judge_case(
 
     @functools.cache  # shared by all sources: the parts depend on the case alone
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
-        if question.case.fill == SPECIAL and not question.op.geometry.by_element:
+        if question.case.fill in ENDLESS and not question.op.geometry.by_element:
             beside = given.get(BASELINE, {}).get(name)
             return special_parts(question.problem, rules[name].truth.value, beside)
         largest = kernel.largest.get(question.case.dtype)
@@ -309,7 +309,7 @@ def _efforts(kernel: Kernel, group: Group, question: Question, few: bool) -> tup
     open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
     if kernel.peer:
         sample, open_limit = 1, open_limit_peer
-    if question.case.fill == SPECIAL:  # no certificate says anything about NaN
+    if question.case.fill in ENDLESS:  # no certificate says anything about NaN
         sample = 0
     if group.exhaustive:
         open_limit = open_limit_peer = OPEN_LIMIT

@@ -188,7 +188,8 @@ class _Search:
         kind = torch.finfo(got.dtype)
         got, value = got.to(torch.float64), value.to(torch.float64)
         noise = self.choices.noise.get(name)
-        spacing = value.abs() * kind.eps + kind.tiny * kind.eps
+        # the noise is that of PyTorch's choice: another one has roundings where its own gradient is 0
+        spacing = (value.abs() * kind.eps + kind.tiny * kind.eps) * (4 if kind.bits >= 32 else 1)
         unit = spacing if noise is None else spacing + 2 * noise.nan_to_num(0.0, 0.0, 0.0)
         apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
         same = (got == value) | (torch.isnan(got) & torch.isnan(value))
