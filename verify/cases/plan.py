@@ -258,10 +258,10 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     else:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
         alone = [*plain, *long_dims(kernel, dtype, REACHES[scale]), *empty_sizes(kernel)]
-        # other numbers of the same sizes show what a kernel keeps from call to call
-        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in [*dict.fromkeys(alone), *plain]]
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys(alone)]
         covered = pairs_of(kernel, dtype, scale)
-        chosen, pairs = [*chosen, *covered.cases], (covered.covered, covered.pairs)
+        # other numbers of the same sizes show what a kernel keeps from call to call
+        chosen, pairs = [*chosen, *covered.cases, chosen[0]], (covered.covered, covered.pairs)
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
         lengths = _KEYS_FLOAT64 if dtype == "float64" else _KEYS.get(recipe, _KEYS_ELSE)
         sizes = with_keys(kernel.op, lengths) or sizes_of(kernel.op, 1 << 6)[:1]
