@@ -84,12 +84,18 @@ def warm() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _as_it_was() -> Iterator[None]:
-    """No test leaves an op, a named backend, nor a module of a temporary project, which would hide one of ours."""
+    """No test leaves an op, a named backend, nor a module of a temporary project, which would hide one of ours.
+
+    Nor a precision of mpmath, in which the oracle would compute the next test's truths.
+    """
+    from mpmath import mp
+
     from verify import backends
     from verify.ops import registry
 
-    ops, ours, active = dict(registry._OPS), set(_PATH), list(backends._ACTIVE)
+    ops, ours, active, precision = dict(registry._OPS), set(_PATH), list(backends._ACTIVE), mp.prec
     yield
+    mp.prec = precision
     backends._ACTIVE[:] = active
     registry._OPS.clear()
     registry._OPS.update(ops)
