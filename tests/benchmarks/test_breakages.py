@@ -17,10 +17,10 @@ from torch.nn import functional as F  # noqa: N812
 from benchmarks.breakages import __main__ as command
 from benchmarks.breakages import kernels
 from benchmarks.breakages import measure as measuring
-from benchmarks.breakages.judging import Judgement, Results
+from benchmarks.breakages.judging import Judgement, Results, judge
 from benchmarks.breakages.kernels import Sums
 from benchmarks.breakages.measure import BREAKAGES, Graphs, Measured, Outcome, broken, case, honest, measure
-from benchmarks.breakages.programs import Program, normal
+from benchmarks.breakages.programs import Program, normal, programs
 from benchmarks.breakages.steps import traced
 from benchmarks.breakages.table import summary, tables
 
@@ -222,6 +222,19 @@ def test_nothing_measured_separates_nothing() -> None:
 def test_a_program_without_finite_results_is_an_error() -> None:
     measured = measure(Program("root", "elementwise", lambda x: -(x**2 + 1).log2().neg().sqrt(), [(4,)]))
     assert measured.error == "no finite results on ordinary inputs" and not summary([measured]).separates
+
+
+def test_an_honest_kernel_passes_where_intervals_of_deep_gradients_decide_nothing() -> None:
+    """Float64's intervals of this block's gradients are dozens of times as wide as the noise; exact values decide."""
+    block = programs()["transformer block"]
+
+    def judged(kernel: Any, inputs: Results, upstream: Results, candidates: Mapping[str, Results], dtype: str) -> Any:
+        [eager] = (results for name, results in candidates.items() if name == "eager")
+        return dict.fromkeys(candidates, judge(kernel, inputs, upstream, {"eager": eager}, dtype)["eager"])
+
+    measured = measure(block, inputs=["ordinary"], judged=judged)
+    [eager] = (each for each in measured.honest if each.name == "eager")
+    assert len(eager.results) == 12 and eager.passes
 
 
 def test_the_default_limit_tells_zeros_from_correct_rounding() -> None:
