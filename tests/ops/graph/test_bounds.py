@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Mapping
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from torch.nn import functional
 import verify
 from tests.oracle.choices import evaluate
 from tests.oracle.numbers import Oracled
+from verify.ops.graph import spans
 from verify.ops.graph.like import Definition
+from verify.ops.graph.spans import point
 from verify.ops.op import Fast, Problem
 
 ROWS, WIDTH = 6, 8
@@ -118,6 +121,43 @@ def test_a_saturated_softmax_of_computed_scores_keeps_a_narrow_bound() -> None:
     found = op.fast(Problem({"q": q, "k": k, "v": v}, {}, {}, ("y",)))["y"]
     assert found.bound is not None and found.noise is not None
     assert bool((found.bound <= found.noise / 100).all()), "the largest score less itself is exactly 0"
+
+
+SUMS: dict[str, tuple[Tensor, Tensor]] = {
+    "normal": (torch.ones(999), torch.ones(999)),
+    "spread over 2^60": (2.0 ** -(torch.arange(999) % 60), 2.0 ** (torch.arange(999) % 60)),
+    "that cancels": (torch.ones(999), torch.where(torch.arange(999) % 2 == 0, 1.0, 1e-9)),
+    "below 2^-1022": (torch.full((999,), 1e-160, dtype=torch.float64), torch.full((999,), 1e-158, dtype=torch.float64)),
+    "near the largest": (torch.full((999,), 1e304, dtype=torch.float64), torch.ones(999)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_interval_of_a_long_sum_holds_it_and_is_as_narrow_as_few_roundings(name: str) -> None:
+    generator = torch.Generator().manual_seed(5)
+    left, right = SUMS[name]
+    narrow = name in ("normal", "that cancels")
+    a = torch.randn(3, 999, dtype=torch.float64, generator=generator) * left
+    b = torch.randn(999, 4, dtype=torch.float64, generator=generator) * right.double().unsqueeze(-1)
+    if name == "that cancels":
+        b[1::2] = -b[:-1:2]
+        a[:, 1::2] = a[:, :-1:2] * (1 + 1e-9 * a[:, 1::2])
+    product, total = spans.contract(point(a[None]), point(b[None])), spans.total(point(a), (1,), False)
+    for row in range(3):
+        terms = [Fraction(x) for x in a[row].tolist()]
+        _lies_inside(terms, total.lo[row], total.hi[row], narrow=narrow)
+        for column in range(4):
+            factors = [Fraction(x) for x in b[:, column].tolist()]
+            parts = [x * y for x, y in zip(terms, factors, strict=True)]
+            _lies_inside(parts, product.lo[0, row, column], product.hi[0, row, column], narrow=narrow)
+
+
+def _lies_inside(terms: list[Fraction], lo: Tensor, hi: Tensor, *, narrow: bool) -> None:
+    """Asserts that a sum lies in its interval, and if `narrow`, that this is far from the width of 999 roundings."""
+    exact, size = sum(terms, Fraction(0)), sum(map(abs, terms), Fraction(0))
+    low, high = Fraction(lo.item()), Fraction(hi.item())
+    assert low <= exact <= high
+    assert high - low <= size * Fraction(2) ** -52 or not narrow
 
 
 BESIDE = {  # a decision on a number whose last operand float64 loses: x of a third row, and its exact result

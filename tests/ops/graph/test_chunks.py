@@ -82,7 +82,8 @@ def test_parts_give_what_the_whole_sum_gives(name: str, result: str) -> None:
     assert abs(float(ratio.mean())) < 0.5 and float(ratio.abs().max()) < 1.2  # 16 runs know noise to a fifth
     first, second = one.spans(its, [result])[result], other.spans(own, [result])[result]
     assert bool(((first.lo <= second.hi) & (second.lo <= first.hi)).all())
-    assert float((second.hi - second.lo).max()) <= 1.01 * float((first.hi - first.lo).max())
+    roundings = 2.0**-46 * float(first.size().max())  # each part is rounded once more
+    assert float((second.hi - second.lo).max()) <= 1.01 * float((first.hi - first.lo).max()) + roundings
 
 
 def test_all_boxes_share_the_parts_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:

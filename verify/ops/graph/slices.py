@@ -49,7 +49,7 @@ Slices = dict[int, tuple[int, int]]  # dimension of the terms of a sum -> its fi
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
 _INTERVAL, _VALUE = 8, 4  # numbers in memory for each element of the step at hand, for its interval and its value alone
-_OF_INPUTS = {True: 0.25, False: 0.75}  # the same for each element that a sum takes: of an operand (True), of a step
+_OF_INPUTS = {True: 0.5, False: 0.75}  # the same for each element that a sum takes: of an operand (True), of a step
 _LONG = 1 << 10  # fewest terms of a sum that is evaluated part by part
 _LIVE = 512  # bytes for each term of a sum, with the steps before it, by which its parts are planned first
 _PARTS = 1 << 11  # a sum is divided no further than into this many parts

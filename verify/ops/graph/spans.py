@@ -25,7 +25,6 @@ _TINY = 2.0**-1074
 _LARGEST = torch.finfo(torch.float64).max
 _SPLITTER = 2.0**27 + 1  # Dekker's constant, which splits a float64 number into two halves
 _FEW = 1 << 14  # most elements for which products are tested for exactness
-_LONG = 1 << 20  # most terms of a sum over several dimensions that is formed at once
 _LOW = 2.0**-968  # a product below it may have lost bits under the smallest subnormal number
 
 
@@ -332,35 +331,50 @@ def extreme(a: Span, b: Span, largest: bool) -> Span:
     return Span(lo, lo if a.is_point and b.is_point else pick(a.hi, b.hi))
 
 
+def _split(x: Tensor, dims: tuple[int, ...], reach: float) -> tuple[Tensor, Tensor]:
+    """Returns two parts of float64 numbers, which add up to them exactly.
+
+    The first parts of a row along `dims` are multiples of one number, not above 2^54 / reach + 4 times it. So sums of
+    few of them, or of their products, are exact in any order. They are 0 if the row is not finite, or too large.
+    """
+    far = x.abs().amax(dims, True) * reach
+    first = (x + far).sub_(far).masked_fill_(~torch.isfinite(far * 2), 0.0)
+    return first, x - first
+
+
 def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
     """Returns the sum over dimensions.
 
-    The rounding error of a sum of n numbers, in any order, is at most n - 1 units of the sum of their magnitudes. A
-    long sum is formed along one dimension first, so that fewer roundings follow each other.
+    The leading bits of all terms are added up exactly. Rounding errors of the other sum, in any order, are at most as
+    many units of its terms' magnitudes as it has terms.
     """
     count = math.prod(a.lo.shape[dim] for dim in dims)
-    if count > _LONG and len(dims) > 1 and math.prod(a.lo.shape[dim] for dim in dims[:-1]) > 1:
-        return total(total(a, dims[-1:], True), dims, keep)
-    lo = a.lo.sum(dims, keep)
-    hi = lo if a.is_point else a.hi.sum(dims, keep)
-    return _summed(a, lo, hi, a.size().sum(dims, keep), count, lambda mask: mask.sum(dims, keep) > 0)
+    sums = list[tuple[Tensor, Tensor]]()
+    for end in (a.lo,) if a.is_point else (a.lo, a.hi):
+        first, rest = _split(end, dims, 4.0 * count) if count > 1 else (end, torch.zeros_like(end))
+        value = first.sum(dims, keep) + rest.sum(dims, keep)
+        slack = rest.abs().sum(dims, keep) * (count * _EPSILON) + value.abs() * (2 * _EPSILON if count > 1 else 0.0)
+        sums.append((value, slack))
+    (lo, down), (hi, up) = sums[0], sums[-1]
+    return _summed(a, lo - down, hi + up, lambda mask: mask.sum(dims, keep) > 0)
 
 
 def running(a: Span, dim: int) -> Span:
-    """Returns cumulative sums."""
-    lo = a.lo.cumsum(dim)
+    """Returns cumulative sums.
+
+    The rounding error of a sum of n numbers, in any order, is at most n - 1 units of the sum of their magnitudes.
+    """
+    lo, count = a.lo.cumsum(dim), a.lo.shape[dim]
     hi = lo if a.is_point else a.hi.cumsum(dim)
-    count = a.lo.shape[dim]
-    return _summed(a, lo, hi, a.size().cumsum(dim), count, lambda mask: mask.cumsum(dim) > 0)
+    slack = a.size().cumsum(dim) * (count * _EPSILON if count > 1 else 0.0)
+    return _summed(a, lo - slack, hi + slack, lambda mask: mask.cumsum(dim) > 0)
 
 
-def _summed(a: Span, lo: Tensor, hi: Tensor, size: Tensor, count: int, anywhere: Callable[[Tensor], Tensor]) -> Span:
-    """Returns the interval of sums of up to `count` terms of `a`, rounded sums `lo` and `hi`, magnitudes `size`.
+def _summed(a: Span, low: Tensor, high: Tensor, anywhere: Callable[[Tensor], Tensor]) -> Span:
+    """Returns the interval of sums of terms of `a`, from ends that may be no numbers.
 
     `anywhere(mask)` is true for a sum if the mask is true for one of its terms.
     """
-    slack = size * (count * _EPSILON) if count > 1 else torch.zeros_like(size)
-    low, high = lo - slack, hi + slack
     strange = ~(torch.isfinite(low) & torch.isfinite(high))
     if not _any(strange):
         return Span(low, high)
@@ -396,8 +410,7 @@ def contract(a: Span, b: Span) -> Span:
     count = a.lo.shape[-1]
     middle_a, middle_b = a.mid(), b.mid()
     size_a, size_b = middle_a.abs(), middle_b.abs()
-    value, terms = middle_a @ middle_b, size_a @ size_b
-    spread = terms * ((count + 1) * _EPSILON)
+    value, spread, terms = _product_of_matrices(middle_a, middle_b, size_a, size_b)
     radius_a, radius_b = (None if each.is_point else _radius(each, mid) for each, mid in ((a, middle_a), (b, middle_b)))
     if radius_b is not None:
         spread = spread + size_a @ radius_b
@@ -410,6 +423,23 @@ def contract(a: Span, b: Span) -> Span:
     known = torch.isfinite(value) & torch.isfinite(spread)
     lo = torch.where(known, value - spread, -math.inf)
     return Span(lo, torch.where(known, value + spread, math.inf))
+
+
+def _product_of_matrices(a: Tensor, b: Tensor, size_a: Tensor, size_b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns a @ b, a bound of its rounding errors, and the sum of the terms' magnitudes.
+
+    The leading bits of both factors are multiplied exactly: multiples up to 2^25 / sqrt(count).
+    """
+    count, terms = a.shape[-1], size_a @ size_b
+    if not count:
+        return terms, terms, terms
+    reach = 2.0 ** (29 + math.ceil(math.log2(count) / 2))
+    (first_a, rest_a), (first_b, rest_b) = _split(a, (-1,), reach), _split(b, (-2,), reach)
+    value = first_a @ first_b + (first_a @ rest_b + rest_a @ b)
+    left = rest_a.abs().amax(-1, True) * size_b.sum(-2, True)
+    left = left + first_a.abs().sum(-1, True) * rest_b.abs().amax(-2, True)
+    spread = torch.minimum(left, terms * 2) * ((count + 4) * _EPSILON) + value.abs() * (2 * _EPSILON)
+    return value, spread + terms * (count * _EPSILON**2), terms  # the last: what products below float64's range lose
 
 
 def _radius(a: Span, middle: Tensor) -> Tensor:
