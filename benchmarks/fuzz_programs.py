@@ -52,7 +52,8 @@ LIMITS = {
     "float64": (10.0, 8.0),
     "bfloat16": (1.0, 5.0),
     "float16": (1.0, 5.0),
-}  # docs/limits.md
+}  # docs/limits.md, elementwise: ULP and noise
+SUMS = {"float32": 4.0, "float64": 4.0}  # ULP of outputs that add up; what a gradient adds up the oracle does not tell
 SLACK = 2.0  # the oracle's noise is sampled, and so is verify's
 OTHERS = 100  # choices that are drawn where a message names a truth that none of the first has
 FIRST_AT_RANDOM = 2  # the choice after those in which the first and the last of equal numbers win
@@ -132,9 +133,10 @@ def candidate(program: Program, which: Evaluation) -> dict[str, Tensor]:
     return found
 
 
-def limits(value: Any, dtype: str, noise: float) -> Any:
+def limits(value: Any, dtype: str, noise: float, adds: bool = False) -> Any:
     """Returns how far a result may be from a value: the limit in ULP or in noise, whichever is larger."""
     finest, (ulps, noises) = LOWEST[dtype], LIMITS[dtype]
+    ulps = SUMS.get(dtype, ulps) if adds else ulps
     exponent = max(int(mp.floor(mp.log(abs(value), 2))) - BITS[dtype] + 1, finest) if value else finest
     return max(ulps * mpf(2) ** exponent, mpf(2) ** (exponent - 1) + noises * mpf(noise))
 
@@ -159,20 +161,23 @@ class Verdicts:
         at = list(self.program.own).index(name)
         return [each.values[at][place] for each in self.program.right]
 
+    def adds(self, name: str) -> bool:
+        return name in self.program.outputs and self.program.right[0].adds[self.program.names().index(name)]
+
     def beyond(self, name: str, value: Tensor) -> float:
         """Returns how many times its limit a result is away from every choice, at its worst element."""
-        dtype, worst = str(value.dtype).removeprefix("torch."), 0.0
+        dtype, worst, adds = str(value.dtype).removeprefix("torch."), 0.0, self.adds(name)
         for place in zip(*(~self.unclear[name]).nonzero(), strict=True) if value.ndim else [()]:
             got, closest = value[place].item(), float("inf")
             for truth in self.truths_at(name, place):
                 if not value.is_floating_point():
                     off = 0.0 if int(truth) == int(got) else 1e9
-                elif not mp.isfinite(truth):
-                    off = 0.0
+                elif not mp.isfinite(truth):  # a number in place of an infinity is off; of NaN nothing is known
+                    off = 0.0 if mp.isnan(truth) or mpf(got) == truth else 1e9
                 elif not mp.isfinite(mpf(got)):
                     off = 1e9
                 else:
-                    off = float(abs(truth - mpf(got)) / limits(truth, dtype, self.noise[name][place]))
+                    off = float(abs(truth - mpf(got)) / limits(truth, dtype, self.noise[name][place], adds))
                 closest = min(closest, off)
             worst = max(worst, closest)
         return worst
@@ -204,15 +209,20 @@ class Verdicts:
             if not value.is_floating_point():
                 total += 99.0 * float((got != truth).sum())
                 continue
-            dtype, noise = str(value.dtype).removeprefix("torch."), self.noise[name][clear].astype(float)
+            adds, dtype, noise = (
+                self.adds(name),
+                str(value.dtype).removeprefix("torch."),
+                self.noise[name][clear].astype(float),
+            )
             most = np.array(
                 [
-                    float(limits(mpf(t), dtype, n)) if math.isfinite(t) else math.inf
+                    float(limits(mpf(t), dtype, n, adds)) if math.isfinite(t) else math.inf
                     for t, n in zip(truth, noise, strict=True)
                 ]
             )
             ratio = np.abs(truth - got) / (SLACK * most)
-            ratio = np.where(np.isfinite(truth), np.where(np.isfinite(got), ratio, 1e9), 0.0)
+            endless = np.where(np.isnan(truth) | (got == truth), 0.0, 1e9)
+            ratio = np.where(np.isfinite(truth), np.where(np.isfinite(got), ratio, 1e9), endless)
             total += float(np.log(np.maximum(ratio, 1.0)).sum())
         return total
 

@@ -85,6 +85,13 @@ def test_what_a_tie_allows_is_not_counted_as_wrong() -> None:
     assert verdicts.beyond("dx0", torch.tensor([[3.0, 1.0, 0.0]]) * dy) > 100
 
 
+def test_a_number_in_place_of_an_infinity_is_off() -> None:
+    verdicts = Verdicts(program("def program(x0):\n    return x0 * 2", [float("inf"), 1.0]))
+    right = verdicts.program.own["y"]
+    assert verdicts.beyond("y", right) <= 1
+    assert all(verdicts.beyond("y", torch.tensor([[got, 2.0]])) > 100 for got in (3e38, 0.0, -float("inf")))
+
+
 def test_an_exception_that_is_no_verdict_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     def raises(*_: Any, **__: Any) -> None:
         raise IndexError("dimension out of range")

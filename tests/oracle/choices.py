@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.oracle.functions import Tensors
 from tests.oracle.numbers import Choice, Number, Oracled, Run, backward
-from tests.oracle.tensors import filled
+from tests.oracle.tensors import SMALL, filled
 
 BITS = {torch.float64: 53}  # 16-bit kernels compute in float32 within an operator
 STEPS = 60_000  # a program of more is beyond the oracle's time
@@ -32,6 +32,7 @@ class Evaluation:
     exponent: int  # of the largest number that came up
     outputs: int  # how many of the values are outputs
     run: Run  # tells what is free
+    adds: list[bool]  # which of the outputs are the result of sums
 
 
 def evaluate(
@@ -63,6 +64,8 @@ def evaluate(
         numbers = filled([Number(mpf(v), 0.0, d) for v, d in zip(x.flatten().tolist(), moves, strict=True)], x.shape)
         if x.is_floating_point():
             leaves.append(numbers)
+            for number in numbers.flat:
+                number.outer = 2.0 ** -SMALL[x.dtype] if x.dtype in SMALL else 0.0
         given.append(Tensors(numbers, x.detach()))
     found = f(*given)
     outputs = list(found) if isinstance(found, (tuple, list)) else [found]
@@ -80,7 +83,8 @@ def evaluate(
     opened = [_each(lambda n: n.open, a) for a in arrays] + [_each(lambda n: n.grad_open, a) for a in leaves]
     exponent = max((n.value._mpf_[2] + n.value._mpf_[3] for n in run.tape if mp.isfinite(n.value)), default=0)
     run.tape = []
-    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, run.nears, exponent, len(arrays), run)
+    adds = [any(n.adds for n in a.flat) for a in arrays]
+    return Evaluation(values, [a.astype(bool) for a in opened], run.ties, run.nears, exponent, len(arrays), run, adds)
 
 
 def _each(of: Callable[[Number], Any], numbers: np.ndarray) -> np.ndarray:
@@ -110,7 +114,12 @@ def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:
 def noise(
     f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], runs: int = 12
 ) -> list[np.ndarray]:
-    """Returns the root mean square by which roundings after every step move each element."""
+    """Returns the root mean square by which roundings after every step move each element.
+
+    They are those that any kernel may have: of results and gradients that PyTorch stores in 16 bits between its
+    operators (`kept`), of slopes that it takes from stored results (`saved`), of constants, and of the noisier of two
+    forms where it takes that one.
+    """
     exact = evaluate(f, inputs, upstream)
     moved = [evaluate(f, inputs, upstream, disturbed=seed) for seed in range(runs)]
     found = []

@@ -21,11 +21,13 @@ from tests.oracle.numbers import (
     chosen,
     constant,
     held,
+    kept,
     kinked,
     largest,
     made,
     pushed,
     ranked,
+    recalled,
     side_of,
     sign_between,
 )
@@ -42,6 +44,7 @@ from tests.oracle.tensors import (
     filled,
     handles,
     narrower,
+    one_by_one,
     over,
     whole,
 )
@@ -50,9 +53,15 @@ from tests.oracle.tensors import (
 
 
 def smooth(
-    value: Callable[[Any], Any], slope: Callable[[Any, Any], Any], ends: bool = False
+    value: Callable[[Any], Any],
+    slope: Callable[[Any, Any], Any],
+    ends: bool = False,
+    saved: Callable[[Any], Any] | None = None,
 ) -> Callable[[Number], Number]:
-    """Returns a function of numbers. ends: it comes closer to a limit than 500 bits tell, and reaches it nowhere."""
+    """Returns a function of numbers. ends: it comes closer to a limit than 500 bits tell, and reaches it nowhere.
+
+    saved: the slope as PyTorch's backward takes it, from the result that the forward stored.
+    """
 
     def of(x: Number) -> Number:
         if mp.isfinite(x.value) and abs(x.value) > 1e5:
@@ -68,7 +77,10 @@ def smooth(
         except (ValueError, ZeroDivisionError):
             return made(found, ((x, mpf(0)),), kink=True)
         at_end = ends and x.value and mp.isfinite(x.value) and held(found)
-        return made(found, ((x, by),), terms=NEVER if at_end else None)
+        result = made(found, ((x, by),), terms=NEVER if at_end else None)
+        if saved and mp.isfinite(found):
+            result.saved = lambda: [saved(result.value)]
+        return result
 
     return of
 
@@ -86,21 +98,21 @@ def _logistic(x: Any) -> Any:
 
 
 SMOOTH = {
-    "exp": smooth(mp.exp, lambda x, y: y),
+    "exp": smooth(mp.exp, lambda x, y: y, saved=lambda y: y),
     "exp2": smooth(lambda x: mpf(2) ** x, lambda x, y: y * mp.log(2)),
-    "expm1": smooth(mp.expm1, lambda x, y: y + 1),
+    "expm1": smooth(mp.expm1, lambda x, y: y + 1, saved=lambda y: y + 1),
     "log": smooth(mp.log, lambda x, y: 1 / x),
     "log2": smooth(lambda x: mp.log(x) / mp.log(2), lambda x, y: 1 / x / mp.log(2)),
     "log10": smooth(lambda x: mp.log(x) / mp.log(10), lambda x, y: 1 / x / mp.log(10)),
     "log1p": smooth(lambda x: mp.log(1 + x), lambda x, y: 1 / (1 + x)),
     "sin": smooth(mp.sin, lambda x, y: mp.cos(x)),
     "cos": smooth(mp.cos, lambda x, y: -mp.sin(x)),
-    "tanh": smooth(mp.tanh, lambda x, y: mp.sech(x) ** 2 if mp.isfinite(x) else mpf(0), ends=True),
+    "tanh": smooth(mp.tanh, lambda x, y: mp.sech(x) ** 2 if mp.isfinite(x) else mpf(0), True, lambda y: 1 - y * y),
     "sinh": smooth(mp.sinh, lambda x, y: mp.cosh(x)),
     "cosh": smooth(mp.cosh, lambda x, y: mp.sinh(x)),
     "atan": smooth(mp.atan, lambda x, y: 1 / (1 + x * x)),
     "asinh": smooth(mp.asinh, lambda x, y: 1 / mp.sqrt(1 + x * x)),
-    "sigmoid": smooth(_logistic, lambda x, y: y * _logistic(-x), ends=True),
+    "sigmoid": smooth(_logistic, lambda x, y: y * _logistic(-x), True, lambda y: y * (1 - y)),
     "logsigmoid": smooth(lambda x: -mp.log(1 + mp.exp(-x)), lambda x, y: _logistic(-x)),
     "erf": smooth(mp.erf, lambda x, y: 2 * mp.exp(-x * x) / mp.sqrt(mp.pi), ends=True),
     "erfc": smooth(mp.erfc, lambda x, y: -2 * mp.exp(-x * x) / mp.sqrt(mp.pi), ends=True),
@@ -198,8 +210,8 @@ COMPOSED: dict[str, Callable[..., Number]] = {
     "silu": lambda x: x * SMOOTH["sigmoid"](x),
     "gelu": gelu,
     "softplus": softplus,
-    "tanhshrink": lambda x: x - SMOOTH["tanh"](x),
-    "softsign": lambda x: x / (magnitude(x) + 1),
+    "tanhshrink": lambda x: x - kept(SMOOTH["tanh"](x)),
+    "softsign": lambda x: x / kept(kept(magnitude(x)) + 1),
     "mish": lambda x: x * SMOOTH["tanh"](softplus(x)),
     "neg": lambda x: -x,
     "relu": lambda x: limited(x, 0, None, 0),
@@ -257,7 +269,9 @@ for _each, _pair in {
     "sub": lambda a, b: a - b,
     "rsub": lambda a, b: b - a,
 }.items():
-    HANDLERS[_each] = lambda out, a, b, alpha=1, f=_pair: each(f, a, b if alpha == 1 else each(lambda v: v * alpha, b))
+    HANDLERS[_each] = lambda out, a, b, alpha=1, f=_pair: one_by_one(
+        f, a, b if alpha == 1 else each(lambda v: v * alpha, b)
+    )
 for _each, _function in {
     "mul": lambda a, b: a * b,
     "truediv": lambda a, b: a / b,
@@ -265,8 +279,6 @@ for _each, _function in {
     "pow": power,
     "maximum": lambda a, b: largest([a, b], 1, shared=True)[0],
     "minimum": lambda a, b: largest([a, b], -1, shared=True)[0],
-    "remainder": lambda a, b: a - b * stepped(a / b, mp.floor),
-    "fmod": lambda a, b: a - b * truncated(a / b),
     "hypot": lambda a, b: length([a, b]),
     "and": lambda a, b: verdict(a.value and b.value, a.open or b.open),
     "or": lambda a, b: verdict(a.value or b.value, a.open or b.open),
@@ -275,16 +287,34 @@ for _each, _function in {
     "lerp": lambda a, b, w: a + (b - a) * w,
     **{name: partial(compared, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
 }.items():
-    HANDLERS[_each] = lambda out, *given, f=_function: each(f, *given)
+    HANDLERS[_each] = lambda out, *given, f=_function: one_by_one(f, *given)
 HANDLERS |= {"radd": HANDLERS["add"], "rmul": HANDLERS["mul"], "div": HANDLERS["truediv"]}
-HANDLERS["addcmul"] = lambda out, a, b, c, value=1: each(lambda x, y, z: x + y * z * value, a, b, c)
+
+
+def divided(step: Callable[[Number], Number]) -> Callable[..., Any]:
+    """Returns what is left of a division. PyTorch rounds a divisor that is a constant to the format."""
+
+    def of(out: Any, a: Any, b: Any) -> Any:
+        if isinstance(b, (int, float)) and Run.now.source and mpf(b)._mpf_[3] > DIGITS.get(out.dtype, 64):
+            b = Number(Run.now.shaken(mpf(b), 2.0 ** -DIGITS[out.dtype]))
+        return one_by_one(lambda x, y: x - y * step(x / y), a, b)
+
+    return of
+
+
+HANDLERS["remainder"], HANDLERS["fmod"] = divided(lambda q: stepped(q, mp.floor)), divided(truncated)
+HANDLERS["addcmul"] = lambda out, a, b, c, value=1: one_by_one(lambda x, y, z: x + y * z * value, a, b, c)
 
 
 # Reductions and rows.
 
 
 def total(row: Sequence[Number]) -> Number:
-    return reduce(lambda a, b: a + b, row) if len(row) else constant(0)
+    if len(row) < 2:
+        return row[0] if len(row) else constant(0)
+    found = reduce(lambda a, b: a + b, row)
+    found.adds = True
+    return found
 
 
 def dot(a: Sequence[Number], b: Sequence[Number]) -> Number:
@@ -315,25 +345,47 @@ def weights(row: Sequence[Number]) -> tuple[list[Number], Number, Number]:
 
 def softmax(row: Sequence[Number]) -> list[Number]:
     parts, all_of, _ = weights(row)
-    return [part / all_of for part in parts]
+    found = [part / all_of for part in parts]
+    stored: list[Number] = []
+    for y, x in zip(found, row, strict=True):
+
+        def own(at: int = len(stored)) -> Any:
+            return stored[at].value
+
+        def others(i: int, at: int = len(stored)) -> Any:
+            return -stored[at].value * stored[i].value
+
+        stored.append(recalled(y, [(x, own), *((each, partial(others, i)) for i, each in enumerate(row))]))
+    return stored
 
 
 def logsumexp(row: Sequence[Number]) -> Number:
     _, all_of, shift = weights(row)
     if mp.isinf(shift.value):
         return made(shift.value, [(x, NAN) for x in row], rounds=False)
-    return SMOOTH["log"](all_of) + shift
+    found = recalled(SMOOTH["log"](all_of) + shift, [(x, lambda x=x: mp.exp(x.value - found.value)) for x in row])
+    return found
 
 
 def log_softmax(row: Sequence[Number]) -> list[Number]:
     _, all_of, shift = weights(row)
     log = SMOOTH["log"](all_of)
-    return [x - shift - log for x in row]
+    stored: list[Number] = []
+    for x in row:
+
+        def others(at: int = len(stored)) -> Any:
+            return -mp.exp(stored[at].value)
+
+        stored.append(recalled(x - shift - log, [(x, lambda: 1), *((each, others) for each in row)]))
+    return stored
 
 
 def normed(row: Sequence[Number], eps: float, centre: bool) -> list[Number]:
     off = [x - m for m in [mean(row)] for x in row] if centre else list(row)
     by = SMOOTH["rsqrt"](dot(off, off) / len(off) + eps)
+    if centre and Run.now.source:  # the form of PyTorch's kernels is the noisier one
+        shift = mean(row) * by
+        return [x * by - shift for x in row]
     return [x * by for x in off]
 
 
@@ -454,8 +506,8 @@ HANDLERS["cummin"] = lambda out, x, dim: apart(along(x, dim, running_extreme(-1)
 @handles("normalize")
 def _(out: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
     def of(row: list[Number]) -> list[Number]:
-        by = limited(norm(row, p), eps, None, 1)
-        return [v / by for v in row]
+        by = kept(limited(kept(norm(row, p)), eps, None, 1))
+        return [kept(v / by) for v in row]
 
     return along(x, dim, of)
 
@@ -639,7 +691,7 @@ def _(out: Any, x: Any) -> Any:
 
 def reduced(values: np.ndarray, how: str) -> np.ndarray:
     by = {"sum": 1, "none": 1, "mean": values.size, "batchmean": len(values) if values.ndim else 1}[how]
-    return values if how == "none" else boxed(total(list(values.flat)) / by)
+    return values if how == "none" else boxed(total([kept(v) for v in values.flat]) / by)
 
 
 def huber(d: Number, beta: float, divided: bool) -> Number:
@@ -651,11 +703,13 @@ def huber(d: Number, beta: float, divided: bool) -> Number:
 
 LOSSES: dict[str, Callable[..., Number]] = {
     "mse_loss": lambda a, b: (a - b) * (a - b),
-    "l1_loss": lambda a, b: magnitude(a - b),
+    "l1_loss": lambda a, b: magnitude(kept(a - b)),
     "smooth_l1_loss": lambda a, b, beta=1.0: huber(a - b, beta, True),
     "huber_loss": lambda a, b, delta=1.0: huber(a - b, delta, False),
-    "binary_cross_entropy_with_logits": lambda a, b: a - a * b - SMOOTH["logsigmoid"](a),
-    "kl_div": lambda a, b, log_target=False: E1(b) * (b - a) if log_target else b * (SMOOTH["log"](b) - a),
+    "binary_cross_entropy_with_logits": lambda a, b: a - kept(a * b) - kept(SMOOTH["logsigmoid"](a)),
+    "kl_div": lambda a, b, log_target=False: (
+        kept(E1(b)) * kept(b - a) if log_target else b * kept(kept(SMOOTH["log"](b)) - a)
+    ),
 }
 
 

@@ -92,6 +92,8 @@ class Run:
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
+        self.step = 0  # the operator of PyTorch that runs; of an element, where their gradients are stored one by one
+        self.digits = 0  # of the 16-bit format of what this operator returns
         Run.now = self
 
     def shaken(self, value: Any, unit: float) -> Any:
@@ -140,15 +142,19 @@ def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
 class Number:
     """A number on the tape."""
 
-    __slots__ = """drift error grad grad_open grid kink loose open outer parents place push terms value""".split()
+    __slots__ = """adds drift error grad grad_open grid kink loose open outer parents place push saved shares step terms
+    value""".split()
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
         self.loose, self.push, self.place = error, 0.0, -1
         self.terms: Terms | bool | None = True  # True: not known yet
         self.parents: Sequence[tuple[Number, Any]] = ()
-        self.kink = self.grad_open = False
+        self.kink = self.grad_open = self.adds = False  # adds: some step before it, or it, is a sum
         self.grad, self.outer = None, 0.0
+        self.saved: Callable[[], Sequence[Any]] | None = None  # slopes of the parents, from what a kernel keeps
+        self.shares: dict[int, Any] = {}  # of the gradient, by the operators that they come from
+        self.step = 0
         self.grid: tuple[int, int] | None = None  # the format that the gradient is rounded to, too
 
     def __add__(self, other: Any) -> Number:
@@ -232,7 +238,7 @@ def made(
     found.parents, found.kink = tuple(parents), kink
     error = drift = loose = push = 0.0
     for each, slope in found.parents:
-        found.open = found.open or each.open
+        found.open, found.adds = found.open or each.open, found.adds or each.adds
         if each.error or each.loose:
             steep = float(slope)
             error, loose, push = (
@@ -250,7 +256,7 @@ def made(
             found.value = run.shaken(value, run.unit)
     found.error, found.drift, found.loose, found.push = error, drift, loose, push
     found.open = found.open or error != error or drift != drift
-    found.place = len(run.tape)
+    found.place, found.step = len(run.tape), run.step
     run.tape.append(found)
     if run.choice is None:
         return found
@@ -315,9 +321,30 @@ def stored(x: Number, digits: int, least: int, computed: bool) -> Number:
         inner = NEAR * run.choice.push(len(run.tape)) * 2.0**-digits if computed else 0.0
         value, near = nearest(x.value * (1 + mpf(inner)) + mpf(x.push), digits, least, 0.0)[0], False
     found = Number(value, open=x.open or near)
-    found.parents, found.grid = ((x, 1),), (digits, least)
-    found.place = len(run.tape)
+    found.parents, found.grid, found.adds = ((x, 1),), (digits, least), x.adds
+    found.place, found.step = len(run.tape), run.step
     run.tape.append(found)
+    return found
+
+
+def kept(x: Number) -> Number:
+    """Returns a number that PyTorch stores between the operators that it composes a function of."""
+    run = Run.now
+    if run.source and run.digits:
+        x = made(x.value, ((x, 1),), rounds=False)
+        x.outer = 2.0**-run.digits
+        if mp.isfinite(x.value) and x.value._mpf_[3] > run.digits:
+            x.value = run.shaken(x.value, x.outer)
+        run.step += 1
+    return x
+
+
+def recalled(x: Number, parents: Sequence[tuple[Number, Callable[[], Any]]]) -> Number:
+    """Returns a number whose backward takes its slopes from results that the forward stored, rounded."""
+    if not Run.now.source or not mp.isfinite(x.value):
+        return x
+    found = made(x.value, [(each, 0) for each, _ in parents], rounds=False)
+    found.open, found.error, found.saved = x.open, x.error, lambda: [slope() for _, slope in parents]
     return found
 
 
@@ -440,19 +467,33 @@ def kinked(x: Number, at: Any, below: Any, here: Any, above: Any, value: Callabl
 def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
     """Fills in the gradients of everything on the tape of this run."""
     run = Run.now
+    leaves: dict[int, Number] = {}
     for number, upstream in outputs:
-        number.grad = mpf(upstream) + (number.grad or 0)
+        number.shares[0] = mpf(upstream) + number.shares.get(0, 0)
+        leaves[id(number)] = number
     for number in reversed(run.tape):
+        number.grad = _gathered(number)
         if number.grad is None:
             continue
-        if run.source and number.outer:
-            number.grad = run.shaken(number.grad, number.outer)
+        number.grad = run.shaken(number.grad, number.outer)
         unclear = number.open or number.kink or number.grad_open
         if number.grid:
             near = float(abs(number.grad)) * run.unit if number.grad._mpf_[3] > number.grid[0] + 1 else 0.0
             number.grad, opened = nearest(number.grad, *number.grid, near)
             unclear = unclear or opened
-        for parent, slope in number.parents:
-            share = run.shaken(number.grad * slope, run.unit) if run.source else number.grad * slope
-            parent.grad = share if parent.grad is None else parent.grad + share
+        slopes = number.saved() if run.source and number.saved else [slope for _, slope in number.parents]
+        for (parent, _), slope in zip(number.parents, slopes, strict=True):
+            share = run.shaken(number.grad * slope, run.unit)
+            parent.shares[number.step] = share + parent.shares[number.step] if number.step in parent.shares else share
             parent.grad_open = parent.grad_open or unclear
+            leaves[id(parent)] = parent
+    for number in leaves.values():
+        if number.grad is None:
+            number.grad = _gathered(number)
+
+
+def _gathered(number: Number) -> Any:
+    """Returns a gradient from its shares. Several operators store theirs each; the only one is the result."""
+    if len(number.shares) < 2:
+        return next(iter(number.shares.values()), None)
+    return sum(share if not at else Run.now.shaken(share, number.outer) for at, share in number.shares.items())

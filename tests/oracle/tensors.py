@@ -8,6 +8,7 @@ real tensor (`shadow`), which has the shape and dtype that PyTorch gives the res
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 from mpmath import mp
 
-from tests.oracle.numbers import Number, Oracled, Run, constant, made, pushed, stored
+from tests.oracle.numbers import Number, Oracled, Run, constant, kept, made, pushed, stored
 
 HANDLERS: dict[str, Callable[..., Any]] = {}
 MOVES = """reshape view flatten unflatten permute transpose t T mT swapaxes movedim flip roll expand expand_as
@@ -50,6 +51,17 @@ def array(value: Any) -> np.ndarray:
 def each(function: Callable[..., Number], *arguments: Any) -> np.ndarray:
     with np.errstate(invalid="ignore"):  # of NaN, which the function means
         return boxed(np.frompyfunc(function, len(arguments), 1)(*[array(a) for a in arguments]))
+
+
+def one_by_one(function: Callable[..., Number], *arguments: Any) -> np.ndarray:
+    """Applies an operator to elements. A gradient of what is broadcast is stored for each of them, then added up."""
+    shapes = [a.shape for a in map(array, arguments)]
+
+    def of(*numbers: Any) -> Number:
+        Run.now.step += 1
+        return function(*numbers)
+
+    return each(of if len(set(shapes)) > 1 else function, *arguments)
 
 
 def filled(rows: Sequence[Any], shape: Sequence[int]) -> np.ndarray:
@@ -128,6 +140,8 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
     with torch.no_grad():
         shadow = function(*real(list(arguments)), **{key: real(value) for key, value in named.items()})
     start = len(Run.now.tape)
+    kinds = [each.dtype for each in (shadow if isinstance(shadow, (tuple, list)) else [shadow])]
+    Run.now.step, Run.now.digits = Run.now.step + 1, max(SMALL.get(kind, 0) for kind in kinds)
     named = {key: value for key, value in named.items() if value is not None or key == "dim"}
     if name in ("zeros_like", "ones_like", "full_like", "new_zeros"):
         return shadow
@@ -205,6 +219,8 @@ def moved(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any
 
     def picked(result: torch.Tensor) -> np.ndarray:
         numbers = [pool[int(place)] for place in result.flatten().tolist()]
+        copies = Counter(map(id, numbers))  # the gradient of each copy is stored
+        numbers = [kept(n) if copies[id(n)] > 1 else n for n in numbers]
         if unclear:
             numbers = [
                 made(n.value, [(each, int(each is n)) for each in (n,)], rounds=False, open=True) for n in numbers

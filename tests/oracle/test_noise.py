@@ -1,0 +1,99 @@
+"""The oracle's noise has the roundings of every honest kernel, and stays small enough to see wrong results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from mpmath import mpf
+from torch import Tensor
+from torch.nn import functional
+
+from benchmarks.fuzz_programs import limits
+from tests.oracle.choices import evaluate, noise
+
+T = torch.tensor
+HALF, BRAIN = torch.float16, torch.bfloat16
+
+
+def shares(f: Callable[..., Any], x: Tensor, dy: Tensor) -> list[float]:
+    """Returns the largest noise of the output and of the gradient, as a part of the largest number there."""
+    exact, found = evaluate(f, [x], [dy]), noise(f, [x], [dy])
+    return [float(n.max() / max(map(abs, v.flat))) for n, v in zip(found, exact.values, strict=True)]
+
+
+def doubled(x: Any) -> Any:
+    return (x.repeat_interleave(2, -1)).prod(-1)
+
+
+def scaled_rows(x: Any) -> Any:
+    return x * x.sum(-1, keepdim=True)
+
+
+def centred(x: Any) -> Any:
+    return functional.layer_norm(x, (2,))
+
+
+def logistic_loss(x: Any) -> Any:
+    return functional.binary_cross_entropy_with_logits(x, x.sigmoid())
+
+
+def softmax(x: Any) -> Any:
+    return x.softmax(-1)
+
+
+def sum_of_absolutes(x: Any) -> Any:
+    return functional.normalize(x, p=1, dim=-1)
+
+
+def remainder(x: Any) -> Any:
+    return torch.fmod(x, 0.001)
+
+
+ROW = T([0.328125, 0.328125, 0.328125, 0.328125])
+ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
+
+
+@pytest.mark.parametrize(
+    ("f", "x", "dy", "result", "low", "high"),
+    [
+        (torch.sigmoid, T([9.8]), T([1.0]), 1, 1e-4, 2e-3),  # y (1 - y) of the rounded y
+        (torch.tanh, T([5.0]), T([1.0]), 1, 1e-4, 2e-3),
+        (logistic_loss, T([9.8]), T(1.0), 1, 2e-4, 1e-2),
+        (softmax, T([4.0, -1.0]).to(BRAIN), T([1.0, 0.0]).to(BRAIN), 1, 0.1, 1.0),
+        (remainder, T([0.0355]).to(HALF), T([1.0]).to(HALF), 0, 5e-3, 5e-2),  # 0.001 rounds to 0.0010004
+        (functional.tanhshrink, T([0.05]).to(HALF), T([1.0]).to(HALF), 0, 0.2, 2.0),  # x - tanh(x), which is stored
+        (sum_of_absolutes, ROW.to(BRAIN), ROW_DY.to(BRAIN), 1, 1e-3, 1e-2),
+        (scaled_rows, T([3.0, -2.9375]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-3, 1e-2),
+        (doubled, T([[0.75]]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),
+        (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
+    ],
+)
+def test_the_noise_has_the_roundings_of_honest_kernels(
+    f: Callable[..., Any], x: Tensor, dy: Tensor, result: int, low: float, high: float
+) -> None:
+    assert low <= shares(f, x, dy)[result] <= high
+
+
+@pytest.mark.parametrize("kind", [BRAIN, HALF, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("f", "most"),
+    [
+        (torch.exp, 1),
+        (lambda x: x * 3, 1),
+        (lambda x: x @ x.T, 2),
+        (lambda x: x.sum(-1), 2),
+        (lambda x: functional.layer_norm(x, (5,)), 20),
+    ],
+)
+def test_the_noise_of_ordinary_steps_is_a_few_roundings(f: Callable[..., Any], most: float, kind: torch.dtype) -> None:
+    x = torch.linspace(-1.0, 1.5, 15).reshape(3, 5).to(kind)
+    assert max(shares(f, x, f(x).exp())) <= most * torch.finfo(kind).eps
+
+
+def test_a_sum_has_the_published_limit_of_programs_that_add_up() -> None:
+    total, product = evaluate(lambda x: (x.sum(-1) * 2, x * 2), [T([0.1, 0.2])], []).adds
+    assert (total, product) == (True, False)
+    assert [limits(mpf(1), "float32", 0.0, adds) * 2**23 for adds in (total, product)] == [4, 10]
