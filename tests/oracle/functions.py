@@ -30,6 +30,7 @@ from tests.oracle.numbers import (
     recalled,
     side_of,
     sign_between,
+    steep,
 )
 from tests.oracle.tensors import (
     CASTS,
@@ -179,9 +180,9 @@ def power(x: Number, by: Any) -> Number:
     if by == 2:
         return x * x
     if by == 0.5:
-        return SMOOTH["sqrt"](x)
+        return steep(SMOOTH["sqrt"](x), 2)
     exponent = int(by) if by == int(by) else mpf(by)
-    return smooth(lambda v: v**exponent, lambda v, y: exponent * v ** (exponent - 1))(x)
+    return steep(smooth(lambda v: v**exponent, lambda v, y: exponent * v ** (exponent - 1))(x), 2)
 
 
 def softplus(x: Number, beta: float = 1, threshold: float = 20) -> Number:
@@ -211,7 +212,7 @@ COMPOSED: dict[str, Callable[..., Number]] = {
     "gelu": gelu,
     "softplus": softplus,
     "tanhshrink": lambda x: x - kept(SMOOTH["tanh"](x)),
-    "softsign": lambda x: x / kept(kept(magnitude(x)) + 1),
+    "softsign": lambda x: steep(x / kept(kept(magnitude(x)) + 1), 2),
     "mish": lambda x: x * SMOOTH["tanh"](softplus(x)),
     "neg": lambda x: -x,
     "relu": lambda x: limited(x, 0, None, 0),
@@ -237,7 +238,7 @@ COMPOSED: dict[str, Callable[..., Number]] = {
     "invert": inverse,
 }
 for _each in SMOOTH:
-    HANDLERS[_each] = lambda out, x, f=SMOOTH[_each], **_: each(f, x)
+    HANDLERS[_each] = lambda out, x, f=SMOOTH[_each], **_: each(lambda v: steep(f(v)), x)
 for _each in COMPOSED:
     HANDLERS[_each] = lambda out, x, *given, f=COMPOSED[_each], inplace=False, **named: each(
         lambda v: f(v, *given, **named), x
@@ -274,8 +275,8 @@ for _each, _pair in {
     )
 for _each, _function in {
     "mul": lambda a, b: a * b,
-    "truediv": lambda a, b: a / b,
-    "rtruediv": lambda a, b: b / a,
+    "truediv": lambda a, b: steep(a / b, 2),
+    "rtruediv": lambda a, b: steep(b / a, 2),
     "pow": power,
     "maximum": lambda a, b: largest([a, b], 1, shared=True)[0],
     "minimum": lambda a, b: largest([a, b], -1, shared=True)[0],
@@ -507,7 +508,7 @@ HANDLERS["cummin"] = lambda out, x, dim: apart(along(x, dim, running_extreme(-1)
 def _(out: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
     def of(row: list[Number]) -> list[Number]:
         by = kept(limited(kept(norm(row, p)), eps, None, 1))
-        return [kept(v / by) for v in row]
+        return [kept(steep(v / by, 2)) for v in row]
 
     return along(x, dim, of)
 

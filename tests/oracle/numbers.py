@@ -142,8 +142,8 @@ def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
 class Number:
     """A number on the tape."""
 
-    __slots__ = """adds drift error grad grad_open grid kink loose open outer parents place push saved shares step terms
-    value""".split()
+    __slots__ = """adds drift error exact grad grad_open grid kink loose open outer parents place push saved shares
+    step terms value""".split()
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
@@ -151,7 +151,7 @@ class Number:
         self.terms: Terms | bool | None = True  # True: not known yet
         self.parents: Sequence[tuple[Number, Any]] = ()
         self.kink = self.grad_open = self.adds = False  # adds: some step before it, or it, is a sum
-        self.grad, self.outer = None, 0.0
+        self.grad, self.outer, self.exact = None, 0.0, True  # exact: 16 bits hold it
         self.saved: Callable[[], Sequence[Any]] | None = None  # slopes of the parents, from what a kernel keeps
         self.shares: dict[int, Any] = {}  # of the gradient, by the operators that they come from
         self.step = 0
@@ -333,9 +333,21 @@ def kept(x: Number) -> Number:
     if run.source and run.digits:
         x = made(x.value, ((x, 1),), rounds=False)
         x.outer = 2.0**-run.digits
+        x.exact = False
         if mp.isfinite(x.value) and x.value._mpf_[3] > run.digits:
             x.value = run.shaken(x.value, x.outer)
         run.step += 1
+    return x
+
+
+def steep(x: Number, times: int = 1) -> Number:
+    """Returns a number whose backward stores its last slope in 16 bits, after so many operators."""
+    run = Run.now
+    if run.source and run.digits and x.parents:
+        *others, (parent, slope) = x.parents
+        for _ in range(times):
+            slope = run.shaken(slope, 2.0**-run.digits)
+        x.parents = (*others, (parent, slope))
     return x
 
 
@@ -475,7 +487,8 @@ def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
         number.grad = _gathered(number)
         if number.grad is None:
             continue
-        number.grad = run.shaken(number.grad, number.outer)
+        if not number.exact or len(number.shares) > 1:
+            number.grad = run.shaken(number.grad, number.outer)
         unclear = number.open or number.kink or number.grad_open
         if number.grid:
             near = float(abs(number.grad)) * run.unit if number.grad._mpf_[3] > number.grid[0] + 1 else 0.0

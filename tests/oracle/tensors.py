@@ -166,11 +166,12 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
             continue
         bits = SMALL.get(result.dtype)
         for number in result.array.flat if bits else ():
+            number.outer = 2.0**-bits if id(number) in new else number.outer
             if id(number) in new and mp.isfinite(number.value) and number.value and number.value._mpf_[3] > bits:
+                number.exact = False
                 number.error += abs(float(number.value)) * 2.0**-bits
-                number.outer = 2.0**-bits
                 pushed(number, abs(float(number.value)) * 2.0**-bits, -2 - number.place)
-                number.value = Run.now.shaken(number.value, number.outer)
+                number.value = Run.now.shaken(number.value, 2.0**-bits)
     return type(shadow)(results) if many else results[0]
 
 

@@ -48,6 +48,15 @@ def sum_of_absolutes(x: Any) -> Any:
     return functional.normalize(x, p=1, dim=-1)
 
 
+def twice(x: Any) -> Any:
+    y = x * 1
+    return torch.cat([y, y * 0.015])
+
+
+def cube(x: Any) -> Any:
+    return x**3
+
+
 def remainder(x: Any) -> Any:
     return torch.fmod(x, 0.001)
 
@@ -66,8 +75,10 @@ ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
         (remainder, T([0.0355]).to(HALF), T([1.0]).to(HALF), 0, 5e-3, 5e-2),  # 0.001 rounds to 0.0010004
         (functional.tanhshrink, T([0.05]).to(HALF), T([1.0]).to(HALF), 0, 0.2, 2.0),  # x - tanh(x), which is stored
         (sum_of_absolutes, ROW.to(BRAIN), ROW_DY.to(BRAIN), 1, 1e-3, 1e-2),
-        (scaled_rows, T([3.0, -2.9375]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-3, 1e-2),
+        (scaled_rows, T([3.0, -2.9375]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-2, 0.2),
         (doubled, T([[0.75]]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),
+        (twice, T([2.0]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # the sum of both is stored
+        (cube, T([1.0]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # its slope, too
         (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
     ],
 )
