@@ -151,7 +151,7 @@ class Number:
         self.terms: Terms | bool | None = True  # True: not known yet
         self.parents: Sequence[tuple[Number, Any]] = ()
         self.kink = self.grad_open = self.adds = False  # adds: some step before it, or it, is a sum
-        self.grad, self.outer, self.exact = None, 0.0, True  # exact: 16 bits hold it
+        self.grad, self.outer, self.exact = None, 0.0, True  # exact: 16 bits hold it and its gradient
         self.saved: Callable[[], Sequence[Any]] | None = None  # slopes of the parents, from what a kernel keeps
         self.shares: dict[int, Any] = {}  # of the gradient, by the operators that they come from
         self.step = 0
@@ -487,7 +487,7 @@ def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
         number.grad = _gathered(number)
         if number.grad is None:
             continue
-        if not number.exact or len(number.shares) > 1:
+        if not number.exact:
             number.grad = run.shaken(number.grad, number.outer)
         unclear = number.open or number.kink or number.grad_open
         if number.grid:
@@ -497,6 +497,8 @@ def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
         slopes = number.saved() if run.source and number.saved else [slope for _, slope in number.parents]
         for (parent, _), slope in zip(number.parents, slopes, strict=True):
             share = run.shaken(number.grad * slope, run.unit)
+            alone = not parent.shares and bool(number.outer or number.exact) and abs(slope) in (0, 1)
+            parent.exact = parent.exact and alone
             parent.shares[number.step] = share + parent.shares[number.step] if number.step in parent.shares else share
             parent.grad_open = parent.grad_open or unclear
             leaves[id(parent)] = parent

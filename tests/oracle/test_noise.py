@@ -53,6 +53,10 @@ def twice(x: Any) -> Any:
     return torch.cat([y, y * 0.015])
 
 
+def mean_of_sizes(x: Any) -> Any:
+    return x.abs().mean(-1)
+
+
 def cube(x: Any) -> Any:
     return x**3
 
@@ -78,6 +82,7 @@ ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
         (scaled_rows, T([3.0, -2.9375]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-2, 0.2),
         (doubled, T([[0.75]]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),
         (twice, T([2.0]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # the sum of both is stored
+        (mean_of_sizes, T([1.0, 2.0, 3.0]).to(BRAIN), T(1.0).to(BRAIN), 1, 1e-3, 1e-2),  # 1 / 3 is stored
         (cube, T([1.0]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # its slope, too
         (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
     ],
