@@ -506,6 +506,23 @@ def test_steps_in_float32_of_float64_operands_have_the_noise_of_float32() -> Non
     assert doubled.noise is not None and bool((doubled.noise < 2.0**-40).all()), "no step in float32 but the cast"
 
 
+def test_a_gradient_that_a_cast_rounds_leaves_float64_programs_their_noise() -> None:
+    """The backward of a cast rounds the gradient, which is computed in float64 like everything else."""
+    x, w = drawn(3, 6, dtype=torch.float64), drawn(3, 6, seed=5, dtype=torch.float64)
+
+    def like(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.sin(x * w).bfloat16().double() * w).exp()
+
+    y, upstream = like(x, w), drawn(3, 6, seed=6, dtype=torch.float64)
+    leaves = [each.clone().requires_grad_() for each in (x, w)]
+    dx, dw = torch.autograd.grad(like(*leaves), leaves, upstream)
+    given: dict[str, Any] = {"like": like, "inputs": (x, w), "upstream": upstream}
+    verify.assert_close(y, grads=(dx, dw), **given)
+    for off in ((1 + 1e-8, 1.0), (1.0, 1 + 1e-8)):
+        with pytest.raises(AssertionError, match="is wrong"):
+            verify.assert_close(y * off[0], grads=(dx, dw * off[1]), **given)
+
+
 def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 

@@ -98,9 +98,9 @@ class Program:
 
     @cached_property
     def narrows(self) -> bool:
-        """True if the program computes with numbers that it has rounded to a dtype narrower than its operands'."""
+        """True if outputs are computed in a dtype narrower than the operands'. Every gradient of a cast is cast."""
         ranks: dict[int, int] = {}  # id(step) -> 1: its numbers are rounded ones, 2: they are computed from such
-        for step in [] if self.rounds else self.steps:
+        for step in [] if self.rounds else self.needed_for([each for each in self.results if each in self.kinds]):
             rank = max((ranks.get(id(each), 0) for each in step.inputs), default=0)
             cast = isinstance(step, Map) and step.function.startswith("to ")
             if cast and rank > 1:
