@@ -521,3 +521,16 @@ def test_each_column_may_choose_for_itself() -> None:
     assert passes(columns, x, columns(x), right, dy)
     right[:, 3] = right[:, 3].mean()
     assert not passes(columns, x, columns(x), right, dy)
+
+
+def test_copies_that_an_index_makes_are_chosen_by_their_places() -> None:
+    """What an integer result shows is read off through moves whose places are computed, too."""
+    x, index = torch.tensor([0.3, -0.7, -0.5]), torch.tensor([1, 1, 0])
+
+    def like(x: Tensor, index: Tensor) -> Tensor:
+        return x.index_select(-1, index).argmin(-1)
+
+    for place in (0, 1):
+        verify.assert_close(torch.tensor(place), like=like, inputs=(x, index))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(torch.tensor(2), like=like, inputs=(x, index))

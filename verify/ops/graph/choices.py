@@ -452,7 +452,7 @@ class Choices:
             return
         own = self.run.decisions[id(step)]
         shown = own.expand(step.shape).reshape(-1).clone()
-        shown[_moved(result, step).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
+        shown[_moved(result, step, self.run).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
         shown = shown.reshape(step.shape)
 
         def toward(row: Step, way: Tensor) -> dict[int, Tensor]:
@@ -460,7 +460,7 @@ class Choices:
             if id(source) not in sizes:
                 return {}
             score = torch.zeros(math.prod(source.shape), dtype=torch.float64, device=got.device)
-            score[_moved(row, source).reshape(-1).to(got.device)] = way.expand(row.shape).reshape(-1)
+            score[_moved(row, source, self.run).reshape(-1).to(got.device)] = way.expand(row.shape).reshape(-1)
             return {id(source): score.reshape(source.shape) * sizes[id(source)]}
 
         if isinstance(step, Order):
@@ -535,12 +535,12 @@ def is_whole(step: Step) -> bool:
     return isinstance(step, Map) and step.function in ("number", "wrap")
 
 
-def _moved(step: Step, source: Step) -> Tensor:
+def _moved(step: Step, source: Step, run: Run) -> Tensor:
     """Returns, for each element of a step that only moves elements, its place in `source`."""
     if step is source:
-        return torch.arange(math.prod(source.shape)).reshape(source.shape)
+        return torch.arange(math.prod(source.shape), device=run.device).reshape(source.shape)
     assert isinstance(step, Move)
-    return step.move([_moved(step.inputs[0], source)], [], 0)
+    return step.move([_moved(step.inputs[0], source, run)], [run.fixed(each) for each in step.by], 0)
 
 
 def ramp(values: Tensor) -> Tensor:
