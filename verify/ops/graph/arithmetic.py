@@ -378,7 +378,9 @@ class Decimals(Arithmetic):
         return (max if largest else min)(row, key=cmp_to_key(self.compared))
 
     def sign(self, a: Number) -> int | None:
-        negative, mantissa, _, _ = a._mpf_  # mp.sign takes eight times as long
+        negative, mantissa, exponent, _ = a._mpf_  # mp.sign takes eight times as long
+        if not mantissa and exponent:  # infinities and NaN have no mantissa
+            return int(mp.sign(a))
         return 0 if not mantissa else -1 if negative else 1
 
     def digits(self, a: Number) -> tuple[int, int] | None:
