@@ -395,6 +395,10 @@ def test_running_sums_of_a_line_add_each_term_once(arithmetic: Arithmetic, dim: 
     assert sum(summed) < 3 * 1800 + 300
 
 
+def test_infinities_have_signs_in_mpmath() -> None:
+    assert [Decimals().sign(mp.mpf(each)) for each in ("inf", "-inf", "0", "-2", "0.5")] == [1, -1, 0, -1, 1]
+
+
 @pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
 @pytest.mark.parametrize("bits", [160, 2_000])
 def test_of_a_sum_of_exponentials_those_that_no_bit_depends_on_are_not_evaluated(
