@@ -415,8 +415,11 @@ def rows(seed: int, numbers: Sequence[int], jobs: int) -> Iterator[dict[str, Any
     if jobs == 1:
         yield from map(work, numbers)
         return
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
         yield from pool.map(work, numbers, chunksize=4)
+    finally:  # Ctrl-C waits for no program
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
@@ -453,6 +456,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 text = each["text"] if given.replay else each["text"].splitlines()[0][:150]
                 print(f"{row['program']} {row['dtype']} {each['kind']}: {text}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # `timeout -s INT` sends two
         print(f"interrupted after {len(found)} of {len(numbers)} programs", file=sys.stderr)
     print(table(found))
     if given.json:
