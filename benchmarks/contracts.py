@@ -151,13 +151,13 @@ def seeded(count: int, seed: int) -> Iterator[dict[str, Any]]:
 # -- layers beside kernels ------------------------------------------------------------------------------------
 
 
-def _llama_norm(x: Tensor, w: Tensor) -> Tensor:
+def llama_norm(x: Tensor, w: Tensor) -> Tensor:
     h = x.float()
     h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
     return w * h.to(x.dtype)
 
 
-def _fused_norm(x: Tensor, w: Tensor) -> Tensor:
+def fused_norm(x: Tensor, w: Tensor) -> Tensor:
     h = x.float()
     return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
 
@@ -175,7 +175,7 @@ def _gemma_norm_narrow(x: Tensor, w: Tensor) -> Tensor:
 
 def _add_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     h = x + r
-    return _llama_norm(h, w), h
+    return llama_norm(h, w), h
 
 
 def _add_norm_wide(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -256,9 +256,9 @@ def _own(path: str, name: str, *, gate: bool = False, **fixed: Any) -> Callable[
 
 
 PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "Llama's norm, a fused one": (_llama_norm, _fused_norm, "r n"),
-    "Llama's norm, F.rms_norm": (_llama_norm, _torch_norm, "r n"),
-    "Llama's norm, compiled as is": (_llama_norm, _llama_norm, "r n"),
+    "Llama's norm, a fused one": (llama_norm, fused_norm, "r n"),
+    "Llama's norm, F.rms_norm": (llama_norm, _torch_norm, "r n"),
+    "Llama's norm, compiled as is": (llama_norm, llama_norm, "r n"),
     "Gemma's norm, 1 + w in 16 bits": (_gemma_norm, _gemma_norm_narrow, "r n"),
     "add + norm, the sum kept wide": (_add_norm, _add_norm_wide, "r r n"),
     "SwiGLU, fused": (_swiglu, _wide(_swiglu), "r r"),
@@ -269,7 +269,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
     "softmax, exponentials in 16 bits": (_softmax_wide, _softmax_narrow, "r"),
     "cross-entropy, its sum in 16 bits": (_loss, _loss_narrow, "r"),
     "layer norm, by hand": (_layer_norm, _layer_norm_eager, "r n n"),
-    "rms_norm of kernels/": (_llama_norm, _own("kernels.rms_norm", "rms_norm", eps=1e-6), "r n"),
+    "rms_norm of kernels/": (llama_norm, _own("kernels.rms_norm", "rms_norm", eps=1e-6), "r n"),
     "layer_norm of kernels/": (_layer_norm, _own("kernels.layer_norm", "layer_norm", eps=1e-5), "r n n"),
     "swiglu_split of kernels/": (_swiglu, _own("kernels.swiglu", "swiglu_split", gate=True), "r r"),
     "geglu_split of kernels/": (

@@ -10,22 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
-from benchmarks.contracts import PROGRAMS, drawn, seeded
+from benchmarks.contracts import PROGRAMS, drawn, fused_norm, llama_norm, seeded
 from verify.diagnose.contracts import found_by
 from verify.diagnose.places import EXACT, Rounded, trace
 
 BF16 = torch.bfloat16
-
-
-def llama_norm(x: Tensor, w: Tensor) -> Tensor:
-    h = x.float()
-    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return w * h.to(x.dtype)
-
-
-def fused_norm(x: Tensor, w: Tensor) -> Tensor:
-    h = x.float()
-    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
 
 
 def planted(name: str, contract: dict[str, str], dtype: torch.dtype = BF16) -> Any:

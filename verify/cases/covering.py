@@ -98,7 +98,7 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
     )
     silent = kernel.limit_of(dtype, EXTREME) is None
     rows = (each for each in ROW_REGIMES if not (silent and each == LEAST))
-    return (*rows, *own_recipes(kernel.op), *([NOT_FINITE] if endless and kernel.op.gate == "plain" else []))
+    return (*rows, *own_recipes(kernel.op), *([NOT_FINITE] if endless else []))
 
 
 def chosen_case(kernel: Kernel, dtype: str, chosen: Chosen, seed: int) -> Case:
