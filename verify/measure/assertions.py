@@ -22,8 +22,9 @@ from verify.cases.explicit import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
+from verify.declare.standin import baseline_of
 from verify.errors import KernelError, UsageError, closest, from_zero, said_by
-from verify.measure.call import Measured, items_of, outputs_of, unlike_plain
+from verify.measure.call import Measured, items_of, outputs_of, run_tensors, unlike_plain
 from verify.measure.case import BASELINE, KERNEL, Question, judge_case, question_of
 from verify.measure.element import worst_element
 from verify.measure.findings import Findings
@@ -271,7 +272,7 @@ class _Closeness:
         given = {KERNEL: results}
         found = judge_case(declared, group, question.explaining(given), given, {})
         if any(finite(each.parts).bias.sure > BIAS_LIMIT for each in found[KERNEL].values()):
-            given[BASELINE] = self._theirs(results)  # whose bias excuses one as large
+            given[BASELINE] = self._theirs(declared, results)  # whose bias excuses one as large
             found = judge_case(declared, group, question.explaining(given), given, {})
         judged, beside = found[KERNEL], found.get(BASELINE, {})
         failed = [
@@ -318,21 +319,13 @@ class _Closeness:
                 hint="check_dtype=False judges each result in its own dtype",
             ) from error
 
-    def _theirs(self, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _theirs(self, declared: Kernel, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns PyTorch's own results of the same names and dtypes; none if it raises."""
-        wanted = [name for name in self.slots if f"d{name}" in results]
-        given = {name: value.clone().requires_grad_(name in wanted) for name, value in self.inputs.items()}
-        places = iter(given.values())
+        upstream = self.upstream if any(name not in self.op.outputs for name in results) else {}
         with suppress(Exception):
-            returned = self.like(*(next(places) if isinstance(value, Tensor) else value for value in self.given))
-            made = dict(zip(self.op.outputs, items_of(returned), strict=True))
-            found = {name: value.detach() for name, value in made.items() if name in results}
-            if wanted:
-                ends = {name: made[name] for name in self.upstream}
-                arrived = [self.upstream[name].to(value.dtype) for name, value in ends.items()]
-                slopes = torch.autograd.grad(list(ends.values()), [given[name] for name in wanted], arrived)
-                found |= {f"d{name}": value for name, value in zip(wanted, slopes, strict=True)}
-            return {name: value for name, value in found.items() if value.dtype == results[name].dtype}
+            found = run_tensors(baseline_of(declared), self.inputs, {}, upstream)
+            same = {name: value for name, value in found.items() if name in results}
+            return {name: value for name, value in same.items() if value.dtype == results[name].dtype}
         return {}
 
     def _question(self, results: Mapping[str, Tensor]) -> tuple[Kernel, Group, Question]:
