@@ -119,44 +119,50 @@ def test_regimes_with_equal_bounds_share_a_row_and_the_worst_of_their_inputs(tmp
     }
 
 
-WHERE = "reports/bounds/sm_90/gelu.toml: bound y bfloat16 all: "
-TABLE = "reports/bounds/sm_90/gelu.toml: result y bfloat16: "
-LEAST = "value is a finite number of at least 0.5; received "
+FILE = "reports/bounds/sm_90/gelu.toml: "
+TABLE = "`$.result[0]"
+ROW = "`$.result[0].bounds[0]"
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("value = 0.75", "value = nan", WHERE + LEAST + "nan"),
-        ("value = 0.75", "value = inf", WHERE + LEAST + "inf"),
-        ("value = 0.75", "value = -1.0", WHERE + LEAST + "-1.0"),
-        ("value = 0.75", "value = 0", WHERE + LEAST + "0"),
-        ("value = 0.75", "value = 0.25", WHERE + LEAST + "0.25"),
-        ("value = 0.75", 'value = "0.75"', WHERE + LEAST + "'0.75'"),
-        ("value = 0.75", "value = true", WHERE + LEAST + "True"),
-        ("value = 0.75", "valeu = 0.75", WHERE + "value is missing; it is a finite number of at least 0.5"),
-        ("value = 0.75", "value = 0.75, slack = 2", WHERE + "unknown key 'slack'"),
-        ("measured = 0.75", "measured = nan", WHERE + "measured is a finite number of at least 0"),
-        ('source = "run"', 'source = "run", more = 1', TABLE + "evidence: unknown key 'more'"),
-        ('record = "fedcba987654"', "record = 3", TABLE + "evidence: record is a string; received 3"),
-        ('date = "2026-10-01"', 'date = "yesterday"', TABLE + "evidence: date is YYYY-MM-DD or unknown; received"),
-        ('basis = "exhaustive"', 'basis = "guessed"', WHERE + "basis is one of observed, certified, exhaustive"),
-        ('gate = "plain"', 'gate = "both"', TABLE + "gate is one of plain, scaled, noise; received 'both'"),
-        ("n = 65536", "n = 0", WHERE + "n is a positive integer; received 0"),
-        ("n = 65536", "n = 65536, seed = 1.5", WHERE + "seed is an integer; received 1.5"),
-        ('run = "aa00aa00aa00"', "", TABLE + "properties: it has the hash of the measured cases"),
-        ('run = "aa00aa00aa00"', 'run = "?"', TABLE + "properties: run is hexadecimal digits; received '?'"),
-        ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', TABLE + "properties: unknown key 'walk'"),
-        ('reason = "first measured"', 'reason = ""', WHERE + "reason is a string; received ''"),
-        ("format = 3", "format = 1", "reports/bounds/sm_90/gelu.toml: format is 1; this verify reads formats 2 and 3"),
-        ("format = 3", "", "reports/bounds/sm_90/gelu.toml: format is missing"),
+        ("value = 0.75", "value = nan", "gelu.toml is not TOML: a number is finite, at most 1e+300; received nan"),
+        ("value = 0.75", "value = inf", "received inf"),
+        ("value = 0.75", "value = 1e999", "received 1e999"),
+        ("value = 0.75", "value = -1.0", FILE + f"Expected `float` >= 0.5 - at {ROW}.value`; received -1.0"),
+        ("value = 0.75", "value = 0.25", FILE + f"Expected `float` >= 0.5 - at {ROW}.value`; received 0.25"),
+        ("value = 0.75", 'value = "0.75"', f"Expected `float`, got `str` - at {ROW}.value`; received '0.75'"),
+        ("value = 0.75", "value = true", f"got `bool` - at {ROW}.value`; received True"),
+        ("value = 0.75", "valeu = 0.75", f"unknown field `valeu` - at {ROW}`"),
+        ("value = 0.75, ", "", f"missing required field `value` - at {ROW}`"),
+        ("value = 0.75", "value = 0.75, slack = 2", f"unknown field `slack` - at {ROW}`"),
+        ("measured = 0.75", "measured = -1", f"Expected `float` >= 0.0 - at {ROW}.measured`; received -1"),
+        ('source = "run"', 'source = "run", more = 1', f"unknown field `more` - at {TABLE}.evidence`"),
+        ('record = "fedcba987654"', "record = 3", f"Expected `str`, got `int` - at {TABLE}.evidence.record`"),
+        ('date = "2026-10-01"', 'date = "yesterday"', f"at {TABLE}.evidence.date`; received 'yesterday'"),
+        ('basis = "exhaustive"', 'basis = "guessed"', f"Invalid enum value 'guessed' - at {ROW}.basis`"),
+        ('gate = "plain"', 'gate = "both"', f"Invalid enum value 'both' - at {TABLE}.gate`"),
+        ("n = 65536", "n = 0", f"Expected `int` >= 1 - at {ROW}.n`; received 0"),
+        ("n = 65536", f"n = 0x{'f' * 5000}", f"at {ROW}.n`; received an enormous integer"),
+        ("n = 65536", "n = 65536, seed = 1.5", f"at {ROW}.seed`; received 1.5"),
+        ('run = "aa00aa00aa00"', "", f"Expected `object` of length >= 1 - at {TABLE}.properties`"),
+        ('run = "aa00aa00aa00"', 'run = "?"', f"at {TABLE}.properties[...]`"),
+        (
+            'run = "aa00aa00aa00"',
+            'walk = "aa00aa00aa00"',
+            f"value 'walk' - at `key` in {TABLE}.properties`",
+        ),
+        ('reason = "first measured"', 'reason = ""', f"at {ROW}.reason`; received ''"),
+        ("format = 3", "format = 1", FILE + "format is 1; this verify reads formats 2 and 3"),
+        ("format = 3", "", FILE + "Object missing required field `format`"),
         ('arch = "sm_90"', 'arch = "sm_80"', "arch is 'sm_80', its folder says 'sm_90'; bounds of machines never mix"),
         ('kernel = "gelu"', 'kernel = "silu"', "bounds of the kernel 'silu' belong in silu.toml"),
-        ('regimes = ["all"]', "regimes = []", "result y bfloat16: bound 1: regimes is a list of strings, not empty"),
-        ('regimes = ["all"]', 'regimes = "all"', "bound 1: regimes is a list of strings, not empty; received 'all'"),
-        ("bounds = [", "rows = [", TABLE + "bounds is missing; it is a list of tables, not empty"),
-        ("[[result]]", "[[results]]", "reports/bounds/sm_90/gelu.toml: unknown key 'results'"),
-        ("[[result]]", "[[result", "reports/bounds/sm_90/gelu.toml is not TOML: "),
+        ('regimes = ["all"]', "regimes = []", f"Expected `array` of length >= 1 - at {ROW}.regimes`; received []"),
+        ('regimes = ["all"]', 'regimes = "all"', f"at {ROW}.regimes`; received 'all'"),
+        ("bounds = [", "rows = [", f"unknown field `rows` - at {TABLE}`"),
+        ("[[result]]", "[[results]]", FILE + "Object contains unknown field `results`"),
+        ("[[result]]", "[[result", "gelu.toml is not TOML: "),
     ],
 )
 def test_what_is_not_understood_is_refused_with_its_place(old: str, new: str, message: str) -> None:

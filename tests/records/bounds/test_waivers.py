@@ -93,18 +93,21 @@ def test_the_day_of_the_gate_is_that_of_utc(tmp_path: Path, quoted: str, monkeyp
         (toml(key="gelu/y/bfloat16/tial"), "no key 'gelu/y/bfloat16/tial' (closest: gelu/y/bfloat16/tail)"),
         (toml(key="gelu/y/bfloat16"), "waiver 1: the records and bounds have no key 'gelu/y/bfloat16'"),
         (toml(key="*"), "no key '*'"),
-        (toml(reason="  "), "waiver 1: reason is a string that says why; received '  '"),
-        (f'[[waiver]]\nkey = "{BREACHED}"\nexpires = 2026-11-23\n', "reason is missing; it is a string that says why"),
-        (f'[[waiver]]\nkey = "{BREACHED}"\nreason = "x"\n', "expires is missing; it is a day such as 2027-01-31"),
-        (toml(expires='"soon"'), "expires is a day such as 2027-01-31; received 'soon'"),
-        (toml(expires='"2027-02-30"'), "expires is a day such as 2027-01-31; received '2027-02-30'"),
-        (toml(expires='"20270130"'), "expires is a day"),
-        (toml(expires="2027-01-31T10:00:00"), "expires is a day such as 2027-01-31; received datetime.datetime("),
+        (toml(reason="  "), "at `$.waiver[0].reason`; received '  '"),
+        (
+            f'[[waiver]]\nkey = "{BREACHED}"\nexpires = 2026-11-23\n',
+            "required field `reason` - at `$.waiver[0]`",
+        ),
+        (f'[[waiver]]\nkey = "{BREACHED}"\nreason = "x"\n', "missing required field `expires` - at `$.waiver[0]`"),
+        (toml(expires='"soon"'), "at `$.waiver[0].expires`; received 'soon'"),
+        (toml(expires='"2027-02-30"'), "at `$.waiver[0].expires`; received '2027-02-30'"),
+        (toml(expires='"20270130"'), "at `$.waiver[0].expires`; received '20270130'"),
+        (toml(expires="2027-01-31T10:00:00"), "Expected `date`, got `datetime` - at `$.waiver[0].expires`"),
         (toml(expires="2027-02-30"), "is not TOML"),
-        (toml() + "max = 3.0\n", "waiver 1: unknown key 'max'"),
+        (toml() + "max = 3.0\n", "unknown field `max` - at `$.waiver[0]`"),
         (toml() + toml(), "waiver 2 repeats 'gelu/y/bfloat16/tail'; a finding has one waiver"),
-        (toml().replace("[[waiver]]", "[[waivers]]"), "waiver is missing; it is a list of tables, [[waiver]]"),
-        ("", "waiver is missing"),
+        (toml().replace("[[waiver]]", "[[waivers]]"), "Object contains unknown field `waivers`"),
+        ("", "Object missing required field `waiver`"),
     ],
 )
 def test_a_waiver_that_is_not_understood_is_bad_usage_with_its_place(tmp_path: Path, text: str, message: str) -> None:
@@ -146,7 +149,7 @@ def test_findings_of_a_record_become_waivers_that_make_the_gate_pass(tmp_path: P
     (tmp_path / "b" / "sm_90" / "waivers.toml").write_text("# mine\n")
     command = ("bounds", "waive", "run.json", "--bounds", "b", "--reason", "issue 12", "--on-ci")
     refused = said(*command, "--until", "2090-01-31", cwd=tmp_path)
-    assert refused.returncode == 2 and "waiver is missing" in refused.stderr  # a file that says nothing is an error
+    assert refused.returncode == 2 and "field `waiver`" in refused.stderr  # a file that says nothing is an error
     (tmp_path / "b" / "sm_90" / "waivers.toml").unlink()
     done = said(*command, "--until", "2090-01-31", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

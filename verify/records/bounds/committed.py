@@ -19,13 +19,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
 
 from verify.errors import UsageError
 from verify.records.bounds import toml
 from verify.records.figure import LEAST, rounded_up
 from verify.records.files import write_atomically
-from verify.records.readings import STRENGTH, Key, Reading, as_strong, leading
+from verify.records.readings import STRENGTH, Key, Reading, Source, as_strong, leading
 from verify.records.record import RESULT_STATUSES, Basis, Gate, ResultStatus
 
 FORMAT = 3
@@ -52,9 +55,10 @@ SEEDS_BELOW_ACCEPTED = 2
 DEVIATIONS, FARTHEST, FARTHEST_IN_NOISE = 5.0, 65_536.0, 256.0
 HEADROOM_OF_ROWS, SHARE_OF_ROWS = 1.0, 1 / 32
 
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}|unknown")
-_HASH = re.compile(r"[0-9a-f]{6,64}")
-_ARCH = re.compile(r"[a-z][a-z0-9_]*")
+_Text = Annotated[str, Meta(min_length=1)]
+_Date = Annotated[str, Meta(pattern="^([0-9]{4}-[0-9]{2}-[0-9]{2}|unknown)$")]
+_Error = Annotated[float, Meta(ge=LEAST)]
+_Figure = Annotated[float, Meta(ge=0.0)]
 
 
 @dataclass(frozen=True)
@@ -266,115 +270,107 @@ def load_file(path: Path) -> dict[Key, Bound]:
     return parse(data, source=str(path), arch=path.parent.name, name=path.name)
 
 
+class _Strict(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Holds a part of a file. A key that no field has is an error."""
+
+
+class _Evidence(_Strict, frozen=True):
+    """Holds the evidence that all rows of a table share."""
+
+    record: _Text
+    commit: _Text
+    date: _Date
+    source: Source
+
+
+class _Accepted(_Strict, frozen=True):
+    date: _Date
+    old: _Error
+    new: _Error
+    reason: _Text
+
+
+class _Row(_Strict, frozen=True):
+    """Holds the bound of some parts."""
+
+    regimes: Annotated[list[str], Meta(min_length=1)]
+    value: _Error
+    basis: Literal["observed", "certified", "exhaustive"]
+    n: Annotated[int, Meta(ge=1, le=1 << 62)]
+    reason: _Text
+    measured: _Figure
+    seed: int | None = None
+    worst: str = ""
+    accepted: list[_Accepted] = []
+    share: _Figure | None = None
+    typical: _Figure | None = None
+    verdict: Verdict = ""
+
+
+class _Table(_Strict, frozen=True):
+    """Holds the bounds of one output and dtype with the evidence that they share."""
+
+    output: str
+    dtype: str
+    gate: Gate
+    evidence: _Evidence
+    properties: Annotated[dict[Source, Annotated[str, Meta(pattern="^[0-9a-f]{6,64}$")]], Meta(min_length=1)]
+    bounds: Annotated[list[_Row], Meta(min_length=1)]
+
+
+class _Format(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+
+
+class _File(_Format, frozen=True, forbid_unknown_fields=True):
+    arch: Annotated[str, Meta(pattern="^[a-z][a-z0-9_]*$")]
+    kernel: str
+    result: list[_Table] = []
+
+
 def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]:
     """Reads the same from the bytes of a file."""
-    top = toml.document(data, source)
-    if (format_ := top.take("format", "the number of the format", lambda v: type(v) is int)) not in FORMATS:
+    if (format_ := toml.read(data, source, _Format).format) not in FORMATS:
         raise UsageError(
             f"{source}: format is {format_!r}; this verify reads formats {' and '.join(map(str, FORMATS))}",
             hint="delete the file and write it again: verify bounds propose RUN",
         )
-    own_arch = top.text("arch", _ARCH, "lower-case letters, digits and _")
-    kernel = top.text("kernel", empty=True)
-    if own_arch != arch:
-        raise UsageError(f"{source}: arch is {own_arch!r}, its folder says {arch!r}; bounds of machines never mix")
-    if file_name(kernel) != name:
-        raise UsageError(f"{source}: bounds of the kernel {kernel!r} belong in {file_name(kernel)}")
-    entries = top.take("result", "a list of tables", toml.is_tables, default=[])
-    top.done()
+    file = toml.read(data, source, _File)
+    if file.arch != arch:
+        raise UsageError(f"{source}: arch is {file.arch!r}, its folder says {arch!r}; bounds of machines never mix")
+    if file_name(file.kernel) != name:
+        raise UsageError(f"{source}: bounds of the kernel {file.kernel!r} belong in {file_name(file.kernel)}")
     found: dict[Key, Bound] = {}
-    for number, entry in enumerate(entries, 1):
-        for bound in _bounds(toml.Table(source, f"result {number}", entry), own_arch, kernel):
+    for number, table in enumerate(file.result, 1):
+        for bound in _bounds(file, table):
             if bound.key in found:
                 raise UsageError(f"{source}: result {number} repeats {str(bound.key)!r}; a key has one bound")
             found[bound.key] = bound
     return found
 
 
-def _bounds(table: toml.Table, arch: str, kernel: str) -> Iterator[Bound]:
-    """Reads the bounds of one output and dtype, one for each regime that a row names."""
-    output, dtype = table.text("output", empty=True), table.text("dtype", empty=True)
-    table.where = f"result {output} {dtype}"
-    gate = table.choice("gate", ("plain", "scaled", "noise"))
-    evidence = _evidence(table.table("evidence"))
-    properties = _properties(table.table("properties"))
-    rows = table.take("bounds", "a list of tables, not empty", lambda v: toml.is_tables(v) and bool(v))
-    table.done()
-    for number, entry in enumerate(rows, 1):
-        row = toml.Table(table.source, f"{table.where}: bound {number}", entry)
-        regimes = row.take("regimes", "a list of strings, not empty", _is_names)
-        row.where = f"bound {output} {dtype} {', '.join(regimes)}"
+def _bounds(file: _File, table: _Table) -> Iterator[Bound]:
+    """Yields the bounds of one output and dtype, one for each regime that a row names."""
+    evidence = msgspec.structs.asdict(table.evidence)
+    for row in table.bounds:
         bound = Bound(
-            key=Key(arch, kernel, output, dtype, ""),
-            value=row.figure("value", least=LEAST),
-            gate=gate,  # type: ignore[arg-type]
-            basis=_basis(row),
-            reason=row.text("reason"),
-            evidence=dataclasses.replace(
-                evidence,
-                measured=row.figure("measured", least=0.0),
-                worst=row.text("worst", empty=True, default=""),
-            ),
-            properties=properties,
-            accepted=tuple(
-                _acceptance(toml.Table(row.source, f"{row.where}: accepted {number}", item))
-                for number, item in enumerate(row.take("accepted", "a list of tables", toml.is_tables, default=[]), 1)
-            ),
-            share=row.figure("share", least=0.0, default=None),
-            typical=row.figure("typical", least=0.0, default=None),
-            verdict=row.choice("verdict", ("", *RESULT_STATUSES), default=""),  # type: ignore[arg-type]
+            key=Key(file.arch, file.kernel, table.output, table.dtype, ""),
+            value=row.value,
+            gate=table.gate,
+            basis=Basis(row.basis, row.n, row.seed),
+            reason=row.reason,
+            evidence=Evidence(**evidence, measured=row.measured, worst=row.worst),
+            properties={str(name): value for name, value in table.properties.items()},
+            accepted=tuple(Acceptance(**msgspec.structs.asdict(item)) for item in row.accepted),
+            share=row.share,
+            typical=row.typical,
+            verdict=row.verdict,
         )
-        row.done()
-        yield from (_of_regime(bound, regime) for regime in regimes)
+        yield from (_of_regime(bound, regime) for regime in row.regimes)
 
 
 def _of_regime(bound: Bound, regime: str) -> Bound:
     return dataclasses.replace(bound, key=dataclasses.replace(bound.key, regime=regime))
-
-
-def _is_names(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, str) for item in value)
-
-
-def _basis(row: toml.Table) -> Basis:
-    return Basis(
-        kind=row.choice("basis", tuple(STRENGTH)),  # type: ignore[arg-type]
-        n=row.take("n", "a positive integer", lambda v: type(v) is int and v > 0),
-        seed=row.take("seed", "an integer", lambda v: type(v) is int, default=None),
-    )
-
-
-def _evidence(table: toml.Table) -> Evidence:
-    """Reads the evidence that all rows of a table share."""
-    found = Evidence(
-        record=table.text("record"),
-        commit=table.text("commit"),
-        date=table.text("date", _DATE, "YYYY-MM-DD or unknown"),
-        source=table.choice("source", ("run", "sweep", "hunt")),
-        measured=0.0,  # each row has its own
-    )
-    table.done()
-    return found
-
-
-def _properties(table: toml.Table) -> dict[str, str]:
-    sources: tuple[str, ...] = ("run", "sweep", "hunt")
-    found = {name: table.text(name, _HASH, "hexadecimal digits") for name in sources if name in table.left}
-    table.done()
-    if not found:
-        raise table.fail("it has the hash of the measured cases, as { run = ... }; it is empty")
-    return found
-
-
-def _acceptance(table: toml.Table) -> Acceptance:
-    found = Acceptance(
-        date=table.text("date", _DATE, "YYYY-MM-DD or unknown"),
-        old=table.figure("old", least=LEAST),
-        new=table.figure("new", least=LEAST),
-        reason=table.text("reason"),
-    )
-    table.done()
-    return found
 
 
 # -- writing --------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Writes and reads TOML. Equal values give equal bytes, so that a diff shows exactly what changed.
 
 It writes strings, finite numbers, booleans, lists, and tables on one line. `tomli-w` is no alternative: it puts each
-key of an inner table on a line of its own, and it does not escape invisible characters.
+key of an inner table on a line of its own, and it does not escape invisible characters. It reads a file as a class of
+msgspec, whose fields are the rules of its keys.
 
 >>> inline({"kernel": "my gelu", "value": 0.5})
 '{ kernel = "my gelu", value = 0.5 }'
@@ -13,10 +14,16 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+import msgspec
 
 from verify.errors import UsageError
+
+T = TypeVar("T")
+
+LARGEST = 1e300  # of a number
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 
@@ -46,94 +53,36 @@ def _visible(char: str) -> str:
     return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
 
 
-# -- reading --------------------------------------------------------------------------------------------
-
-
-def document(data: bytes, source: str) -> Table:
-    """Reads the bytes of a file as a table. Errors call the file `source`."""
+def read(data: bytes, source: str, kind: type[T]) -> T:
+    """Reads a file as a class. Raises UsageError with the place, the rule and the value that breaks it."""
     try:
-        return Table(source, "", tomllib.loads(data.decode()))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        values = tomllib.loads(data.decode(), parse_float=_finite)
+    except (UnicodeDecodeError, RecursionError, ValueError) as error:
         then = f"git diff HEAD -- {shlex.quote(source)}  (shows what changed it)"
         raise UsageError(f"{source} is not TOML: {error}", hint=then) from error
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{source}: {error}{_received(values, str(error))}") from error
 
 
-_MISSING = object()
-
-
-class Table:
-    """Reads a table: takes and checks each key once. `done` raises UsageError if a key is left."""
-
-    def __init__(self, source: str, where: str, values: dict[str, Any]) -> None:
-        self.source, self.where = source, where
-        self.left = dict(values)
-
-    def fail(self, text: str) -> UsageError:
-        """Returns an error with the file and the place in it."""
-        where = f"{self.where}: " if self.where else ""
-        return UsageError(f"{self.source}: {where}{text}")
-
-    def take(self, name: str, rule: str, holds: Callable[[Any], bool], default: Any = _MISSING) -> Any:
-        """Takes the value of a key. Raises UsageError with the rule if it is missing or breaks the rule."""
-        if name not in self.left:
-            if default is _MISSING:
-                raise self.fail(f"{name} is missing; it is {rule}")
-            return default
-        value = self.left.pop(name)
-        if not holds(value):
-            raise self.fail(f"{name} is {rule}; received {_shown(value)}")
+def _finite(text: str) -> float:
+    """Returns a number, which NaN and infinity are not."""
+    value = float(text)
+    if abs(value) <= LARGEST:
         return value
-
-    def text(
-        self,
-        name: str,
-        pattern: re.Pattern[str] | None = None,
-        rule: str = "a string",
-        *,
-        empty: bool = False,
-        default: Any = _MISSING,
-    ) -> str:
-        """Takes a string, which matches the pattern if there is one."""
-
-        def holds(value: Any) -> bool:
-            return isinstance(value, str) and (empty or bool(value)) and (not pattern or bool(pattern.fullmatch(value)))
-
-        found: str = self.take(name, rule, holds, default)
-        return found
-
-    def choice(self, name: str, allowed: tuple[str, ...], default: Any = _MISSING) -> str:
-        """Takes one of the allowed strings."""
-        rule = f"one of {', '.join(filter(None, allowed))}"
-        found: str = self.take(name, rule, lambda v: isinstance(v, str) and v in allowed, default)
-        return found
-
-    def figure(self, name: str, *, least: float, default: Any = _MISSING) -> Any:
-        """Takes a finite number of at least `least`."""
-
-        def holds(value: Any) -> bool:
-            return type(value) in (int, float) and abs(value) <= 1e300 and value >= least
-
-        found = self.take(name, f"a finite number of at least {least:g}", holds, default)
-        return found if found is default else float(found)
-
-    def table(self, name: str) -> Table:
-        """Takes an inner table."""
-        where = f"{self.where}: {name}" if self.where else name
-        return Table(self.source, where, self.take(name, "a table", lambda v: isinstance(v, dict)))
-
-    def done(self) -> None:
-        """Raises UsageError if the table has keys that were not taken."""
-        if self.left:
-            raise self.fail(f"unknown key {', '.join(map(repr, sorted(self.left)))}")
+    raise ValueError(f"a number is finite, at most {LARGEST:g}; received {text}")
 
 
-def is_tables(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(item, dict) for item in value)
-
-
-def _shown(value: Any) -> str:
+def _received(value: Any, error: str) -> str:
+    """Returns the value at the place that an error names. The error of a missing or unknown key shows it itself."""
+    _, _, place = error.rpartition(" - at `$")
+    if not place or error.startswith("Object "):
+        return ""
+    for name, at in re.findall(r"\.(\w+)|\[(\d+)\]", place):
+        value = value[name or int(at)]
     try:
         text = repr(value)
     except ValueError:  # an integer of more digits than Python prints
-        return "an enormous integer"
-    return text if len(text) <= 60 else text[:57] + "..."
+        return "; received an enormous integer"
+    return f"; received {text if len(text) <= 60 else text[:57] + '...'}"

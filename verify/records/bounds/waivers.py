@@ -13,7 +13,10 @@ import dataclasses
 import datetime
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
 
 from verify.errors import UsageError, closest
 from verify.records.bounds import toml
@@ -101,6 +104,18 @@ def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
 # -- reading --------------------------------------------------------------------------------------------
 
 
+class _Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Holds one waiver of a file."""
+
+    key: Annotated[str, Meta(min_length=1)]
+    reason: Annotated[str, Meta(pattern=r"\S")]
+    expires: datetime.date
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    waiver: list[_Entry]
+
+
 def load(folder: Path) -> tuple[Waiver, ...]:
     """Reads every waiver below the folder of the bounds."""
     files = sorted(folder.rglob(WAIVERS))
@@ -120,39 +135,14 @@ def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
     for source, inside, data in files:
         if len(inside.parts) > 2:
             raise UsageError(f"{source}: waivers lie beside the bounds, in {WAIVERS} or <arch>/{WAIVERS}")
-        top = toml.document(data, source)
-        entries = top.take("waiver", "a list of tables, [[waiver]]", toml.is_tables)
-        top.done()
-        for number, entry in enumerate(entries, 1):
-            arch = inside.parts[0] if len(inside.parts) == 2 else ""
-            waiver = _waiver(toml.Table(source, f"waiver {number}", entry), arch)
+        arch = inside.parts[0] if len(inside.parts) == 2 else ""
+        for number, entry in enumerate(toml.read(data, source, _File).waiver, 1):
+            waiver = Waiver(entry.key, entry.reason.strip(), entry.expires, arch, f"{source}: waiver {number}")
             for other in found.values():
                 if (other.key == waiver.key and "" in (arch, other.arch)) or (waiver.key, arch) in found:
                     raise UsageError(f"{waiver.place} repeats {waiver.key!r}; a finding has one waiver")
             found[waiver.key, arch] = waiver
     return tuple(found.values())
-
-
-def _waiver(table: toml.Table, arch: str) -> Waiver:
-    key = table.text("key")
-    reason = table.take(
-        "reason", "a string that says why", lambda value: isinstance(value, str) and bool(value.strip())
-    )
-    expires = _day(table.take("expires", "a day such as 2027-01-31", lambda value: _day(value) is not None))
-    table.done()
-    assert expires is not None
-    return Waiver(key, reason.strip(), expires, arch, f"{table.source}: {table.where}")
-
-
-def _day(value: Any) -> datetime.date | None:
-    """Returns the day of a TOML date, or of a string with a date. Returns None for a time of day."""
-    if isinstance(value, str):
-        try:
-            day = datetime.date.fromisoformat(value)
-        except ValueError:
-            return None
-        return day if day.isoformat() == value else None
-    return value if type(value) is datetime.date else None
 
 
 # -- writing --------------------------------------------------------------------------------------------
