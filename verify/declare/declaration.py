@@ -31,7 +31,6 @@ from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.writing import functional
 from verify.errors import UsageError
-from verify.ops.geometry import Params, Shape
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import check, holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
@@ -88,6 +87,8 @@ class Kernel:
     encoding: Encoding | None = None  # what a quantiser returns
     stochastic: Mapping[str, str] = field(default_factory=dict)  # results that are rounded at random -> their seed
     encoded: Encoded | None = None  # its quantised operands
+    same_bits: tuple[str, ...] = ()  # settings that change no bit: words of `promises.SETTINGS`, or "as NAME"
+    same_bits_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # "as NAME" -> the function
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
@@ -95,7 +96,8 @@ class Kernel:
 
     def described(self) -> dict[str, Any]:
         """Returns the declaration as JSON, without the function, for processes that do not import its module."""
-        names = [item.name for item in dataclasses.fields(self) if item.name not in ("function", "encoding", "encoded")]
+        left = ("function", "encoding", "encoded", "same_bits_as")
+        names = [item.name for item in dataclasses.fields(self) if item.name not in left]
         fields = {name: getattr(self, name) for name in names}
         return dict(msgspec.to_builtins({**fields, "op": self.op.name}))
 
@@ -223,6 +225,8 @@ class Kernel:
         if self.stochastic:
             seeds = ", ".join(f"{name} by {seed}" for name, seed in self.stochastic.items())
             parts.append(f"rounds at random: {seeds}")
+        if self.same_bits:
+            parts.append(f"same bits: {', '.join(self.same_bits)}")
         if self.where:
             parts.append(f"sizes: {self.where}")
         if writing := getattr(self.function, "writing", None):
@@ -270,6 +274,8 @@ def kernel(
     quantise: Encoding | None = None,
     stochastic: str | Mapping[str, str] | None = None,
     inputs: str | None = None,
+    same_bits: Iterable[str] = (),
+    same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -326,6 +332,8 @@ def kernel(
         measured too, with results of their own. `verify.capture` writes such a file.
     stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
         Such a result is one of the two neighbours of the exact number (docs/like.md).
+    same_bits: settings that change no bit of a result, such as ["rows", "position"] (docs/same-bits.md).
+    same_bits_as: a function of the same operands, or several, that return the same bits.
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """
@@ -421,6 +429,7 @@ def kernel(
         beside = *of_operands.values(), *of_outputs.values()
         limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=relative)
         noises = promises.noise(about, max_noise, definition.gate, results)
+        others_of_bits = promises.same_bits_as(about, same_bits_as)
         seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
             limits |= stochastic_limits(seeds, promised, of_outputs)
@@ -461,6 +470,8 @@ def kernel(
             encoding=quantise,
             stochastic=seeds,
             encoded=quantised if quantised.encodings else None,
+            same_bits=promises.same_bits(about, same_bits, others_of_bits),
+            same_bits_as=others_of_bits,
         )
         if (writing := getattr(called, "writing", None)) is not None:
             writing.kernel = declared
@@ -586,14 +597,3 @@ def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         names |= set(op.params)
     return frozenset(names & set(op.params))
-
-
-def expected_shape(op: Op, dims: Shape, params: Params, output: str) -> Shape:
-    """Returns the shape of an output."""
-    return op.result_shapes(dims, params)[output]
-
-
-def shapes_of(op: Op, dims: Shape, params: Params, outputs: Iterable[str]) -> dict[str, Shape]:
-    """Maps operands to their shapes, and "d" + output to the shape of that output and of its arriving gradient."""
-    results = op.result_shapes(dims, params)
-    return op.shapes(dims, params) | {"d" + name: results[name] for name in outputs}

@@ -5,8 +5,9 @@ Each check states the rule and the received value.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -393,6 +394,31 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
             hint=f"{what}={list(dict.fromkeys(items))!r}",
         )
     return tuple(one_of(where, what, item, allowed) for item in items) if allowed else items
+
+
+SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
+
+
+def same_bits(where: str, given: Any, others: Mapping[str, Any]) -> tuple[str, ...]:
+    """Returns the settings that change no bit, and the names of functions that have the same bits."""
+    named = strings(where, "same_bits", given, SETTINGS) if given else ()
+    return (*named, *others)
+
+
+def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
+    """Maps `as NAME` to each function that has the same bits."""
+    functions = [given] if callable(given) else list(given)
+    found: dict[str, Callable[..., Any]] = {}
+    for each in functions:
+        if not callable(each):
+            raise UsageError(
+                f"{where}: same_bits_as is a function of the same operands, or a list of them; received {each!r}",
+                hint="same_bits_as=torch.nn.functional.silu",
+            )
+        plain = each.func if isinstance(each, functools.partial) else each
+        name = f"as {getattr(plain, 'name', '') or getattr(plain, '__name__', type(plain).__name__)}"
+        found[name if name not in found else f"{name} {len(found) + 1}"] = getattr(each, "function", each)
+    return found
 
 
 def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ _WIDTHS = (3, 1, 8, 65, 257, 1000)
 _DEPTHS = (3, 16, 65, 300)
 
 
-def _space(subject: Subject) -> CaseSpace:
+def space_of_rows(subject: Subject) -> CaseSpace:
     shapes: list[tuple[int, ...]]
     if subject.kernel.op.geometry.named:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
@@ -61,7 +61,7 @@ def _space(subject: Subject) -> CaseSpace:
 def _applies(subject: Subject) -> str | None:
     kernel = subject.kernel
     if not kernel.op.geometry.named:
-        return lacks_rows(kernel, _space(subject).shapes)
+        return lacks_rows(kernel, space_of_rows(subject).shapes)
     if independent_rows(kernel, plain_case(subject, sizes_of(kernel.op, 512)[0])):
         return None
     return "no dimension of this PyTorch function has indices that are independent of each other"
@@ -145,7 +145,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="batch invariance",
         summary="a row's result does not depend on other rows or on how many there are",
-        space=_space,
+        space=space_of_rows,
         check=_check,
         applies=_applies,
         examples=_examples,

@@ -70,25 +70,29 @@ def _run(subject: Subject, case: Case, found: Sequence[Launched], chosen: Launch
             raise Broken(str(error), case, {"configuration": describe(chosen.tuner, config)}) from error
 
 
-def _check(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
+def configurations(subject: Subject, case: Case) -> Iterator[tuple[dict[str, str], Measured]]:
+    """Yields the results of the tuned kernel, and then those with each configuration, which the facts describe."""
     with launched() as found:
-        tuned = run_kernel(kernel, case, subject.backend.device)
+        yield {}, run_kernel(subject.kernel, case, subject.backend.device)
     found = [each for each in found if each.configs]
     for each in found:
         for config in _configurations(each, subject.backend.triton == "compiled"):
             got = _run(subject, case, found, each, config)
-            if got is None:
-                continue
-            facts = {"configuration": describe(each.tuner, config)}
-            if kernel.op.geometry.by_element:
-                rule = "results depend on the configuration of an autotuner"
-                labels = ("this configuration", "tuned")
-                demand_same(case, got.to_read.results, tuned.to_read.results, rule, labels=labels, facts=facts)
-                continue
-            if broken := broken_by(subject, case, got):
-                rule = f"{broken.rule} with one configuration of an autotuner"
-                raise broken.restated(rule, case, facts | broken.facts)
+            if got is not None:
+                yield {"configuration": describe(each.tuner, config)}, got
+
+
+def _check(subject: Subject, case: Case) -> None:
+    runs = configurations(subject, case)
+    _, tuned = next(runs)
+    for facts, got in runs:
+        if subject.kernel.op.geometry.by_element:
+            rule = "results depend on the configuration of an autotuner"
+            labels = ("this configuration", "tuned")
+            demand_same(case, got.to_read.results, tuned.to_read.results, rule, labels=labels, facts=facts)
+        elif broken := broken_by(subject, case, got):
+            rule = f"{broken.rule} with one configuration of an autotuner"
+            raise broken.restated(rule, case, facts | broken.facts)
 
 
 LAWS: Sequence[Law] = (

@@ -15,12 +15,13 @@ NAMES = tuple(
     """\
 determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
-no stale results, batch invariance, causality, decode equals prefill, grouped heads, varlen equals padded, \
+no stale results, batch invariance, same bits, causality, decode equals prefill, grouped heads, varlen equals padded, \
 permutation of experts, shapes, many rows, exact identities, linear backward, monotone, configuration independence, \
 error contract, compiled, custom operators, autocast, side stream, CUDA graph, other device, large offsets, \
 large tensors""".split(", ")
 )
-ALWAYS = ("stochastic rounding",)  # of a kernel that declares it, without a profile too: no maximum shows it
+# By the field of a declaration that promises it: laws that are tried without a profile too, as no maximum shows them.
+PROMISED = {"stochastic": "stochastic rounding", "same_bits": "same bits"}
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
 PREFIX = "verify-"  # prefix of the Hypothesis profiles; Hypothesis and other projects have a profile "ci" of their own
 

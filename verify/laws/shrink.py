@@ -27,7 +27,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.explicit import LIMIT, spell
-from verify.declare.declaration import Kernel, shapes_of
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError, UsageError
 from verify.laws.accuracy import broken_by
 from verify.laws.extent import Breaks, extent
@@ -310,7 +310,7 @@ class _Shrinker:
         return {name: torch.zeros(shapes["d" + name], dtype=dtypes[name]) for name in smooth}
 
     def _shapes(self, case: Case, dims: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        return shapes_of(self.op, dims, self.op.resolve(case.params), self.kernel.outputs)
+        return self.op.shapes_with_outputs(dims, self.op.resolve(case.params), self.kernel.outputs)
 
     def _axes(self, case: Case) -> dict[str, list[tuple[int, int] | None]]:
         """Maps each axis of every tensor to the dimension of the case that it follows, and its multiple of that size.

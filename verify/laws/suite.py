@@ -15,7 +15,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import UsageError, one_of
 from verify.laws import engine, registry
 from verify.laws.law import Law
-from verify.laws.profiles import ALWAYS, NAMES, remaining
+from verify.laws.profiles import NAMES, PROMISED, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.measure.requests import Measure
@@ -93,15 +93,17 @@ def with_laws(
 
     Returns the record unchanged if the kernel was not measured.
 
-    `asked.laws` names the profile. Without one the laws of `ALWAYS` are tried, with the profile "quick". A seed other
-    than 0 replaces the profile's own seed. If the kernel has large cases, its laws share the profile's seconds.
+    `asked.laws` names the profile. Without one the laws that the kernel promises are tried, with the profile "quick". A
+    seed other than 0 replaces the profile's own seed. If the kernel has large cases, its laws share the profile's
+    seconds.
     """
     if done.status not in RESULT_STATUSES:
         return done
     started = time.monotonic()
     chosen, dtypes = engine.profile_named(asked.laws or "quick", asked.seed or None), asked.dtypes or kernel.dtypes
     tried = list[LawRun]()
-    wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else ALWAYS) for dtype in dtypes]
+    promised = [name for field, name in PROMISED.items() if getattr(kernel, field)]
+    wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else promised) for dtype in dtypes]
     seconds = chosen.seconds * len(dtypes) if asked.laws and engine.has_large_cases(kernel) else math.inf
     clock = _Clock(started + seconds, sum(_WEIGHTS.get(name, 1.0) for name, _ in wanted))
     for number, (name, dtype) in enumerate(wanted, 1):

@@ -286,7 +286,7 @@ class KernelProcesses:
                 if judge is not kernel:
                     self._end_soon(judge)
         lives = replace_ended()
-        wanted = bool(request.laws or description.kernel["stochastic"])
+        wanted = bool(request.laws or description.kernel["stochastic"] or description.kernel["same_bits"])
         if wanted and request.fail_fast and done.status == "wrong":
             done.notes.append("the laws were not tried: a result is wrong, and --fail-fast stops there")
         elif wanted and lives and done.status in RESULT_STATUSES:

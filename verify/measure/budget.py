@@ -28,7 +28,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, counter
 from verify.cases.sizes import computed_by
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort
 from verify.ops.graph.boxes import Box, Line, size_of
 from verify.ops.graph.program import Program
@@ -130,7 +130,7 @@ def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> tupl
         return 0.0, 0.0
     op, params = kernel.op, kernel.op.resolve(case.params)
     operands = op.shapes(case.dims, params)
-    outputs = sum(math.prod(expected_shape(op, case.dims, params, name)) for name in kernel.outputs)
+    outputs = sum(math.prod(op.result_shapes(case.dims, params)[name]) for name in kernel.outputs)
     size = formats.named(case.dtype).bits // 8
     held = size * (sum(map(math.prod, operands.values())) + outputs)
     if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case

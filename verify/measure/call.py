@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import ENDLESS, SMALL
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
 from verify.measure.state import working_folder
@@ -190,7 +190,7 @@ def run_kernel(
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     for name, tensor in graph.outputs.items():
-        shape = expected_shape(op, case.dims, op.resolve(case.params), name)
+        shape = op.result_shapes(case.dims, op.resolve(case.params))[name]
         form = Form(shape, kernel.torch_dtype(case.dtype, name), torch.device(device), about)
         check_output(label, name, tensor, form, hint=True)
 
@@ -266,7 +266,7 @@ def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[
 
 def rows_and_columns(kernel: Kernel, case: Case) -> tuple[int, int]:
     """Returns the numbers of rows and columns of a quantiser's input in a case."""
-    shape = expected_shape(kernel.op, case.dims, kernel.op.resolve(case.params), kernel.outputs[0])
+    shape = kernel.op.result_shapes(case.dims, kernel.op.resolve(case.params))[kernel.outputs[0]]
     if len(shape) != 2:
         raise UsageError(f"{kernel.name}: a quantiser's data has rows and columns; received the shape {shape}")
     return shape[0], shape[1]

@@ -21,7 +21,6 @@ from verify.backends import architecture
 from verify.cases import Case, counter, inputs_of, problem_of
 from verify.cases.explicit import spell
 from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES, Stream, fill
-from verify.declare.declaration import expected_shape
 from verify.errors import TruthError
 from verify.ops.op import Op, Point, Problem
 from verify.truth.certificate import SLACK, Entry
@@ -157,7 +156,7 @@ def build(op: Op, case: Case, device: str) -> Problem:
         name: fill(
             case.upstream,
             named(case.dtype),
-            expected_shape(op, case.dims, params, name),
+            op.result_shapes(case.dims, params)[name],
             Stream(case.seed, f"upstream/{name}", torch.device(device)),
         )
         for name in outputs

@@ -16,7 +16,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.budget import give_back
 from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
@@ -100,7 +100,7 @@ class RemoteKernel:
         if kernel.encoding is not None:
             shapes |= kernel.encoding.shapes(rows_and_columns(kernel, case))
         else:
-            shapes |= {name: expected_shape(op, case.dims, params, name) for name in kernel.outputs}
+            shapes |= {name: op.result_shapes(case.dims, params)[name] for name in kernel.outputs}
         most = WIDEST * (1 + len(INFERENCE)) * sum(map(math.prod, shapes.values()))
         reply = self._reply(case.to_json(), most)
         try:
@@ -161,7 +161,7 @@ def _checked(
     params, where = op.resolve(case.params), torch.device(device)
     for name, tensor in results.items():
         if name in kernel.outputs:
-            shape, kind = expected_shape(op, case.dims, params, name), kernel.torch_dtype(case.dtype, name)
+            shape, kind = op.result_shapes(case.dims, params)[name], kernel.torch_dtype(case.dtype, name)
         else:
             operand = next((each for each in op.operands if "d" + each.name == name), None)
             value = None if operand is None else inputs[operand.name]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from verify.cases import Case, case_of, inputs_of, upstream_of
 from verify.cases.sizes import largest_of
-from verify.declare.declaration import Kernel, expected_shape
+from verify.declare.declaration import Kernel
 from verify.errors import KernelError, UsageError
 from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
@@ -322,7 +322,7 @@ def bytes_moved(problem: TimedProblem, direction: Direction) -> int:
     size = next(iter(inputs.values())).element_size()
     op, dims = problem.kernel.op, problem.case.dims
     params = op.resolve(problem.case.params)
-    outputs = size * sum(prod(expected_shape(op, dims, params, name)) for name in problem.kernel.outputs)
+    outputs = size * sum(prod(op.result_shapes(dims, params)[name]) for name in problem.kernel.outputs)
     if direction == "forward":
         return read + outputs
     written = sum(

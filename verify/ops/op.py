@@ -15,7 +15,7 @@ A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
 
@@ -269,6 +269,11 @@ class Op:
     def result_shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
         """Maps outputs to their shapes."""
         return self.geometry.results(self.all_outputs, dims, params)
+
+    def shapes_with_outputs(self, dims: Shape, params: Params, outputs: Iterable[str]) -> dict[str, Shape]:
+        """Maps operands to their shapes, and "d" + output to the shape of that output and of its arriving gradient."""
+        results = self.result_shapes(dims, params)
+        return self.shapes(dims, params) | {"d" + name: results[name] for name in outputs}
 
     def gate_of(self, result: str) -> Gate:
         """Returns the gate of a result, which chooses the unit of its error. Integers have the plain gate."""

@@ -19,7 +19,7 @@ from verify.cases import Case, inputs_of
 from verify.cases.case import derive_all
 from verify.cases.explicit import LIMIT
 from verify.cases.plan import summed_results
-from verify.declare.declaration import Kernel, expected_shape, shapes_of
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.ops.graph.shapes import sizes_within
 from verify.ops.op import Op, Problem
@@ -159,7 +159,7 @@ def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
     fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
     if op.geometry.dims[axis : axis + 1] and op.geometry.dims[axis] in fixed:
         return frozenset()
-    before, after = (shapes_of(op, sizes, op.params, op.all_outputs) for sizes in (dims, many))
+    before, after = (op.shapes_with_outputs(sizes, op.params, op.all_outputs) for sizes in (dims, many))
     found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
     same = all(after[name] == shape for name, shape in before.items() if name not in found)
     floats = [each.name for each in op.operands if each.range is None]
@@ -180,7 +180,7 @@ def _is_apart(kernel: Kernel, result: str, layout: CandidateLayout) -> bool:
         draws = Draws(0, "beside", "cpu")
         for name in op.all_outputs:
             if name not in op.integers:
-                shape = expected_shape(op, layout.times(3), op.params, name)
+                shape = op.result_shapes(layout.times(3), op.params)[name]
                 arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
     seen = []
     for factor in (1.0, -3.0, 1000.0):

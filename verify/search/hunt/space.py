@@ -24,7 +24,7 @@ from verify.cases.case import derive_all
 from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
 from verify.cases.explicit import LIMIT, repeated, spell
 from verify.cases.plan import summed_results
-from verify.declare.declaration import Kernel, shapes_of
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.measure.call import run_kernel
 from verify.ops.domain import Domain
@@ -328,7 +328,7 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
     space = SearchSpace(kernel, dtype, result, named(dtype), layout, (), (), largest)
     call = (3, 16) if space.side_by_side else layout.times(space.fits(3))
     found = results_with(result, kernel, dtype, device, call)
-    shapes = shapes_of(op, layout.dims, op.resolve(kernel.params), op.all_outputs)
+    shapes = op.shapes_with_outputs(layout.dims, op.resolve(kernel.params), op.all_outputs)
     drawn = [each for each in op.operands if each.range is None and each.derive is None]
     operands = [each for each in drawn if each.name not in kernel.absent]
     given: list[tuple[str, str, Format]]

@@ -1,0 +1,161 @@
+"""Same bits: a promise that is broken is found, with the setting; its honest twin passes."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import verify
+from tests.laws.trial import attempt, breaks, holds, silu_kernel, skips
+from verify.declare.declaration import Kernel
+from verify.errors import UsageError
+
+MATRIX: dict[str, Any] = {
+    "like": lambda a, b: a @ b,
+    "shapes": {"a": "m k", "b": "k n"},
+    "dtypes": ["float32"],
+    "gradients": False,
+}
+
+
+def product(function: Any, **promised: Any) -> Kernel:
+    return verify.kernel(**MATRIX, **promised)(function)
+
+
+def summed(a, b, parts=1):
+    """A product whose terms are added in `parts`, each rounded, in an order that nothing else decides."""
+    step = -(-max(a.shape[1], 1) // parts)
+    terms = [a[:, at : at + step].double() @ b[at : at + step].double() for at in range(0, max(a.shape[1], 1), step)]
+    return functools.reduce(torch.add, [each.float() for each in terms])
+
+
+def by_rows(a, b):
+    return summed(a, b, 2 if a.shape[0] < 4 else 1)
+
+
+def by_many_rows(a, b):
+    return summed(a, b, 2 if a.shape[0] > 64 else 1)
+
+
+def with_a_tail(a, b):
+    whole = a.shape[0] // 4 * 4
+    return torch.cat([summed(a[:whole], b), summed(a[whole:], b, 3)])
+
+
+def first_row_apart(a, b):
+    return torch.cat([summed(a[:1], b, 2), summed(a[1:], b)])
+
+
+def by_place(a, b):
+    odd = (torch.arange(a.shape[0]) % 2 == 1)[:, None]
+    return torch.where(odd, summed(a, b, 2), summed(a, b))
+
+
+def by_tile(a, b):
+    tiles = [summed(part, b, 2 if at % 2 else 1) for at, part in enumerate(a.split(32))]
+    return torch.cat(tiles) if tiles else summed(a, b)
+
+
+def aligned(a, b):
+    return summed(a, b, 1 if a.storage_offset() % 4 == 0 else 2)
+
+
+def by_stride(a, b):
+    return summed(a, b, 1 if b.is_contiguous() else 2)
+
+
+def padded(a, b):
+    """Pads the rows to a block, and adds up in as many parts as there are blocks."""
+    return summed(a, b, -(-max(a.shape[0], 1) // 16))
+
+
+def decode(a, b):
+    return torch.cat([summed(a[at : at + 1], b, 2) for at in range(a.shape[0])] or [summed(a, b)])
+
+
+@pytest.mark.parametrize(
+    ("function", "setting", "rule"),
+    [
+        (by_rows, "rows", "the number of rows changes bits of a row"),
+        (by_many_rows, "rows", "the number of rows changes bits of a row"),
+        (with_a_tail, "rows", "the number of rows changes bits of a row"),
+        (padded, "rows", "the number of rows changes bits of a row"),
+        (first_row_apart, "position", "the place of a row changes its bits"),
+        (by_place, "position", "the place of a row changes its bits"),
+        (by_tile, "position", "the place of a row changes its bits"),
+        (aligned, "layout", "the layout of an operand changes bits"),
+        (by_stride, "layout", "the layout of an operand changes bits"),
+    ],
+)
+def test_a_setting_that_changes_bits_is_found(function: Any, setting: str, rule: str) -> None:
+    found = breaks("same bits", product(function, same_bits=[setting]), rule)
+    assert dict(found.fact_lines())["promised"] == f"same_bits: {setting}"
+
+
+def test_the_numbers_of_rows_that_agree_are_named() -> None:
+    found = breaks("same bits", product(by_rows, same_bits=["rows"]), "number of rows")
+    assert dict(found.fact_lines())["m with equal bits"].startswith("1 to 3 | 4")
+
+
+def test_a_kernel_that_adds_up_in_one_order_keeps_every_promise() -> None:
+    settings = ["rows", "position", "layout", "configuration"]
+    holds("same bits", product(summed, same_bits=settings, same_bits_as=functools.partial(summed, parts=1)))
+
+
+def test_two_kernels_are_held_to_the_same_bits() -> None:
+    found = breaks("same bits", product(summed, same_bits_as=decode), "it has other bits than decode")
+    assert {"decode", "summed"} <= dict(found.fact_lines()).keys()
+    holds("same bits", product(decode, same_bits_as=[product(decode), functools.partial(summed, parts=2)]))
+
+
+def test_gradients_of_rows_are_compared_too() -> None:
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            wide = x.double()
+            return (wide * torch.sigmoid(wide)).to(x.dtype)
+
+        @staticmethod
+        def backward(ctx, dy):
+            [x] = ctx.saved_tensors
+            wide = x.double()
+            gate = torch.sigmoid(wide)
+            slope = gate * (1 + wide * (1 - gate))
+            slope = slope.to(x.dtype).double() if x.shape[0] % 2 else slope
+            return (dy.double() * slope).to(x.dtype)
+
+    found = breaks("same bits", silu_kernel(Scaled.apply, name="silu", same_bits=["rows"]), "number of rows")
+    assert dict(found.fact_lines())["at"].startswith("dx")
+
+
+def test_a_promise_about_rows_needs_rows() -> None:
+    running = verify.kernel(
+        like=lambda x: x.cumsum(0), shapes={"x": "n"}, dtypes=["float32"], gradients=False, same_bits=["rows"]
+    )(lambda x: x.cumsum(0))
+    breaks("same bits", running, "there are no rows to promise for")
+    skips("same bits", product(summed), "promises the bits of no other setting")
+
+
+def test_a_promise_is_judged_without_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "same.py"
+    path.write_text(
+        'import verify\n\n\n@verify.kernel(op="silu", dtypes=["float64"], gradients=False, same_bits=["rows"])\n'
+        "def my_silu(x):\n    y = x / (1 + (-x).exp())\n    return y if x.shape[0] != 2 else y.nextafter(y + 1)\n"
+    )
+    found = verify.run(str(path), backend="interpreter", jobs=1)
+    [broken] = found.record.kernels[0].laws
+    assert (broken.law, broken.status, found.exit_code) == ("same bits", "broken", 1)
+
+
+def test_settings_that_verify_does_not_know_are_refused() -> None:
+    with pytest.raises(UsageError, match="same_bits"):
+        product(summed, same_bits=["batch"])
+    with pytest.raises(UsageError, match="same_bits_as is a function of the same operands"):
+        product(summed, same_bits_as=["decode"])
+    assert "same bits: rows, as decode" in product(summed, same_bits=["rows"], same_bits_as=decode).promise
+    assert attempt("same bits", product(summed, same_bits=["rows"])).cases > 5

@@ -1,0 +1,186 @@
+"""Same bits: a setting that the kernel promises to agree on changes no bit of a result.
+
+`same_bits=` names the settings: how many rows there are, the place of a row among them, the layout of the operands, the
+configuration of an autotuner. `same_bits_as=` names functions with the same bits, such as the decode kernel beside
+the one of prefill. The message names both settings and the first element that differs, and the numbers of rows that
+agree.
+
+Details:
+
+The law is tried without a profile, too. Rows are the indices of a dimension along which each output depends on operands
+at the same index alone. The bits of outputs and of gradients of operands with rows are compared. Values have exponents
+from 2^-20 to 2^20, or cancel, so that another order of a sum shows. A promise about rows of a kernel that has none is
+broken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.cases import Case
+from verify.cases.layouts import LAYOUTS
+from verify.cases.strategies import CaseSpace
+from verify.laws import batch
+from verify.laws.compare import demand_same
+from verify.laws.configuration import configurations
+from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.locality import Rows, separate_rows
+from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors, sent_all
+from verify.truth.ulp import same_bits
+
+Tensors = dict[str, Tensor]
+MANY = {"small": 257, "large": 4096}  # rows of one case, where a kernel may split a sum otherwise
+_FILLS = ("spread", "alternating")  # beside ordinary values
+
+
+class Compared(NamedTuple):
+    """Holds the results of a call in another setting, and those that must have the same bits."""
+
+    setting: str
+    got: Tensors
+    usual: str
+    expected: Tensors
+
+
+def _check(subject: Subject, case: Case) -> None:
+    kernel = subject.kernel
+    whole = run_kernel(kernel, case, subject.backend.device)
+    about_rows = [name for name in kernel.same_bits if name in _BY_ROWS]
+    all_rows = separate_rows(kernel, case) if about_rows else []
+    if about_rows and not all_rows and case.dims:
+        rule = "no dimension has indices that are independent of each other, so there are no rows to promise for"
+        raise Broken(rule, case, {"promised": f"same_bits: {', '.join(about_rows)}"})
+    for name in kernel.same_bits:
+        for rows in all_rows if name in _BY_ROWS else [None]:
+            for setting, got, usual, expected in _compared(name, subject, case, whole, rows):
+                if same_bits([got[each] for each in expected], list(expected.values())):
+                    continue
+                facts = {"promised": f"same_bits: {name}"}
+                if name == "rows" and rows is not None:
+                    facts[f"{rows.dimension or 'rows'} with equal bits"] = _classes(subject, case, whole, rows)
+                rule = _RULES.get(name, f"it has other bits than {name[3:]}")
+                demand_same(case, got, expected, rule, labels=(setting, usual), facts=facts)
+
+
+def _compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows | None) -> Iterator[Compared]:
+    """Yields the calls in the other values of one setting."""
+    kernel, device = subject.kernel, subject.backend.device
+    if rows is not None:
+        yield from _BY_ROWS[name](subject, case, whole, rows)
+    elif name == "layout":
+        for operand, layout in product(kernel.operands, LAYOUTS):
+            if operand not in kernel.contiguous and layout != "contiguous":
+                other = msgspec.structs.replace(case, layouts={operand: layout})
+                plain = run_contiguous(kernel, other, device).results  # an expanded tensor has other values
+                yield Compared(f"{operand} {layout}", run_kernel(kernel, other, device).results, "contiguous", plain)
+    elif name == "configuration":
+        for facts, found in configurations(subject, case):
+            yield Compared(facts.get("configuration", "tuned again"), found.results, "tuned", whole.results)
+    else:
+        other_kernel = replace(kernel, function=kernel.same_bits_as[name])
+        inputs = sent_all(whole.inputs, device)
+        yield Compared(
+            name[3:], run_tensors(other_kernel, inputs, case.params, whole.upstream), kernel.name, whole.results
+        )
+
+
+def _by_count(subject: Subject, case: Case, whole: Measured, rows: Rows) -> Iterator[Compared]:
+    for count in _counts(subject, case, rows):
+        got = _of_count(subject, case, whole, rows, count)
+        setting = f"{count} of {rows.count} {rows.dimension or 'rows'} alone"
+        yield Compared(setting, got, "all at once", _only(rows.local(whole.results, slice(0, count))))
+
+
+def _counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
+    """Returns the numbers of rows that are tried: each up to 8, then around each power of two."""
+    near = {(1 << power) + step for power in range(3, rows.count.bit_length()) for step in (-1, 0, 1)}
+    some = sorted(each for each in {*range(1, 9), *near} if each < rows.count)
+    return [each for each in some if rows.allowed(subject.kernel, case, each)]
+
+
+def _of_count(subject: Subject, case: Case, whole: Measured, rows: Rows, count: int) -> Tensors:
+    """Returns the results of the first rows alone."""
+    inputs, upstream = rows.pick(whole.inputs, whole.upstream, slice(0, count))
+    return _only(rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None)))
+
+
+def _classes(subject: Subject, case: Case, whole: Measured, rows: Rows) -> str:
+    """Returns the numbers of rows whose common rows have the same bits, such as `1 to 3 | 4 to 17`."""
+    kinds: list[list[int]] = []
+    before: Tensors = {}
+    for count in [*_counts(subject, case, rows), rows.count]:
+        found = _of_count(subject, case, whole, rows, count)
+        common = slice(0, kinds[-1][1] if kinds else 0)
+        first = [rows.of(name, value, common).contiguous() for name, value in found.items()]
+        if kinds and same_bits(list(before.values()), first):
+            kinds[-1][1] = count
+        else:
+            kinds.append([count, count])
+        before = found
+    return " | ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in kinds)
+
+
+def _by_position(subject: Subject, case: Case, whole: Measured, rows: Rows) -> Iterator[Compared]:
+    def moved(some: Mapping[str, Any], by: int) -> dict[str, Any]:
+        axes = {**rows.axes, **{f"d{name}": axis for name, axis in rows.axes.items()}}
+        return {
+            name: torch.roll(value, by, axes[name]) if value is not None and name in axes else value
+            for name, value in some.items()
+        }
+
+    for shift in sorted({1, rows.count // 2}):
+        inputs, upstream = moved(whole.inputs, shift), moved(whole.upstream, shift)
+        results = rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None))
+        expected = _only(rows.local(whole.results, slice(None)))
+        yield Compared(f"each row {shift} places on", _only(moved(results, -shift)), "in its place", expected)
+
+
+_BY_ROWS = {"rows": _by_count, "position": _by_position}
+_RULES = {
+    "rows": "the number of rows changes bits of a row",
+    "position": "the place of a row changes its bits",
+    "layout": "the layout of an operand changes bits",
+    "configuration": "the configuration of an autotuner changes bits",
+}
+
+
+def _only(results: Mapping[str, Tensor]) -> Tensors:
+    return {name: value.contiguous() for name, value in results.items()}
+
+
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Returns the plainest case of each shape, cases whose sums depend on their order, and one of many rows."""
+    kernel, plain = subject.kernel, plain_cases(subject, chosen)
+    found = [*plain, msgspec.structs.replace(plain[0], upstream="")]
+    if not kernel.op.geometry.by_element:
+        found += [msgspec.structs.replace(each, fill=fill, regime=fill) for each in plain for fill in _FILLS]
+    for rows in separate_rows(kernel, plain[0]):
+        place = kernel.op.geometry.dims.index(rows.dimension) if rows.dimension else 0
+        many = (*plain[0].dims[:place], MANY[subject.backend.scale], *plain[0].dims[place + 1 :])
+        found += [msgspec.structs.replace(plain[0], dims=many)] if kernel.allows(many) else []
+    return tuple(found)
+
+
+def _applies(subject: Subject) -> str | None:
+    return None if subject.kernel.same_bits else "the kernel promises the bits of no other setting"
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="same bits",
+        summary="settings that the declaration names change no bit",
+        space=batch.space_of_rows,
+        check=_check,
+        applies=_applies,
+        examples=_examples,
+        share=0.5,
+        nearest=True,
+    ),
+)
