@@ -446,6 +446,9 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindContract: lambda it, on, say: _in("diagnose.contracts").contract_of_target(
         _one(it.target), it.layer, on, it.dtype
     ),
+    diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
+        _one(it.target), on, it.dtype, it.case, say
+    ),
     diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
     laws.PlanLaws: _laws,
     laws.TryLaw: _try_law,

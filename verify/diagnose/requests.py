@@ -181,6 +181,40 @@ class FindContract(Request[ContractReport], frozen=True, tag="contract"):
     dtype: str = ""
 
 
+class BitClass(msgspec.Struct, frozen=True):
+    """Holds values of a setting that have the same bits, and their number."""
+
+    values: list[str]
+    count: int
+
+
+class SettingBits(msgspec.Struct, frozen=True):
+    """Holds the classes of equal bits of one setting, and an element at which two of them differ, as lines."""
+
+    setting: str
+    classes: list[BitClass]
+    witness: list[str]
+
+
+class SameBits(msgspec.Struct, frozen=True):
+    """Holds the classes of each setting of a kernel in one dtype, on some inputs of some sizes."""
+
+    kernel: str
+    dtype: str
+    backend: str
+    sizes: dict[str, int]
+    inputs: int
+    settings: list[SettingBits]
+
+
+class FindSettings(Request[SameBits], frozen=True, tag="same"):
+    """Divides the settings of a kernel into classes of equal bits. Without a dtype: its first one."""
+
+    target: str
+    dtype: str = ""
+    case: str = ""
+
+
 class Probed(msgspec.Struct, frozen=True):
     """Holds the domain of a kernel: lines about accepted and refused inputs, and the arguments of a declaration."""
 

@@ -17,13 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 from torch import Tensor
 
+from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import CaseSpace
@@ -36,8 +37,14 @@ from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensor
 from verify.truth.ulp import same_bits
 
 Tensors = dict[str, Tensor]
-MANY = {"small": 257, "large": 4096}  # rows of one case, where a kernel may split a sum otherwise
+# Rows of one case, where a kernel may split a sum otherwise. Triton's interpreter takes milliseconds for each.
+MANY = {"interpreted": 65, "compiled": 4096}
 _FILLS = ("spread", "alternating")  # beside ordinary values
+
+
+def many_rows(backend: Backend) -> int:
+    """Returns the number of rows of a case that has many."""
+    return MANY.get(backend.triton, 257)
 
 
 class Compared(NamedTuple):
@@ -59,17 +66,19 @@ def _check(subject: Subject, case: Case) -> None:
         raise Broken(rule, case, {"promised": f"same_bits: {', '.join(about_rows)}"})
     for name in kernel.same_bits:
         for rows in all_rows if name in _BY_ROWS else [None]:
-            for setting, got, usual, expected in _compared(name, subject, case, whole, rows):
+            for setting, got, usual, expected in compared(name, subject, case, whole, rows):
                 if same_bits([got[each] for each in expected], list(expected.values())):
                     continue
                 facts = {"promised": f"same_bits: {name}"}
                 if name == "rows" and rows is not None:
-                    facts[f"{rows.dimension or 'rows'} with equal bits"] = _classes(subject, case, whole, rows)
+                    tried = [*counts(subject, case, rows), rows.count]
+                    some = [spans(each, tried) for each, _ in classes(subject, rows, [(case, whole)], tried)]
+                    facts[f"{rows.dimension or 'rows'} with equal bits"] = " | ".join(some)
                 rule = _RULES.get(name, f"it has other bits than {name[3:]}")
                 demand_same(case, got, expected, rule, labels=(setting, usual), facts=facts)
 
 
-def _compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows | None) -> Iterator[Compared]:
+def compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows | None) -> Iterator[Compared]:
     """Yields the calls in the other values of one setting."""
     kernel, device = subject.kernel, subject.backend.device
     if rows is not None:
@@ -81,8 +90,8 @@ def _compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Ro
                 plain = run_contiguous(kernel, other, device).results  # an expanded tensor has other values
                 yield Compared(f"{operand} {layout}", run_kernel(kernel, other, device).results, "contiguous", plain)
     elif name == "configuration":
-        for facts, found in configurations(subject, case):
-            yield Compared(facts.get("configuration", "tuned again"), found.results, "tuned", whole.results)
+        for facts, found in islice(configurations(subject, case), 1, None):
+            yield Compared(facts["configuration"], found.results, "tuned", whole.results)
     else:
         other_kernel = replace(kernel, function=kernel.same_bits_as[name])
         inputs = sent_all(whole.inputs, device)
@@ -92,39 +101,57 @@ def _compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Ro
 
 
 def _by_count(subject: Subject, case: Case, whole: Measured, rows: Rows) -> Iterator[Compared]:
-    for count in _counts(subject, case, rows):
-        got = _of_count(subject, case, whole, rows, count)
+    for count in counts(subject, case, rows):
+        got = of_count(subject, case, whole, rows, count)
         setting = f"{count} of {rows.count} {rows.dimension or 'rows'} alone"
         yield Compared(setting, got, "all at once", _only(rows.local(whole.results, slice(0, count))))
 
 
-def _counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
+def counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
     """Returns the numbers of rows that are tried: each up to 8, then around each power of two."""
     near = {(1 << power) + step for power in range(3, rows.count.bit_length()) for step in (-1, 0, 1)}
     some = sorted(each for each in {*range(1, 9), *near} if each < rows.count)
     return [each for each in some if rows.allowed(subject.kernel, case, each)]
 
 
-def _of_count(subject: Subject, case: Case, whole: Measured, rows: Rows, count: int) -> Tensors:
+def of_count(subject: Subject, case: Case, whole: Measured, rows: Rows, count: int) -> Tensors:
     """Returns the results of the first rows alone."""
     inputs, upstream = rows.pick(whole.inputs, whole.upstream, slice(0, count))
     return _only(rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None)))
 
 
-def _classes(subject: Subject, case: Case, whole: Measured, rows: Rows) -> str:
-    """Returns the numbers of rows whose common rows have the same bits, such as `1 to 3 | 4 to 17`."""
-    kinds: list[list[int]] = []
-    before: Tensors = {}
-    for count in [*_counts(subject, case, rows), rows.count]:
-        found = _of_count(subject, case, whole, rows, count)
-        common = slice(0, kinds[-1][1] if kinds else 0)
-        first = [rows.of(name, value, common).contiguous() for name, value in found.items()]
-        if kinds and same_bits(list(before.values()), first):
-            kinds[-1][1] = count
+def classes(
+    subject: Subject, rows: Rows, given: Sequence[tuple[Case, Measured]], tried: Sequence[int]
+) -> list[tuple[list[int], list[Tensors]]]:
+    """Divides numbers of rows into those whose common rows have the same bits, for all of the given inputs.
+
+    Each class comes with the results of its largest number.
+    """
+    found: list[tuple[list[int], list[Tensors]]] = []
+    for count in sorted(tried, reverse=True):
+        made = [of_count(subject, case, whole, rows, count) for case, whole in given]
+        for members, largest in found:
+            common = [{name: rows.of(name, each[name], slice(0, count)) for name in each} for each in largest]
+            if all(
+                same_bits(list(_only(one).values()), list(two.values())) for one, two in zip(common, made, strict=True)
+            ):
+                members.insert(0, count)
+                break
         else:
-            kinds.append([count, count])
-        before = found
-    return " | ".join(f"{low}" if low == high else f"{low} to {high}" for low, high in kinds)
+            found.insert(0, ([count], made))
+    return found
+
+
+def spans(counts: Sequence[int], tried: Sequence[int]) -> str:
+    """Returns numbers as text, such as `1 to 3, 8`; numbers that follow each other among the tried ones are joined."""
+    place = {each: at for at, each in enumerate(sorted(tried))}
+    parts: list[list[int]] = []
+    for each in counts:
+        if parts and place[each] == place[parts[-1][1]] + 1:
+            parts[-1][1] = each
+        else:
+            parts.append([each, each])
+    return ", ".join(f"{low:,}" if low == high else f"{low:,} to {high:,}" for low, high in parts)
 
 
 def _by_position(subject: Subject, case: Case, whole: Measured, rows: Rows) -> Iterator[Compared]:
@@ -139,7 +166,9 @@ def _by_position(subject: Subject, case: Case, whole: Measured, rows: Rows) -> I
         inputs, upstream = moved(whole.inputs, shift), moved(whole.upstream, shift)
         results = rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None))
         expected = _only(rows.local(whole.results, slice(None)))
-        yield Compared(f"each row {shift} places on", _only(moved(results, -shift)), "in its place", expected)
+        yield Compared(
+            f"each {rows.dimension or 'row'} {shift} places on", _only(moved(results, -shift)), "in its place", expected
+        )
 
 
 _BY_ROWS = {"rows": _by_count, "position": _by_position}
@@ -155,7 +184,7 @@ def _only(results: Mapping[str, Tensor]) -> Tensors:
     return {name: value.contiguous() for name, value in results.items()}
 
 
-def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+def examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     """Returns the plainest case of each shape, cases whose sums depend on their order, and one of many rows."""
     kernel, plain = subject.kernel, plain_cases(subject, chosen)
     found = [*plain, msgspec.structs.replace(plain[0], upstream="")]
@@ -163,7 +192,7 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         found += [msgspec.structs.replace(each, fill=fill, regime=fill) for each in plain for fill in _FILLS]
     for rows in separate_rows(kernel, plain[0]):
         place = kernel.op.geometry.dims.index(rows.dimension) if rows.dimension else 0
-        many = (*plain[0].dims[:place], MANY[subject.backend.scale], *plain[0].dims[place + 1 :])
+        many = (*plain[0].dims[:place], many_rows(subject.backend), *plain[0].dims[place + 1 :])
         found += [msgspec.structs.replace(plain[0], dims=many)] if kernel.allows(many) else []
     return tuple(found)
 
@@ -179,7 +208,7 @@ LAWS: Sequence[Law] = (
         space=batch.space_of_rows,
         check=_check,
         applies=_applies,
-        examples=_examples,
+        examples=examples,
         share=0.5,
         nearest=True,
     ),

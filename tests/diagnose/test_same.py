@@ -1,0 +1,71 @@
+"""`verify same`: the classes of equal bits of each setting, the boundary of rows, and a witness that is true."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.laws.test_bits import by_many_rows, by_place, by_rows, decode, product, summed
+from verify import backends
+from verify.cases import Case
+from verify.cli.same import lines_of
+from verify.diagnose.requests import SameBits
+from verify.diagnose.same import settings_of
+from verify.errors import UsageError
+from verify.measure.call import run_kernel
+
+
+def found_of(function: Any, text: str = "", **promised: Any) -> SameBits:
+    return settings_of(product(function, **promised), backends.select(), "", text, lambda text: None)
+
+
+def classes(found: SameBits, setting: str) -> list[list[str]]:
+    [one] = [each for each in found.settings if each.setting == setting]
+    return [each.values for each in one.classes]
+
+
+def test_the_number_of_rows_at_which_bits_change_is_exact() -> None:
+    assert classes(found_of(by_rows), "rows (m)") == [["1 to 3"], ["4 to 65"]]
+    assert classes(found_of(by_many_rows), "rows (m)") == [["1 to 64"], ["65"]]
+    honest = found_of(summed)
+    assert classes(honest, "rows (m)") == [["1 to 65"]] and all(len(each.classes) == 1 for each in honest.settings)
+
+
+def test_each_setting_has_its_classes() -> None:
+    found = found_of(by_place, same_bits_as=decode)
+    usual, *others = classes(found, "position")
+    assert usual[0] == "in its place" and ["each m 1 places on"] in others
+    assert classes(found, "as decode") == [["by_place"], ["decode"]]
+    assert classes(found, "second call") == [["first", "second"]]
+    text = "\n".join(lines_of(found))
+    assert "B  decode" in text and "which is no proof" in text and "one class: " in text
+    assert "position" not in text.splitlines()[-1]
+
+
+def test_a_witness_shows_the_bits_of_both() -> None:
+    found = found_of(by_rows)
+    [rows] = [each for each in found.settings if each.setting == "rows (m)"]
+    place, few, many, case = rows.witness
+    decoded = Case.from_json(case.removeprefix("case: "))
+    kernel = product(by_rows)
+    whole = run_kernel(kernel, decoded, "cpu")
+    row, column = map(int, place[place.index("[") + 1 : place.index("]")].split(","))
+    a, b = whole.inputs["a"], whole.inputs["b"]
+    assert a is not None and b is not None
+    shown = [f"{by_rows(a[:3], b)[row, column].item()!r} (", f"{whole.results['y'][row, column].item()!r} ("]
+    assert shown[0] in few and shown[1] in many and few != many
+    again = found_of(by_rows, case.removeprefix("case: "))
+    assert again.inputs == 1 and classes(again, "rows (m)") == [["1 to 3"], ["4 to 65"]]
+
+
+def test_a_dtype_that_it_does_not_promise_is_refused() -> None:
+    with pytest.raises(UsageError, match="promises float32; received the dtype float16"):
+        settings_of(product(summed), backends.select(), "float16", "", lambda text: None)
+
+
+def test_the_classes_are_json() -> None:
+    found = found_of(summed)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=SameBits) == found
+    assert found.sizes["m"] == 65 and found.inputs == 4

@@ -1,0 +1,64 @@
+"""Defines `verify same`: divides the settings of a kernel into classes of equal bits."""
+
+from __future__ import annotations
+
+import argparse
+import string
+from typing import TYPE_CHECKING
+
+from verify.cli import exits, replay, sinks
+
+if TYPE_CHECKING:
+    from verify.diagnose.requests import SameBits
+
+_SHOWN = 5  # values of a class
+
+
+def main(options: argparse.Namespace) -> int:
+    """Find which settings of a kernel give the same bits.
+
+    Call the kernel with other numbers of rows, rows in other places, other layouts of its operands, other
+    configurations of its autotuners, a second time, and in place of it the functions of `same_bits_as=`. Print the
+    classes of equal bits of each setting, and an element at which two classes differ. Within a class the bits are the
+    same over the inputs tried, which is no proof. This is a report and no verdict: the exit code is 0 whatever differs;
+    `same_bits=` in a declaration makes every run demand the bits.
+
+        verify same accuracy.py::my_norm
+        verify same accuracy.py::my_norm --dtype bfloat16 --backend cuda
+
+    target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
+    case
+    --dtype --backend
+    --timeout: the search
+    --json: the classes
+    """
+    import msgspec
+
+    from verify.diagnose.requests import FindSettings
+
+    found = replay.ask(options, FindSettings(options.target, options.dtype, options.case))
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines_of(found)))
+    return exits.PASS
+
+
+def lines_of(found: SameBits) -> list[str]:
+    """Returns the classes as lines for the screen."""
+    sizes = ", ".join(f"{name} {size:,}" for name, size in found.sizes.items())
+    lines = [f"{found.kernel} {found.dtype} on {found.backend}: {sizes}; {_inputs(found)}"]
+    width = max((len(each.setting) for each in found.settings), default=0)
+    for each in found.settings:
+        for letter, one in zip(string.ascii_uppercase, each.classes, strict=False):
+            name = each.setting if letter == "A" else ""
+            more = len(one.values) - _SHOWN
+            shown = [*one.values[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
+            lines.append(f"  {name:<{width}}  {letter}  {', '.join(shown)}")
+        if more := len(each.classes) - len(string.ascii_uppercase):
+            lines += [f"  {'':<{width}}  and {more:,} classes more"] if more > 0 else []
+        lines += [f"  {'':<{width}}     {text}" for text in each.witness]
+    held = [each.setting for each in found.settings if len(each.classes) == 1]
+    lines.append(f"within a class: the same bits over {_inputs(found)}, which is no proof")
+    return lines + ([f"one class: {', '.join(held)}"] if held else [])
+
+
+def _inputs(found: SameBits) -> str:
+    return "1 input" if found.inputs == 1 else f"{found.inputs:,} inputs"

@@ -1,0 +1,165 @@
+"""Divides the settings of a kernel into classes of equal bits, for `verify same`.
+
+Settings are those that a declaration may promise (`verify.laws.bits`), and the second call. Each is tried on several
+inputs. Two values of a setting are in one class if all of their results have the same bits. For two classes there is a
+witness: an input and an element that differ.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import msgspec
+from torch import Tensor
+
+from verify.backends import Backend
+from verify.cases import Case, case_of
+from verify.declare.declaration import Kernel
+from verify.declare.promises import SETTINGS
+from verify.diagnose.requests import BitClass, SameBits, SettingBits
+from verify.errors import UsageError
+from verify.laws import bits, registry
+from verify.laws.compare import first_difference, place, show
+from verify.laws.engine import PROFILES
+from verify.laws.law import Subject, plain_case
+from verify.laws.locality import Rows, separate_rows
+from verify.measure.call import Measured, run_kernel
+from verify.truth.ulp import bits_of, same_bits
+from verify.workers.requests import OnProgress
+
+AGAIN = "second call"
+_FILLS = ("randn", "spread", "alternating", "mean 1e3")
+_SEEDS = 2
+_OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension that counts rows, and of those that do not
+_USUAL = "="
+_BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
+Given = list[tuple[Case, Measured]]
+
+
+def settings_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress) -> SameBits:
+    """Returns the classes of each setting of a kernel in one dtype, on one case or on several of many rows."""
+    dtype = dtype or kernel.dtypes[0]
+    if dtype not in kernel.dtypes:
+        raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
+    subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
+    cases = [Case.from_json(text)] if text else _cases(subject)
+    given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
+    found = []
+    for rows in separate_rows(kernel, cases[0]):
+        progress(f"{kernel.name} {dtype}, {rows.dimension or 'rows'}")
+        found.append(_of_rows(subject, rows, given))
+    for name in (*SETTINGS[1:], AGAIN, *kernel.same_bits_as):
+        progress(f"{kernel.name} {dtype}, {name}")
+        found += _of_setting(subject, name, given)
+    sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
+    return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
+
+
+def _cases(subject: Subject) -> list[Case]:
+    """Returns cases with many rows and long sums, and values of several kinds."""
+    kernel, interpreted = subject.kernel, subject.backend.triton == "interpreted"
+    shapes = registry.get("same bits").space(subject).shapes
+    plain = plain_case(subject, shapes[0])
+    all_rows = [rows.dimension for rows in separate_rows(kernel, plain)]
+    names = kernel.op.geometry.dims or ("",) * len(plain.dims)
+    dims = list(plain.dims)
+    for at, name in enumerate(names):
+        if name in all_rows[:1] and (name or at == 0):
+            larger = bits.many_rows(subject.backend)
+        elif name in all_rows and name:
+            larger = _OTHERS
+        else:
+            larger = max((each[at] for each in shapes if at < len(each) and each[at] <= _WIDEST), default=dims[at])
+        longer = (*dims[:at], max(larger, dims[at]), *dims[at + 1 :])
+        dims = list(longer) if kernel.allows(longer) else dims
+    fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
+    regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
+    return [
+        case_of(kernel, subject.dtype, dims=tuple(dims), fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
+        for fill, seed in regimes
+    ]
+
+
+def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
+    """Returns the classes of the numbers of rows. Where two neighbours differ, the numbers between them are tried."""
+    case = given[0][0]
+    tried = sorted({*bits.counts(subject, case, rows), rows.count})
+    found = bits.classes(subject, rows, given, tried)
+    for _ in range(_BOUNDARIES):
+        of = {count: at for at, (members, _) in enumerate(found) for count in members}
+        middles = [
+            (low + high) // 2
+            for low, high in pairwise(tried)
+            if of[low] != of[high] and high - low > 1 and rows.allowed(subject.kernel, case, (low + high) // 2)
+        ]
+        if not middles:
+            break
+        tried = sorted({*tried, *middles})
+        found = bits.classes(subject, rows, given, tried)
+    name = rows.dimension or "rows"
+    witness = _between(subject, rows, given, found) if len(found) > 1 else []
+    classes = [BitClass([bits.spans(members, tried)], len(members)) for members, _ in found]
+    return SettingBits("rows" if name == "rows" else f"rows ({name})", classes, witness)
+
+
+def _between(
+    subject: Subject, rows: Rows, given: Given, found: Sequence[tuple[list[int], list[dict[str, Tensor]]]]
+) -> list[str]:
+    """Returns an element at which the first two classes differ, as lines."""
+    (few, made), (many, others) = found[0], found[1]
+    common = slice(0, min(few[-1], many[-1]))
+    for (case, _), one, two in zip(given, made, others, strict=True):
+        pairs = {name: [rows.of(name, each[name], common).contiguous() for each in (one, two)] for name in one}
+        if lines := _witness(case, pairs, (f"{few[-1]:,} alone", f"{many[-1]:,}")):
+            return lines
+    return []
+
+
+def _of_setting(subject: Subject, name: str, given: Given) -> Iterator[SettingBits]:
+    """Yields the classes of one setting; nothing if it has no other value."""
+    keys: dict[str, list[str]] = {}
+    usual, witness = "", list[str]()
+    for at, (case, whole) in enumerate(given):
+        by_rows = separate_rows(subject.kernel, case) if name == "position" else [None]
+        for rows in by_rows:
+            for each in _calls(name, subject, case, whole, rows):
+                pairs = {result: [each.expected[result], each.got[result]] for result in each.expected}
+                equal = same_bits([one for one, _ in pairs.values()], [two for _, two in pairs.values()])
+                usual = each.usual
+                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else _digest(each.got))
+                if not equal and not witness:
+                    witness = _witness(case, pairs, (usual, each.setting))
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for setting, key in keys.items():
+        groups.setdefault(tuple(key), []).append(setting)
+    if keys:
+        same = groups.pop((_USUAL,) * len(given), [])
+        classes = [BitClass([usual, *same], 1 + len(same))]
+        yield SettingBits(name, classes + [BitClass(each, len(each)) for each in groups.values()], witness)
+
+
+def _calls(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows | None) -> Iterator[bits.Compared]:
+    if name != AGAIN:
+        yield from bits.compared(name, subject, case, whole, rows)
+        return
+    again = run_kernel(subject.kernel, case, subject.backend.device)
+    yield bits.Compared("second", again.results, "first", whole.results)
+
+
+def _digest(results: dict[str, Tensor]) -> str:
+    data = b"".join(bits_of(value.contiguous()).cpu().numpy().tobytes() for value in results.values())
+    return hashlib.sha256(data).hexdigest()
+
+
+def _witness(case: Case, pairs: dict[str, list[Tensor]], labels: tuple[str, str]) -> list[str]:
+    """Returns the first element that differs, as lines; [] if none does."""
+    for name, (one, two) in pairs.items():
+        if (index := first_difference(one, two)) is not None:
+            return [
+                f"{name} {place(one, index)}",
+                *(f"{label}: {show(each, index)}" for label, each in zip(labels, (one, two), strict=True)),
+                f"case: {msgspec.json.encode(case).decode()}",
+            ]
+    return []
