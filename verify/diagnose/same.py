@@ -8,6 +8,7 @@ witness: an input and an element that differ.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, case_of
+from verify.cases.sizes import estimated_work
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
 from verify.diagnose.requests import BitClass, SameBits, SettingBits
@@ -34,6 +36,7 @@ _FILLS = ("randn", "spread", "alternating", "mean 1e3")
 _SEEDS = 2
 _OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension that counts rows, and of those that do not
 _USUAL = "="
+_WORK = {"small": 1 << 22, "large": 1 << 32}  # numbers in a program of a case
 _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
 Given = list[tuple[Case, Measured]]
 
@@ -46,13 +49,13 @@ def settings_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progres
     subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
     cases = [Case.from_json(text)] if text else _cases(subject)
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
-    found = []
-    for rows in separate_rows(kernel, cases[0]):
+    found, all_rows = [], separate_rows(kernel, cases[0])
+    for rows in all_rows:
         progress(f"{kernel.name} {dtype}, {rows.dimension or 'rows'}")
         found.append(_of_rows(subject, rows, given))
     for name in (*SETTINGS[1:], AGAIN, *kernel.same_bits_as):
         progress(f"{kernel.name} {dtype}, {name}")
-        found += _of_setting(subject, name, given)
+        found += _of_setting(subject, name, given, all_rows)
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
 
@@ -64,20 +67,20 @@ def _cases(subject: Subject) -> list[Case]:
     plain = plain_case(subject, shapes[0])
     all_rows = [rows.dimension for rows in separate_rows(kernel, plain)]
     names = kernel.op.geometry.dims or ("",) * len(plain.dims)
-    dims = list(plain.dims)
+    work = estimated_work(kernel.op) if kernel.op.geometry.named else math.prod
+    dims = plain.dims
     for at, name in enumerate(names):
-        if name in all_rows[:1] and (name or at == 0):
-            larger = bits.many_rows(subject.backend)
-        elif name in all_rows and name:
-            larger = _OTHERS
+        if name in all_rows:
+            larger = bits.many_rows(subject.backend) if name == all_rows[0] and (name or at == 0) else _OTHERS
         else:
             larger = max((each[at] for each in shapes if at < len(each) and each[at] <= _WIDEST), default=dims[at])
-        longer = (*dims[:at], max(larger, dims[at]), *dims[at + 1 :])
-        dims = list(longer) if kernel.allows(longer) else dims
+        longer = [(*dims[:at], larger // part, *dims[at + 1 :]) for part in (1, 4, 16) if larger // part > dims[at]]
+        fitting = (each for each in longer if kernel.allows(each) and work(each) <= _WORK[subject.backend.scale])
+        dims = next(fitting, dims)
     fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
     regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
     return [
-        case_of(kernel, subject.dtype, dims=tuple(dims), fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
+        case_of(kernel, subject.dtype, dims=dims, fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
         for fill, seed in regimes
     ]
 
@@ -96,17 +99,15 @@ def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
         ]
         if not middles:
             break
-        tried = sorted({*tried, *middles})
-        found = bits.classes(subject, rows, given, tried)
+        tried = sorted([*tried, *middles])
+        found = bits.classes(subject, rows, given, middles, found)
     name = rows.dimension or "rows"
     witness = _between(subject, rows, given, found) if len(found) > 1 else []
     classes = [BitClass([bits.spans(members, tried)], len(members)) for members, _ in found]
     return SettingBits("rows" if name == "rows" else f"rows ({name})", classes, witness)
 
 
-def _between(
-    subject: Subject, rows: Rows, given: Given, found: Sequence[tuple[list[int], list[dict[str, Tensor]]]]
-) -> list[str]:
+def _between(subject: Subject, rows: Rows, given: Given, found: Sequence[bits.Class]) -> list[str]:
     """Returns an element at which the first two classes differ, as lines."""
     (few, made), (many, others) = found[0], found[1]
     common = slice(0, min(few[-1], many[-1]))
@@ -117,13 +118,12 @@ def _between(
     return []
 
 
-def _of_setting(subject: Subject, name: str, given: Given) -> Iterator[SettingBits]:
+def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows]) -> Iterator[SettingBits]:
     """Yields the classes of one setting; nothing if it has no other value."""
     keys: dict[str, list[str]] = {}
     usual, witness = "", list[str]()
     for at, (case, whole) in enumerate(given):
-        by_rows = separate_rows(subject.kernel, case) if name == "position" else [None]
-        for rows in by_rows:
+        for rows in all_rows if name == "position" else [None]:
             for each in _calls(name, subject, case, whole, rows):
                 pairs = {result: [each.expected[result], each.got[result]] for result in each.expected}
                 equal = same_bits([one for one, _ in pairs.values()], [two for _, two in pairs.values()])

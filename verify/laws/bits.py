@@ -120,26 +120,36 @@ def of_count(subject: Subject, case: Case, whole: Measured, rows: Rows, count: i
     return _only(rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None)))
 
 
+Class = tuple[list[int], list[Tensors]]  # numbers of rows, and the results of the largest for each input
+
+
 def classes(
-    subject: Subject, rows: Rows, given: Sequence[tuple[Case, Measured]], tried: Sequence[int]
-) -> list[tuple[list[int], list[Tensors]]]:
+    subject: Subject,
+    rows: Rows,
+    given: Sequence[tuple[Case, Measured]],
+    tried: Sequence[int],
+    known: Sequence[Class] = (),
+) -> list[Class]:
     """Divides numbers of rows into those whose common rows have the same bits, for all of the given inputs.
 
-    Each class comes with the results of its largest number.
+    `known` are the classes of other numbers, which are not tried again.
     """
-    found: list[tuple[list[int], list[Tensors]]] = []
+    found = list(known)
     for count in sorted(tried, reverse=True):
         made = [of_count(subject, case, whole, rows, count) for case, whole in given]
-        for members, largest in found:
-            common = [{name: rows.of(name, each[name], slice(0, count)) for name in each} for each in largest]
-            if all(
-                same_bits(list(_only(one).values()), list(two.values())) for one, two in zip(common, made, strict=True)
-            ):
-                members.insert(0, count)
+        for at, (members, largest) in enumerate(found):
+            common = slice(0, min(count, members[-1]))
+            sides = [[_first(rows, each, common) for each in side] for side in (made, largest)]
+            if all(same_bits(one, two) for one, two in zip(*sides, strict=True)):
+                found[at] = sorted([*members, count]), made if count > members[-1] else largest
                 break
         else:
-            found.insert(0, ([count], made))
-    return found
+            found.append(([count], made))
+    return sorted(found, key=lambda each: each[0])
+
+
+def _first(rows: Rows, results: Tensors, common: slice) -> list[Tensor]:
+    return list(_only({name: rows.of(name, value, common) for name, value in results.items()}).values())
 
 
 def spans(counts: Sequence[int], tried: Sequence[int]) -> str:
