@@ -2,8 +2,7 @@
 
 `same_bits=` names the settings: how many rows there are, the place of a row among them, the layout of the operands, the
 configuration of an autotuner. `same_bits_as=` names functions with the same bits, such as the decode kernel beside
-the one of prefill. The message names both settings and the first element that differs, and the numbers of rows that
-agree.
+the one of prefill. The message names both settings and the first element that differs.
 
 Details:
 
@@ -15,6 +14,7 @@ broken.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice, product
@@ -70,10 +70,7 @@ def _check(subject: Subject, case: Case) -> None:
                 if same_bits([got[each] for each in expected], list(expected.values())):
                     continue
                 facts = {"promised": f"same_bits: {name}"}
-                if name == "rows" and rows is not None:
-                    tried = [*counts(subject, case, rows), rows.count]
-                    some = [spans(each, tried) for each, _ in classes(subject, rows, [(case, whole)], tried)]
-                    facts[f"{rows.dimension or 'rows'} with equal bits"] = " | ".join(some)
+                facts |= {"classes": f"verify same {shlex.quote(subject.target)}"} if subject.target else {}
                 rule = _RULES.get(name, f"it has other bits than {name[3:]}")
                 demand_same(case, got, expected, rule, labels=(setting, usual), facts=facts)
 
