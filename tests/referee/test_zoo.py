@@ -21,7 +21,7 @@ FEW = (
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], tuple[zoo.Trick, Judgement]]:
     chosen = [trick for trick in zoo.TRICKS if trick.name in FEW]
-    judged = zoo.judged(chosen, tmp_path_factory.mktemp("zoo"), 1)
+    judged = zoo.judged(chosen, tmp_path_factory.mktemp("zoo"), 2)  # alone, a judgement has forks for each case
     return {(trick.name, kind): (trick, done) for trick, kind, done in judged}
 
 
