@@ -57,24 +57,4 @@ globalThis.look = {
         await new Promise((done) => setTimeout(done, 60));
         return [copied, document.querySelectorAll('.elements tbody tr').length];
     },
-
-    refused: async () => {
-        Object.defineProperty(navigator, 'clipboard', {value: undefined});
-        document.execCommand = () => false;
-        document.querySelector('#kernel-3 .elements .copy').click();
-        await new Promise((done) => setTimeout(done, 60));
-        const line = document.querySelector('#kernel-3 .copied');
-        return [line.hidden, line.textContent];
-    },
-
-    hovered: (bars) => {
-        const plot = document.querySelector('#kernel-3 svg.histogram');
-        const box = plot.getBoundingClientRect();
-        return [...Array(bars).keys()].map((index) => {
-                const x = box.left + box.width * (44 + (index + 0.5) * (560 - 44) / bars) / 560;
-                const at = {clientX: x, clientY: box.top + 20};
-                plot.dispatchEvent(new PointerEvent('pointermove', at));
-                return plot.parentElement.querySelector('.reading').textContent;
-            });
-    },
 };

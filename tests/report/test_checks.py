@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -28,7 +27,7 @@ from tests.report.sarif_schema import faults
 from verify.cli import main
 from verify.records import files
 from verify.records.bounds import committed
-from verify.records.bounds.verdict import SEVERITY, Verdict, judge
+from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import Run
 from verify.referee.plan import EXIT_CODES, SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import checks_of
@@ -168,23 +167,6 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     )
 
 
-def test_results_of_one_cause_are_one_finding_and_each_a_failed_test() -> None:
-    first = eager_kernel()
-    again = [msgspec.structs.replace(each, dtype="float16") for each in first.results if each.status == "wrong"]
-    run = make([msgspec.structs.replace(first, results=[*first.results, *again])])
-    wrong = [check for check in of_run(run) if check.rule == "wrong"]
-    assert len(wrong) == 2 and len(findings(wrong)) == 1
-    assert "also: y float16" in findings(wrong)[0].message
-    assert len(list(Xml.fromstring(junit.render(wrong)).iter("failure"))) == 2
-
-
-def test_laws_that_hold_and_break_are_checks() -> None:
-    checks = of_run(rich())
-    broken = [check for check in checks if check.rule == "law-broken"]
-    assert broken and all(check.replay.startswith("verify replay ") for check in broken if not check.repeats)
-    assert any(check.rule == "law-kept" for check in checks)
-
-
 @pytest.mark.parametrize("name", [HOSTILE_NAME, "a\x00b\ud800\ufffe]]>&", "x::error file=a::b%0A,c:d\r\n::debug::"])
 def test_text_of_a_kernel_is_no_markup_and_no_command(name: str) -> None:
     run = make([msgspec.structs.replace(hostile_kernel(), name=name, target=f"evil.py::{name}")])
@@ -207,20 +189,7 @@ def test_text_without_the_cleaning_of_a_report_stays_legal_xml() -> None:
     assert case.find("failure").text == "d]]>\n\U0001f600"  # type: ignore[union-attr]
 
 
-def test_more_findings_than_github_shows_are_counted() -> None:
-    checks = [Check("wrong", "k", str(place), ("a.py", 1), "bad") for place in range(12)]
-    lines = annotations.render([*checks, Check("undecided", "k", "y", ("a.py", 1), "open")]).splitlines()
-    assert len(lines) == 11
-    assert lines[9] == "::error title=verify::3 more findings; the summary of this job has them"
-    assert lines[10] == "::warning file=a.py,line=1,title=undecided%3A k y::open"
-
-
 # -- the gate and the referee ---------------------------------------------------------------------------------
-
-
-def test_every_status_of_the_gate_has_a_rule() -> None:
-    assert {f"bound-{status}" for status in SEVERITY} <= set(RULES)
-    assert {f"solution-{verdict}" for verdict in EXIT_CODES} <= set(RULES)
 
 
 def test_the_gate_finds_a_result_once_whatever_its_regimes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,15 +210,6 @@ def test_the_gate_finds_a_result_once_whatever_its_regimes(monkeypatch: pytest.M
     assert "also: 1 other key of this kernel" in breached.message and breached.place == ("accuracy.py", 1)
     absent = found["bound-unused", "absent", "y bfloat16 all sm_90"]
     assert absent.place == ("reports/bounds/sm_90/absent.toml", 1)
-
-
-def test_a_waived_finding_is_a_note() -> None:
-    verdict = gate_verdict()
-    waived = [dataclasses.replace(row, status="waived") for row in verdict.rows if row.status == "breached"]
-    checks = of_verdict(dataclasses.replace(verdict, rows=tuple(waived)), Path("b"))
-    top = Xml.fromstring(junit.render(checks))
-    assert not list(top.iter("failure")) and not list(top.iter("error")) and list(top.iter("system-out"))
-    assert {each["level"] for each in json.loads(sarif.render(checks))["runs"][0]["results"]} == {"note"}
 
 
 def test_a_solution_is_placed_at_its_file_with_the_trick_and_the_command() -> None:
@@ -296,43 +256,6 @@ def test_a_gate_writes_them_and_its_exit_code_is_the_verdict(folder: Path) -> No
     assert found["ruleId"] == "bound-breached"
     assert len(list(Xml.parse("gate.xml").iter("failure"))) == 2  # the figure and the verdict
     assert "verify gate: **fail:**" in Path("summary.md").read_text()
-
-
-def test_a_night_ends_with_its_worse_verdict() -> None:
-    verdict = gate_verdict()
-    for run in (plain(), passing()):
-        checks = of_night(run, verdict, Path("b"))
-        assert [each.rule for each in checks if each.name == "verdict"] == ["fail"] and checks[-1].name == "verdict"
-        assert {each.rule for each in of_verdict(verdict, Path("b"))} <= {each.rule for each in checks}
-    assert of_night(passing(), None, Path("b")) == of_run(passing())
-
-
-def test_a_judgement_writes_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from verify import api
-
-    monkeypatch.setattr(api, "judge", lambda *_, **__: api.CompletedJudgement(judgements()[1]))
-    assert main(["judge", "p.py", "wrong.py", "--sarif", "one.sarif", "--github"]) == 1
-    many = map(api.CompletedJudgement, judgements())
-    monkeypatch.setattr(api, "judge_many", lambda *_, **__: many)
-    Path("list.txt").write_text("p.py s.py\n")
-    assert main(["judge", "--many", "list.txt", "--junit", "many.xml"]) == 1
-    [found] = json.loads(Path("one.sarif").read_text())["runs"][0]["results"]
-    assert (found["ruleId"], found["locations"][0]["physicalLocation"]["artifactLocation"]["uri"]) == (
-        "solution-wrong",
-        "wrong.py",
-    )
-    assert len(list(Xml.parse("many.xml").iter("testcase"))) == len(EXIT_CODES)
-    assert Path("summary.md").read_text() == "before\n\n- ✗ wrong.py&#58; wrong\n"
-
-
-def test_a_summary_that_cannot_be_written_is_an_error_after_the_result(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    files.save(passing(), "run.json")
-    monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(folder / "missing" / "summary.md"))
-    assert main(["report", "run.json", "--github"]) == 4
-    said = capsys.readouterr()
-    assert "✓ pass: " in said.out and "cannot write the summary" in said.err
 
 
 def test_a_run_that_nothing_is_said_of_is_no_pass() -> None:

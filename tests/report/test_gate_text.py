@@ -16,7 +16,6 @@ from verify.records.bounds import changes
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.compare import compare
 from verify.records.record import Gap, Run
-from verify.report.html import against
 from verify.report.markdown import gate_markdown
 from verify.report.terminal import bounds_text, compare_text, gate_text
 from verify.report.terminal.text_page import Terminal
@@ -170,44 +169,6 @@ def test_hostile_names_mean_nothing_in_a_comment() -> None:
     for line in fences.splitlines():
         if line.startswith("| <code>"):
             assert line.count("|") in (9, 10)  # no cell was split
-
-
-def test_many_keys_of_one_reason_are_one_line() -> None:
-    """A machine without bounds: hundreds of keys say the same, and none of them is a change."""
-    parts = {f"region {place}": 0.5 for place in range(6)}
-    results = [result(0.5, output=f"y{place}", **parts) for place in range(40)]
-    late = [Gap("out of time", f"kernel_{place}: not timed: the time budget was spent") for place in range(50)]
-    found = judge([run(kernel(*results), incomplete=late)], book(bound(1.0, arch="sm_80")))
-    assert found.count("incomparable") == 240
-    reason = "bounds exist for sm_80 only, and say nothing about other machines"
-    spent = "kernel_0, kernel_1, kernel_2 and 47 more: not timed: the time budget was spent"
-    text = gate_markdown.render(found).replace("&#58;", ":")
-    assert len(text) < 1_000
-    assert f"- incomparable: gelu 240 keys (sm_90): {reason}" in text
-    assert f"- {spent}" in text
-    assert "| kernel |" not in text
-    shown = gate_text.render(found, Terminal(120))
-    assert f"gelu 240 keys (sm_90): {reason}" in shown
-    assert f"    {spent}\n" in shown
-    page = against.bounds(found)
-    assert page.rows == []
-    assert page.lines[0].text == f"incomparable: gelu 240 keys (sm_90): {reason}"
-    assert "gelu y7 bfloat16 region 3 0.5 ULP" in page.lines[0].parts
-    assert page.lines[1].text == spent
-    few = judge([run(kernel(result(0.5, low=0.5)))], book(bound(1.0, arch="sm_80")))
-    assert "<code>low</code> | - | 0.5 |" in gate_markdown.render(few)  # a few have a row each
-
-
-@pytest.mark.parametrize("status", ["vacuous", "undecided"])
-def test_a_result_without_a_verdict_never_passes_and_says_why(status: str) -> None:
-    found = judge([run(kernel(result(0.5, status=status)))], book(bound(1.0)))
-    text = gate_text.render(found, Terminal(120), records=["run.json"])
-    sign = {"vacuous": "○", "undecided": "?"}[status]
-    line = "gelu y bfloat16 all (sm_90): zeros would pass"
-    assert f"{sign} {status}  measured, and " in text and line in text
-    assert text.endswith(f"○ incomplete: 1 result {status}\nnext: verify report run.json\n")
-    assert f"{status}: zeros would pass" in gate_markdown.render(found)
-    assert against.bounds(found).lines[0].text == f"{status}: {line}"
 
 
 def test_a_bound_is_never_shown_below_what_was_measured() -> None:

@@ -15,6 +15,7 @@ from tests.report.sample import incomplete, passing, plain, rich, sample
 from tests.report.test_bench_table import timed
 from tests.report.test_findings import three_defects, without_verdict
 from tests.report.test_gate_text import everything
+from tests.report.test_html import visible
 from tests.report.test_laws import with_laws
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import judge
@@ -76,6 +77,8 @@ def reports() -> dict[str, Callable[[], str]]:
     }
     for name, of in RUNS.items():
         made[f"{name}.md"] = lambda of=of: record_markdown.render(of(), record="run.json")
+        if name in ("sample", "rich", "passing", "unproven"):
+            made[f"page-{name}.txt"] = lambda of=of: visible(of())
         for width in (80, 120):
             made[f"terminal-{name}-{width}.txt"] = lambda of=of, width=width: record_text.render(of(), Terminal(width))
     return made

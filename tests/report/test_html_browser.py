@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from tests.report.browser import Browser, Page
-from tests.report.sample import HOSTILE_NAME, empty, good_kernel, incomplete, make, many, night, passing, rich, sample
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
 from verify.records import files, record
 from verify.records.bounds.committed import load
 from verify.records.bounds.verdict import judge
@@ -133,15 +132,6 @@ def test_sorting_by_numbers_puts_nan_worst_and_missing_last(page: Page) -> None:
     assert [float(text.split()[0]) for text in up[:3]] == [0.5, 0.5, 0.814]
 
 
-def test_sorting_by_text_starts_ascending(page: Page) -> None:
-    click(page, "th[data-key=kernel] button")
-    names = column(page, "kernel")
-    assert page.evaluate("document.querySelector('th[data-key=kernel]').ariaSort") == "ascending"
-    plain = [name.lower() for name in names if name[0].isalpha()]
-    assert plain == sorted(plain, key=lambda name: name.replace("_", " "))
-    assert len(names) == len(record_html.rows(present(sample())))
-
-
 def test_the_page_opens_worst_first(page: Page) -> None:
     verdicts = [text.strip() for text in column(page, "verdict")]
     assert {*verdicts[:4]} == {"✗ wrong on ordinary inputs", "✗ wrong, as PyTorch"}
@@ -243,25 +233,6 @@ def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
     assert got[0] == [words.clean(command) for command in wanted]
 
 
-def test_the_command_is_shown_when_copying_is_refused(page: Page) -> None:
-    got = page.evaluate(SCRIPT + "look.refused()")
-    replay = record.replay_command(sample().kernels[3].results[0].worst[0].origin)
-    assert got == [False, f"Copy this: {replay}"]
-
-
-def test_hovering_the_histogram_reads_a_bin(page: Page) -> None:
-    result = sample().kernels[3].results[0]
-    counts = result.histogram.counts
-    got = page.evaluate(f"{SCRIPT}look.hovered({len(counts)})")
-    from verify.report.words import power
-
-    edges = [power(edge) for edge in result.histogram.edges]
-    assert got == [
-        f"{low} to {high} ULP: {count:,}"
-        for (low, high), count in zip(itertools.pairwise(edge.replace(",", "") for edge in edges), counts, strict=True)
-    ]
-
-
 def test_themes(opened: Callable[..., Page], file: Path) -> None:
     tab = opened(file, scheme="dark")
     paper = "getComputedStyle(document.body).backgroundColor"
@@ -289,22 +260,6 @@ def test_nothing_runs_off_the_side(page: Page) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_long_limit_and_three_classes_fit(opened: Callable[..., Page], tmp_path: Path) -> None:
-    text = "good raised ValueError: at most 16,384 (kernels/layer_norm/" + "of_very_long_rows_" * 4 + "launches.py:52)"
-    good = good_kernel()
-    limit = record.Unmeasured("refused", "float32", [(2, 65_537)], 3, 40, text, good.results[0].worst[0].origin)
-    classes = [record.ClassFigures(name, good.results[0].figures, 0.51) for name in record.CLASSES]
-    results = [msgspec.structs.replace(each, classes=classes) for each in good.results]
-    kernel = msgspec.structs.replace(good, unmeasured=[limit], results=results)
-    path = tmp_path / "limits.html"
-    path.write_text(record_html.render(make([kernel])), encoding="utf-8")
-    for width in (320, 360):
-        tab = opened(path, width)
-        assert "does not take every case" in tab.evaluate("document.querySelector('.verdict').textContent")
-        assert tab.evaluate("document.querySelectorAll('.of-classes li').length") == 3
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width
-
-
 def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_path: Path) -> None:
     """A base, a history and broken bounds of long names, beside a run with many findings."""
     now = sample()
@@ -326,16 +281,6 @@ def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_p
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         tables = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
         assert width < 420 or tab.evaluate(tables) == 0
-
-
-def test_on_paper_every_section_is_open_and_controls_are_gone(page: Page) -> None:
-    page.media(kind="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate("document.querySelectorAll('details:not([open])').length") == 0
-    visible = "[...document.querySelectorAll('button.copy, .tools, .filter, #expand')]"
-    assert page.evaluate(f"{visible}.filter((e) => e.checkVisibility()).length") == 0
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.evaluate("document.querySelectorAll('details.kernel[open]').length") == 1
 
 
 @pytest.fixture
@@ -414,22 +359,6 @@ def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page
     assert tab.complaints == []
 
 
-def test_open_all_shows_the_first_sections_before_the_last_are_filled(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
-    path = tmp_path / "many.html"
-    path.write_text(record_html.render(many(20)), encoding="utf-8")
-    tab = opened(path)
-    packed = "document.querySelectorAll('.packed').length"
-    before = tab.evaluate(packed)
-    assert before > 0
-    assert tab.evaluate(f"(document.querySelector('#expand').click(), {packed})") == before
-    tab.evaluate(f"new Promise((done) => {{ const look = () => {packed} ? setTimeout(look, 5) : done(); look(); }})")
-    assert tab.evaluate("document.querySelectorAll('details.kernel:not([open])').length") == 0
-    assert tab.evaluate("document.querySelector('#expand').textContent") == "Close all"
-    assert tab.complaints == []
-
-
 def test_many_peers_are_asked_for_and_their_rows_sort_with_the_others(
     opened: Callable[..., Page], tmp_path: Path
 ) -> None:
@@ -460,21 +389,3 @@ def test_many_peers_are_asked_for_and_their_rows_sort_with_the_others(
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
     assert tab.evaluate(SCRIPT + "look.contrast()") == []
     assert tab.complaints == []
-
-
-@pytest.mark.slow  # the page of the sample fits, and has contrast, in every run
-def test_the_rich_page_fits_every_screen_and_has_contrast(opened: Callable[..., Page], rich_file: Path) -> None:
-    for width, scheme in ((320, "dark"), (760, "light"), (1280, "dark")):
-        tab = opened(rich_file, width, scheme)
-        tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        assert tab.evaluate(SCRIPT + "look.contrast()") == []
-
-
-def test_the_classes_of_inputs_are_seen_without_scrolling(opened: Callable[..., Page], file: Path) -> None:
-    for width in (420, 1280):
-        tab = opened(file, width)
-        front = "[...document.querySelectorAll('.verdict .counts')].pop()"
-        shown = tab.evaluate(f"[...{front}.children].map(each => each.textContent.trim())")
-        assert shown == ["NaN ordinary", "NaN demanding"]
-        assert tab.evaluate(f"{front}.getBoundingClientRect().bottom") < 800, width

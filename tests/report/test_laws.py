@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from tests.report.sample import passing
-from verify.records.record import LawRun, Origin, Printed, Run, SideEffect
+from verify.records.record import LawRun, Origin, Run
 from verify.report.html import record_html
 from verify.report.markdown import record_markdown
-from verify.report.present import KernelFacts, present, skipped_laws
+from verify.report.present import KernelFacts, present
 from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
@@ -55,22 +55,6 @@ def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
     assert "<b>1.0</b>" not in text
 
 
-def test_many_reasons_stay_a_short_list(run: Run) -> None:
-    laws = [msgspec.structs.replace(SKIPPED, message=f"reason {k}") for k in range(40)]
-    kernels = [msgspec.structs.replace(run.kernels[0], laws=laws)]
-    text = record_text.render(msgspec.structs.replace(run, kernels=kernels), Terminal(80))
-    assert text.count("CUDA graph: 1 kernel") == 16
-    assert "24 more reasons; the record has them" in text
-
-
-def test_a_law_skipped_in_some_dtypes_names_them() -> None:
-    both = [msgspec.structs.replace(SKIPPED, dtype=name) for name in ("bfloat16", "float32")]
-    assert skipped_laws(both) == [("needs a CUDA device", "CUDA graph")]
-    assert skipped_laws([*both, msgspec.structs.replace(KEPT, dtype="float64")]) == [
-        ("needs a CUDA device", "CUDA graph (bfloat16, float32)")
-    ]
-
-
 def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> None:
     """One cause is one finding, in every report; so is a kernel that raises wherever it is called."""
     differ = [msgspec.structs.replace(BROKEN, law=law, cause="not deterministic") for law in ("determinism", "special")]
@@ -93,18 +77,3 @@ def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> N
     page = record_markdown.render(changed)
     assert page.count("not deterministic</summary>") == 1 and page.count("kernel failed</summary>") == 1
     assert "Not deterministic: two calls with the same input differ" in record_html.render(changed)
-
-
-def test_what_a_kernel_left_and_printed_is_a_note(run: Run) -> None:
-    first, *others = run.kernels
-    left = [
-        SideEffect("process", "import", "changed the environment variables A"),
-        SideEffect("mode", "call", "changed grad mode"),
-    ]
-    printed = Printed(1_234_567, "<b>first\x1b[31m</b>\nsecond\n")
-    kernel = msgspec.structs.replace(first, left=left, printed=printed, message="it changed grad mode")
-    changed = msgspec.structs.replace(run, kernels=[kernel, *others])
-    text = record_text.render(changed, Terminal(100))
-    assert f"{first.name}: its import changed the environment variables A\n" in text and "its call" not in text
-    assert f"{first.name}: printed 1,234,567 bytes: <b>first\\x1b[31m</b>\n" in text
-    assert "&lt;b&gt;first\\x1b[31m&lt;/b&gt;\nsecond</pre>" in record_html.render(changed)

@@ -95,19 +95,6 @@ def test_text_survives_unchanged_but_for_the_broken_links(text: str) -> None:
     assert "www.example" not in comment.inert(text)
 
 
-def test_every_result_has_a_row_worst_first() -> None:
-    run = sample()
-    rows = [row for row in Reader(record_markdown.render(run)).rows if len(row) == 9 and row[0] != "kernel"]
-    results = sum(len(kernel.results) for kernel in run.kernels)
-    bare = sum(not kernel.results for kernel in run.kernels)
-    assert len(rows) == results + bare
-    words_of = [row[-1].replace(",", "").split()[1] for row in rows]
-    assert words_of[:8] == ["wrong"] * 4 + ["crashed", "timed", "error", "error"]
-    assert rows[0][0] == "exp_tanh_gelu"
-    eager = next(row for row in rows if row[0] == "eager_gelu" and row[2] == "float16")
-    assert eager[3:] == ["2.25", "1.13", "-", "exhaustive, 65,536 inputs", "2.25", "✓ 2.25 ULP"]
-
-
 def test_each_wrong_result_can_be_replayed() -> None:
     commands = Reader(record_markdown.render(sample())).commands
     for found in present(sample()).findings:

@@ -102,12 +102,6 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
     assert "at least 0.949 ULP scaled, open" in page and "; 37 open" in page
 
 
-@pytest.mark.parametrize("bad", ["nan", "inf"])
-def test_a_maximum_that_is_no_number_earns_no_good_word(bad: str) -> None:
-    result = replace(good_kernel().results[0], figures=figures(10, bad, bad, 1.0, 0))
-    assert KernelFacts(replace(good_kernel(), results=[result])).results[0].kind == "within"
-
-
 def test_a_peer_is_never_called_wrong() -> None:
     peer = peer_kernel()
     assert peer.results[0].status == "wrong"
@@ -144,43 +138,6 @@ def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None
     assert seen == ["nan", "infinite", "tight", "loose"]
 
 
-def test_sentences() -> None:
-    assert present(sample()).sentence == (
-        "fail: 4 of 11 kernels are wrong, 1 crashed, 1 timed out and 2 raised an error; "
-        "the worst is exp_tanh_gelu y bfloat16: NaN on ordinary inputs; "
-        "1 kernel was skipped and 1 part of the run did not happen"
-    )
-    assert present(passing()).sentence == ("pass: 1 kernel is within the declared limits (3 results)")
-    assert present(incomplete()).sentence == (
-        "incomplete: nothing wrong was seen, but 1 kernel was skipped and 1 part of the run did not happen"
-    )
-    assert present(empty()).sentence == "incomplete: no kernel was measured"
-    assert present(make([peer_kernel()])).sentence == "incomplete: no kernel was judged"
-    one = make([eager_kernel()])
-    assert present(one).sentence == (
-        "fail: 1 of 1 kernel is wrong; the worst is eager_gelu y bfloat16: 255 ULP on ordinary inputs"
-    )
-
-
-def test_a_result_that_is_wrong_within_its_limit_says_why() -> None:
-    kernel = eager_kernel()
-    reason = "wrong at 2 infinite or NaN inputs, right at all others"
-    result = msgspec.structs.replace(kernel.results[0], limit=1000.0, reason=reason)
-    run = make([msgspec.structs.replace(kernel, results=[result])])
-    assert present(run).sentence.endswith(f" eager_gelu y bfloat16: {reason}")
-
-
-def test_a_result_that_is_wrong_at_an_infinite_input_is_named_by_it_whatever_its_reason_says() -> None:
-    kernel = eager_kernel()
-    at = msgspec.structs.replace(kernel.results[0].worst[0], inputs={"x": "-inf (0xff80)"}, got="nan", got_hex="0x7fc0")
-    for reason in (
-        "wrong at 1 infinite or NaN input, right at all others",
-        "9 ULP at an infinite input, the limit is 1",
-    ):
-        result = msgspec.structs.replace(kernel.results[0], classes=[], worst=[at], reason=reason)
-        assert result_words.wrong_words(result) == "NaN at -inf"
-
-
 def test_every_sentence_begins_with_the_verdict_of_the_record() -> None:
     for run in (sample(), passing(), incomplete(), empty()):
         assert present(run).sentence.split(":")[0] == run.verdict
@@ -197,30 +154,6 @@ def test_the_next_command() -> None:
     assert present(empty()).next_command() == "verify list"
     assert present(passing()).next_command() == f"{passing().command} --json run.json --html report.html"
     assert present(passing()).next_command("a b.json") == ("verify report 'a b.json' --html report.html")
-
-
-def test_elements_in_words() -> None:
-    worst = nan_kernel().results[0].worst[0]
-    assert result_words.inputs_text(worst) == "x = 11.0625 (0x4131)"
-    assert result_words.error_text(worst, "plain") == "unbounded: got is nan"
-    scaled = layer_norm_kernel().results[1].worst[0]
-    assert result_words.error_text(scaled, "scaled") == "+5.5 ULP scaled, +216 ULP plain"
-    assert result_words.error_text(scaled, "plain") == "+216 ULP"
-    huge = msgspec.structs.replace(scaled, ulp=3.3e43, got="0.046", truth="0.0")
-    assert result_words.error_text(huge, "plain") == ">1.8e+19 ULP (got 0.046 for 0.0)"
-    assert result_words.index_text(layer_norm_kernel().results[0].worst[0]) == "[17, 3051]"
-
-
-def test_many_parts_of_one_reason_are_one_line_that_loses_none() -> None:
-    late = [f"kernel_{k} float16: not timed: the time budget was spent" for k in range(102)]
-    lines = [*late, "broken.py fails on import", "a: lost", "b: lost"]
-    run = msgspec.structs.replace(passing(), incomplete=[Gap("not possible", line) for line in lines])
-    first, *rest = present(run).missing
-    assert first.text == (
-        "kernel_0 float16, kernel_1 float16, kernel_2 float16 and 99 more: not timed: the time budget was spent"
-    )
-    assert first.parts == [f"kernel_{k} float16" for k in range(102)]
-    assert [gap.text for gap in rest] == ["broken.py fails on import", "a: lost", "b: lost"]
 
 
 def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
@@ -247,15 +180,6 @@ def test_cases_that_nothing_allows_a_kernel_to_refuse_are_counted_in_the_sentenc
     assert "nothing wrong was seen, but 1 kernel refused 17 of 22 cases without a declaration" in facts.sentence
     assert facts.sentence.startswith("incomplete: ")
     assert facts.next_command() == f"verify probe {one.target}"
-
-
-def test_many_skipped_kernels_are_one_line() -> None:
-    skipped = [
-        msgspec.structs.replace(sample().kernels[0], name=f"k{k}", status="skipped", results=[], message="no GPU")
-        for k in range(4)
-    ]
-    [gap] = present(msgspec.structs.replace(passing(), kernels=skipped)).missing
-    assert (gap.text, gap.parts) == ("k0, k1, k2 and 1 more: skipped: no GPU", ["k0", "k1", "k2", "k3"])
 
 
 def test_a_skipped_kernel_is_told_once() -> None:

@@ -61,11 +61,6 @@ def test_a_nan_is_beyond_every_limit() -> None:
         assert row["status"] == "wrong" and row["max"] == math.inf and row["max"] > row["limit"]
 
 
-def test_a_kernel_without_results_has_a_row() -> None:
-    failed = {row["kernel"]: row for row in rows_of(sample()) if row["kernel_status"] in ("crashed", "timeout")}
-    assert failed and all(row["message"] and row["result"] is None for row in failed.values())
-
-
 def test_the_worst_is_the_one_that_the_report_names() -> None:
     found, row = present(sample()).worst, worst_of(sample())
     assert found is not None and row is not None

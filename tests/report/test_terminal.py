@@ -11,8 +11,6 @@ import pytest
 from rich.cells import cell_len
 
 from tests.report.sample import empty, incomplete, passing, plain, sample
-from verify.errors import SPENT
-from verify.measure.session import OUT_OF_TIME
 from verify.records.record import Gap, KernelRun, Run
 from verify.records.recorded import judged
 from verify.report import words
@@ -42,31 +40,6 @@ def test_nothing_is_cut_at_any_width(width: int) -> None:
                 assert words.ulp(judged(result.figures, result.gate).upper) in table
     assert "…" not in table
     assert "..." not in table
-
-
-def test_columns_leave_in_order_and_the_basis_stays() -> None:
-    seen: list[str] = []
-    for width in range(150, 40, -1):
-        text = record_text.render(plain(), Terminal(width))
-        header = " ".join(text.split("\n")[0].split())
-        basis = "long" if "exhaustive, 65,536 inputs  " in text else "short"
-        layout = f"{header.removesuffix(' verdict')}, {basis}"
-        if header.endswith("verdict") and layout not in seen[-1:]:
-            seen.append(layout)
-    figures = "ordinary demanding extreme basis"
-    assert seen == [
-        f"kernel output dtype {figures} p99.9 misrounded PyTorch, short",
-        f"kernel output dtype {figures} misrounded PyTorch, short",
-        f"output dtype {figures} p99.9 misrounded PyTorch, short",
-        f"output dtype {figures} misrounded PyTorch, short",
-        f"output dtype {figures} PyTorch, short",
-        f"output dtype {figures}, short",
-        "output dtype ordinary max ULP basis PyTorch, short",
-        "output dtype ordinary max ULP basis, short",
-        "output dtype max ULP basis, short",
-    ]
-    narrow = record_text.render(plain(), Terminal(40))
-    assert "  y  float32  all 2^32  ✓ ok\n      max ULP 0.814\n" in narrow
 
 
 def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> None:
@@ -126,25 +99,6 @@ def test_the_command_of_a_failing_kernel_is_told_once(more: str) -> None:
         assert text.count(told) == 1
     page = record_markdown.render(whole)
     assert "| next | verify" not in page and ("| next | return one tensor |" in page) == (more == "OTHER")
-
-
-def test_kernels_that_were_not_measured_share_a_hint() -> None:
-    late = KernelRun("a", "k.py::a", "gelu", {}, "", "skipped", [], f"not begun: {SPENT}", hint=OUT_OF_TIME)
-    kernels = [msgspec.structs.replace(late, name=name, target=f"k.py::{name}") for name in "abcde"]
-    gaps = [Gap("out of time", f"{kernel.name}: {kernel.message}", kernel.target) for kernel in kernels]
-    night = msgspec.structs.replace(empty(), kernels=kernels, incomplete=gaps, command="verify nightly k.py")
-    text = record_text.render(night, Terminal(200))
-    assert text.count(OUT_OF_TIME) == 1 and text.endswith("\nnext: verify nightly k.py\n")
-    other = msgspec.structs.replace(late, message="declares float16; --dtype asks for float64", hint="verify list k.py")
-    text = record_text.render(msgspec.structs.replace(empty(), kernels=[other]), Terminal(200))
-    assert text.count("verify list k.py") == 1 and text.endswith("\nnext: verify list k.py\n")
-
-
-def test_the_environment_does_not_change_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = record_text.render(sample(), Terminal(80, color=True))
-    for name, value in {"COLUMNS": "40", "NO_COLOR": "1", "TERM": "dumb", "LINES": "3"}.items():
-        monkeypatch.setenv(name, value)
-    assert record_text.render(sample(), Terminal(80, color=True)) == before
 
 
 def test_importing_the_reports_imports_neither_rich_nor_jinja() -> None:
