@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import verify
-from mutants.endurance import FIRST, LARGE, Chunk, Schedule, entries_of, pairs_of, report, rolled
+from mutants.endurance import LARGE, Chunk, Schedule, entries_of, pairs_of, report, rolled
 from verify.cases import Case
 from verify.cases.strategies import Sizes
 from verify.laws import registry
@@ -47,22 +47,6 @@ def test_every_law_gets_its_number_and_every_twin_its_part() -> None:
     assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
 
 
-def test_where_time_is_short_a_dear_law_does_not_keep_a_cheap_one_waiting() -> None:
-    done = run(schedule([]), 12)
-    assert cases(done, "cheap") == 100
-    assert FIRST <= cases(done, "dear") < 100
-
-
-def test_a_law_that_does_not_apply_to_a_twin_has_all_its_cases_on_the_others() -> None:
-    made = schedule([])
-    task = made.take("a", math.inf)
-    assert task is not None
-    assert task["twin"] == "a"
-    made.finish(task, task | {"cases": 0, "seconds": 0.0, "alarm": ""})
-    done = run(made, 1_000)
-    assert cases([entry for entry in done if entry["twin"] == "b"], task["law"]) == 100
-
-
 def test_a_stopped_run_goes_on_where_it_was() -> None:
     before = run(schedule([]), 5)
     after = run(schedule(before), 1_000)
@@ -70,10 +54,6 @@ def test_a_stopped_run_goes_on_where_it_was() -> None:
     assert not {(e["law"], e["twin"], e["number"]) for e in before} & {
         (e["law"], e["twin"], e["number"]) for e in after
     }
-
-
-def test_a_shard_has_its_own_twins() -> None:
-    assert {entry["twin"] for entry in run(schedule([], shard=(1, 2)), 1_000)} == {"b"}
 
 
 def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
@@ -92,41 +72,6 @@ def test_the_report_counts_each_chunk_once_and_fails_on_an_alarm(
     state.write_text(f"{json.dumps(fine)}\n{json.dumps(alarm)}\n", encoding="utf-8")
     assert report([state], None) == 1
     assert "ALARM shapes on a, chunk 2: the worker died" in capsys.readouterr().out
-
-
-def test_a_run_may_begin_beyond_the_chunks_of_one_whose_state_is_gone() -> None:
-    done = run(schedule([], first=1_000), 1_000)
-    assert cases(done, "cheap") == cases(done, "dear") == 100
-    assert min(entry["number"] for entry in done) == 1_000
-    assert len({(entry["law"], entry["twin"], entry["number"]) for entry in done}) == len(done)
-
-
-def test_a_law_that_fills_a_gpu_has_as_many_chunks_under_way_as_there_are_gpus() -> None:
-    made = Schedule(cases=100, laws=[], shard=(0, 1), entries=[], deadline=math.inf, at_once=2)
-    made.begin([("large offsets", twin) for twin in "abcd"])
-    first, second, third = (made.take("a", -math.inf) for _ in range(3))
-    assert first and second and third is None
-    made.finish(first, first | {"seconds": 1.0, "alarm": ""})
-    assert made.take("a", -math.inf) is not None
-
-
-def test_an_earlier_report_counts_too(tmp_path: Path) -> None:
-    state, earlier, out = (tmp_path / name for name in ("state.jsonl", "earlier.json", "report.json"))
-    fine = {"law": "shapes", "twin": "a", "number": 9, "cases": 7, "alarm": "", "seconds": 0.5, "device": "new"}
-    state.write_text(f"{json.dumps(fine)}\n", encoding="utf-8")
-    rows = [
-        {"law": "shapes", "cases": 100, "twins": 3, "alarms": 0, "seconds": 2.0},
-        {"law": "locality", "cases": 5, "twins": 1, "alarms": 1, "seconds": 1.0},
-    ]
-    alarm = fine | {"law": "locality", "alarm": "not local"}
-    earlier.write_text(
-        json.dumps({"devices": ["old"], "cases": 105, "laws": rows, "alarms": [alarm]}), encoding="utf-8"
-    )
-    assert report([state], out, [earlier]) == 1
-    told = json.loads(out.read_text(encoding="utf-8"))
-    assert told["devices"] == ["new", "old"] and told["cases"] == 112
-    assert told["laws"][0] == {"law": "shapes", "cases": 107, "twins": 3, "alarms": 0, "seconds": 2.5}
-    assert told["laws"][1] == rows[1]
 
 
 @verify.kernel(op="silu", dtypes=["float32", "bfloat16"])

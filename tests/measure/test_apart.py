@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -25,8 +20,6 @@ from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
 from verify.errors import KernelError, UsageError
-from verify.measure import apart
-from verify.measure.apart import KernelProcesses, RequestHandler
 from verify.measure.call import run_judged
 from verify.measure.kernel import measure_kernel
 from verify.measure.remote_call import RemoteKernel, bits_of_results
@@ -35,12 +28,10 @@ from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Printed, SideEffect
 from verify.report.present import KernelFacts
 from verify.search.sweep.requests import ListSpaces
-from verify.worker import HANDLERS, Answerer, _read
 from verify.workers import process_tree
-from verify.workers.fork_server import Fork
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
-from verify.workers.requests import Outcome, Reply, Request
+from verify.workers.requests import Outcome, Reply
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -387,106 +378,6 @@ def printed() -> list[str]:
     five = [("gelu",), ("gelu_tanh",), ("gelu", "float16"), ("gelu_tanh",), ("gelu",)]
     begin = "from verify.backends import Cuda\nCuda.activate = lambda self: None\n"
     return warm.printed(begin + TIMED.replace("FIVE", repr(five)) + BEGUN).splitlines()
-
-
-def test_kernels_timed_beside_each_other_share_a_process_until_one_changes_it(printed: list[str]) -> None:
-    assert printed[:2] == ["True True", "True"]
-
-
-def test_a_process_that_is_begun_with_the_worker_takes_the_first_target(printed: list[str]) -> None:
-    assert printed[2:5] == ["no GPU", '"examples/pytorch.py on cuda"', "True {}"]
-
-
-@dataclass
-class Watched:
-    """Processes as on a GPU, the numbers of those that were forked, and the files of three targets."""
-
-    processes: KernelProcesses
-    begun: list[int]
-    own: str
-    other: str
-    shipped: str
-
-    def answer(self, request: Request[Any]) -> Any:
-        return self.processes.answer(msgspec.Raw(msgspec.json.encode(request)), lambda text: None)
-
-
-@pytest.fixture
-def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
-    if backends.select().name != "interpreter":
-        pytest.skip("this session compiles kernels for a GPU; TRITON_INTERPRET=1 runs this test")
-    monkeypatch.setattr(Interpreter, "forks", False)
-    of_this_process = OWN.replace('assert "sympy" not in sys.modules', 'assert "torch" in sys.modules')
-    for name in ("own.py", "other.py"):
-        (tmp_path / name).write_text(of_this_process)
-    (tmp_path / "shipped.py").write_text('import verify\n\n@verify.kernel(op="silu")\ndef silu(x):\n    return x\n')
-    answerer = Answerer("interpreter")
-    processes = KernelProcesses(
-        "interpreter", answerer.begin, RequestHandler(_read, lambda asked, *how: HANDLERS[type(asked)](asked, *how))
-    )
-    begun = list[int]()
-    real = processes._fork
-
-    def fork(**how: Any) -> Fork:
-        made = real(**how)
-        begun.append(made.pid)
-        return made
-
-    monkeypatch.setattr(processes, "_fork", fork)
-    own, other, shipped = (str(tmp_path / name) for name in ("own.py", "other.py", "shipped.py"))
-    try:
-        yield Watched(processes, begun, own, other, shipped)
-    finally:
-        processes.stop()
-
-
-def test_a_judge_begins_on_the_gpu_while_its_file_is_listed(watched: Watched) -> None:
-    """Its context takes a second there. The file of an op that verify ships needs no judge of its own."""
-    processes, begun = watched.processes, watched.begun
-    watched.answer(ListKernels(watched.own))
-    early = processes._judge
-    assert early is not None and begun[1:] == [early.pid], "the kernel's process, and the judge"
-    done = watched.answer(Measure(f"{watched.own}::doubles", dtypes=("float16",)))
-    assert done.status == "ok", done.message
-    assert (len(begun), processes._ending) == (2, [early]), "it judged, and was told to end"
-    watched.answer(ListKernels(watched.other))
-    unused = processes._judge
-    watched.answer(Describe(f"{watched.other}::doubles"))
-    assert not early.alive and not processes._ending, "whatever calls a kernel waits for the memory of the last"
-    watched.answer(ListKernels(watched.shipped))
-    assert processes._judge is None and unused is not None and not unused.alive
-
-
-def test_the_processes_of_the_next_target_start_while_one_is_measured(watched: Watched) -> None:
-    """A warm pool asks for them. They take the next target, and end with the worker."""
-    processes, begun = watched.processes, watched.begun
-    done = watched.answer(Measure(f"{watched.own}::doubles", dtypes=("float16",), ahead=True))
-    assert done.status == "ok", done.message
-    assert len(begun) == 4 and list(processes._ahead) == ["kernel", "judge"]
-    watched.answer(ListKernels(watched.other))
-    assert processes._kernel is not None and processes._judge is not None
-    assert [processes._kernel.pid, processes._judge.pid] == begun[2:], "both were ready"
-    again = watched.answer(Measure(f"{watched.other}::doubles", dtypes=("float16",), ahead=True))
-    assert [each.bits for each in again.results] == [each.bits for each in done.results]
-    lost = processes._ahead["kernel"]
-    os.kill(lost.pid, signal.SIGKILL)
-    while not lost.ended:
-        time.sleep(0.01)
-    watched.answer(ListKernels(watched.own))
-    assert len(begun) == 7 and processes._kernel.pid == begun[6], "a process that ended meanwhile is replaced"
-    processes.stop()
-    assert not processes._kernel.alive and processes._judge is None and not processes._ahead
-
-
-def test_processes_that_start_ahead_rehearse_the_chosen_elements_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the first case of the next target would load on the GPU what a call needs, and what its judge needs."""
-    done, real = list[KernelRun](), apart.measure_kernel
-    monkeypatch.setattr(apart, "measure_kernel", lambda *given, **how: done.append(real(*given, **how)))
-    apart._rehearse(backends.select())
-    assert [(each.output, each.status, each.basis.of > each.basis.n) for each in done[0].results] == [
-        ("y", "ok", True),
-        ("dinput", "ok", True),
-    ]
 
 
 def test_a_judge_with_forks_lets_the_kernel_begin_with_the_next_case(tmp_path: Path) -> None:

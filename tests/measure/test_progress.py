@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from verify.measure.progress import Progress, clock
+from verify.measure.progress import Progress
 from verify.workers.requests import Step
 
 
@@ -36,46 +36,6 @@ def test_the_time_left_follows_from_what_is_done() -> None:
     assert progress.left() == 57 - 12 + 57, "nothing of that part was left to do"
     time.now += 8
     assert progress.end("a") == "2 of 3 done, about 20 s left"
-
-
-def test_a_slow_part_has_its_own_pace() -> None:
-    time = Clock()
-    progress = Progress(2, laws=False, clock=time)
-    progress.begin("a", "gelu float32")
-    progress.at("a", case(1))
-    time.now += 20
-    progress.end("a")
-    progress.begin("b", "slow")
-    progress.at("b", case(1))
-    assert progress.left() == 20, "as the other part, until its first case has ended"
-    time.now += 9
-    assert (progress.at("b", case(2)), progress.left()) == ("1 of 2 done, about 40 s left; running: " + case(2), 40.5)
-    assert progress.end("b") == "2 of 2 done"
-
-
-def test_a_worker_between_two_parts_still_counts() -> None:
-    time = Clock()
-    progress = Progress(10, laws=False, clock=time)
-    for part in "ab":
-        progress.begin(part, part)
-        progress.at(part, case(1))
-    time.now += 20
-    progress.end("a")
-    before = progress.left()
-    progress.begin("c", "c")
-    after = progress.left()
-    assert before is not None and after is not None and abs(after - before) < 20
-
-
-def test_laws_come_after_the_cases() -> None:
-    time = Clock()
-    progress = Progress(1, laws=True, clock=time)
-    progress.begin("a", "gelu")
-    progress.at("a", case(1))
-    time.now += 65
-    progress.at("a", Step("gelu float32, law 15 of 28: strides", "law", 15, 28))
-    left = progress.left()
-    assert left is not None and abs(left - 35) < 1e-6
 
 
 def simulated(parts: int, workers: int, *, startup: float, first: float, case_of: float, cases: int = 14) -> list[str]:
@@ -129,12 +89,3 @@ def test_the_first_estimate_comes_after_the_first_case_and_holds(
     assert max(guesses) < 3 * guesses[0]
     truth = told[begun][0]
     assert truth / 5 < guesses[0] < 8 * truth, (guesses[0], truth)
-
-
-def test_an_estimate_that_was_far_too_short_becomes_a_least_time() -> None:
-    lines = simulated(2, 1, startup=0, first=1, case_of=20)
-    assert " about 15 s left" in lines[1] and " more than 35 s left" in lines[2], lines[:3]
-
-
-def test_a_guess_is_rounded() -> None:
-    assert [clock(seconds) for seconds in (1, 42, 300, 9000)] == ["5 s", "40 s", "5 min", "2.5 h"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -53,13 +53,6 @@ def test_ratio_spread_and_median_are_those_of_the_rounds() -> None:
     clock = FakeClock({"a": [4.0, 1.0, 3.0, 2.0], timing.COPY: 1.25})
     (found,) = timed({"a": kernel()}, clock)
     assert found.speed == Speed("float32", "forward", (4, 8), 2.5, 0.5, spread=1.5, rounds=4)
-
-
-def test_every_round_lets_another_one_begin() -> None:
-    clock = FakeClock({"a": 1.0, "b": 1.0, timing.COPY: 1.0})
-    timed({"a": kernel(), "b": kernel()}, clock, rounds=3)
-    assert [order[0] for order in clock.orders] == ["a", "b", timing.COPY]
-    assert all(sorted(order) == sorted(["a", "b", timing.COPY]) for order in clock.orders)
 
 
 @pytest.mark.parametrize(
@@ -146,74 +139,6 @@ def test_what_one_contender_changed_is_put_right_for_the_next() -> None:
     assert all(torch.equal(x, fresh) for x in seen)
 
 
-def test_what_is_compiled_ahead_is_called_as_it_will_be_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[tuple[tuple[int, ...], bool]] = []
-    resets: list[int] = []
-    monkeypatch.setattr(timing, "_keeping", False)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(len(seen)))
-
-    def watching(x):  # type: ignore[no-untyped-def]
-        seen.append((tuple(x.shape), torch.is_grad_enabled()))
-        return F.gelu(x)
-
-    def raises(x):  # type: ignore[no-untyped-def]
-        raise RuntimeError("no such unit")
-
-    contenders = {"raises": kernel(function=raises), "a": kernel(function=watching)}
-    clock = FakeClock({"a": 1.0, timing.COPY: 1.0})
-    timed(contenders, clock, directions=("forward", "backward"), rounds=1)
-    calls = seen[: timing.WARM_UP] + seen[-1:]
-    assert calls == [((4, 8), False)] * timing.WARM_UP + [((4, 8), True)] and resets == [0]
-    seen.clear()
-    import torch._dynamo.config as dynamo
-
-    with dynamo.patch(recompile_limit=8, accumulated_recompile_limit=256, automatic_dynamic_shapes=True):
-        timing.compile_together(contenders, asked(directions=("forward", "backward")), "cpu")
-        assert seen == calls
-        given = (contenders, asked(directions=("backward",)), "cpu", lambda text: None)
-        assert [list(ready.calls) for _, ready in timing._directions(*given, held=False)] == [[]]
-        assert [list(ready.calls) for _, ready in timing._directions(*given)] == [["a"]]
-        timed(contenders, clock, directions=("forward",), rounds=1)
-        assert resets == [0], "what is timed in this process is what it has compiled"
-
-
-@pytest.mark.parametrize("variants", [1, 3])
-def test_torch_compile_chooses_among_its_variants_when_it_is_timed(
-    monkeypatch: pytest.MonkeyPatch, variants: int
-) -> None:
-    """What is fastest beside other processes on the GPU must not be what is timed."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    launches: list[str] = []
-
-    class Tuner:
-        def __init__(self) -> None:
-            self.launchers: list[Callable[..., str]] = []
-
-        def precompile(self) -> None:
-            def launcher(place: int) -> Callable[..., str]:
-                def launch(*arguments: int, stream: int) -> str:
-                    launches.append(f"{place} {arguments} {stream}")
-                    return "launched"
-
-                return launch
-
-            self.launchers = [launcher(place) for place in range(variants)]
-
-    def choosing(self: Tuner, *arguments: int, stream: int) -> str:
-        self.launchers = self.launchers[-1:]  # the fastest
-        return self.launchers[0](*arguments, stream=stream)
-
-    monkeypatch.setattr(CachingAutotuner, "run", choosing)
-    tuner = Tuner()
-    with timing._undecided():
-        for _ in range(2):
-            assert CachingAutotuner.run(tuner, 7, stream=5) == "launched"
-    assert launches == ["0 (7,) 5"] * 2 and len(tuner.launchers) == variants
-    CachingAutotuner.run(tuner, 7, stream=5)
-    assert launches[2:] == [f"{variants - 1} (7,) 5"]
-
-
 def test_shapes_are_checked_before_anything_runs() -> None:
     clock = FakeClock({})
     with pytest.raises(UsageError, match="'linear' is timed at M,K,N; received \\(4, 8\\)"):
@@ -236,13 +161,3 @@ def test_functions_are_timed_at_the_largest_even_sizes_that_they_allow() -> None
     assert timing.default_shape(rows) == (8, 8)
     given = [(torch.ones(2, 3),), (torch.ones(5, 7),)]
     assert timing.default_shape(verify.kernel(like=F.relu, examples=given)(relu)) == (1,)  # the second
-
-
-@pytest.mark.gpu
-def test_a_copy_takes_about_as_long_as_a_copy() -> None:
-    device = f"cuda:{torch.cuda.current_device()}"
-    subject = kernel(function=lambda x: x.clone())
-    large = asked(shape=(4096, 8192), rounds=9)
-    found = timing.time_together({"a": subject}, large, device, timing.CudaClock(device))
-    assert found[0].speed is not None and found[0].speed.of_copy is not None
-    assert 0.7 < found[0].speed.of_copy < 1.4

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tests.workers.fake import FakeWorker, raising, texts
 from verify import backends
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, SPENT, InternalError, TruthError, UsageError
+from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
 from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, Run
 from verify.search.hunt import outcome, schedule
@@ -77,54 +76,6 @@ def hunted(worker: Fake, **settings: Any) -> tuple[Run, HuntSession]:
 
 def only(dtype: str, reply: Reply) -> Reply:
     return lambda request: (reply if request.hunt.dtype == dtype and "rows" in request.target else found)(request)
-
-
-def test_all_hunts_wait_in_one_queue_the_longest_first_and_cores_and_gpu_by_turns() -> None:
-    worker = Fake()
-    run, _ = hunted(worker)
-    assert worker.asked == [
-        ("k.py::rows", "float64"),
-        ("k.py::rows", "float32"),
-        ("k.py::pairs", "float64"),
-        ("k.py::pairs", "float32"),
-    ]
-    assert [kernel.name for kernel in run.kernels] == ["pairs", "rows"], "as they were asked for"
-    assert [result.dtype for result in run.kernels[0].results] == ["float32", "float64"]
-    assert run.kernels[0].notes == ["not hunted: dw", "k.py::pairs float32", "k.py::pairs float64"]
-    assert run.verdict == "pass"
-
-
-def test_a_worker_stays_with_its_kernel_among_hunts_that_take_as_long(tmp_path: Path) -> None:
-    """Two workers begin at two kernels, though the first has hunts enough for both; dtypes keep their turns."""
-    hunts = [Hunt(dtype, result) for result in ("y", "dx") for dtype in ("float32", "float64")]
-    rows = [
-        schedule._HuntedKernel(Declared(f"k.py::{name}", name, "silu", "rowwise", {}, "", (), ()), hunts=hunts)
-        for name in ("first", "second")
-    ]
-    settings = Settings(generations=4, seconds=20.0)
-    queue = schedule._Hunts([], HuntSession(settings=settings), tmp_path / "stop", ExitStack())
-    queue.enqueue(rows, 2)
-    workers: list[Any] = [None, None]
-    taken = []
-    for turn in range(8):
-        last = workers[turn % 2]
-        if last is not None:
-            last.done(found(last.request))
-        workers[turn % 2] = job = queue.take(last)
-        assert job is not None
-        taken.append((job.request.target, job.request.hunt.dtype, job.request.hunt.result))
-    first, second = "k.py::first", "k.py::second"
-    assert taken == [
-        (first, "float64", "y"),
-        (second, "float32", "y"),
-        (first, "float64", "dx"),
-        (second, "float32", "dx"),
-        (second, "float64", "y"),  # the first has none left
-        (first, "float32", "y"),
-        (second, "float64", "dx"),
-        (first, "float32", "dx"),
-    ]
-    assert queue.take(workers[0]) is None
 
 
 def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,12 +162,6 @@ def test_a_count_of_generations_decides_what_is_found_and_a_clock_that_cuts_it_i
     cut = hunt("float32", generations=1 << 20, seconds=1e-9)
     assert cut.state.generations == 1
     assert f"y float32: stopped after 64 evaluations: {SPENT}" in cut.notes
-
-
-@pytest.mark.parametrize("bad", [{"generations": 0}, {"generations": 3, "evaluations": 5}])
-def test_impossible_counts_say_the_rule(bad: dict[str, int]) -> None:
-    with pytest.raises(UsageError, match="generations are at least 1"):
-        Settings(**bad).check()  # type: ignore[arg-type]
 
 
 def test_a_night_keeps_each_hunt_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 
@@ -30,7 +29,6 @@ from verify.workers.requests import About, Died, Environment, Late
 LAWS = ["first", "second"]
 KINDS: dict[str, Any] = {"small": "elementwise", "large": "contraction"}
 DTYPES = ("bfloat16", "float32")
-LONGEST = ("float32", "bfloat16")  # in the order in which they begin
 
 Reply = Callable[[TryLaw], LawRun]
 
@@ -96,83 +94,6 @@ def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
             ("second", dtype, "skipped", "left out by --without") for dtype in DTYPES
         ]
     assert record.incomplete == []
-
-
-def test_every_law_has_its_first_round_before_any_has_its_second_and_the_longest_go_first() -> None:
-    worker = Fake()
-    tried(worker, until=time.monotonic() + 600.0)
-    subjects = [(kernel, dtype) for kernel in ("large", "small") for dtype in LONGEST]
-    assert worker.asked[:8] == [(*subject, law, 0) for subject in subjects for law in LAWS]
-    assert sorted(worker.asked) == sorted((*subject, law, n) for subject in subjects for law in LAWS for n in range(3))
-    assert [number for *_, number in worker.asked] == [0] * 8 + [1] * 8 + [2] * 8
-
-
-def test_without_a_budget_a_worker_does_all_rounds_of_a_kernel_in_a_dtype_before_it_goes_on() -> None:
-    worker = Fake()
-    tried(worker)
-    subjects = [(kernel, dtype) for kernel in ("large", "small") for dtype in LONGEST]
-    assert worker.asked == [(*subject, law, number) for subject in subjects for number in range(3) for law in LAWS]
-
-
-def test_progress_counts_the_units_of_all_rounds_and_ends_with_all_of_them() -> None:
-    said: list[str] = []
-
-    def reply(request: TryLaw) -> LawRun:
-        return kept(request, "skipped" if request.law == "second" and request.dtype == "float32" else "ok")
-
-    tried(Fake(only("small", "first", lambda request: kept(request, "broken"))), progress=said.append)
-    assert said[0] == "0/24 large float32 first, round 1 of 3"
-    assert said[-1] == "21/22 small bfloat16 second, round 3 of 3", "a broken law has no further round"
-    said.clear()
-    tried(Fake(reply), progress=said.append)
-    assert said[-1].startswith("19/20 "), "nor has one that does not apply"
-    said.clear()
-    tried(Fake(rounds=1), progress=said.append)
-    assert said[-1] == "7/8 small bfloat16 second"
-
-
-def test_a_worker_goes_on_to_another_dtype_of_its_kernel_in_the_process_that_it_has() -> None:
-    """Two workers begin at two kernels, and each stays with its own while there are dtypes at which nobody is.
-
-    What is compiled for one law of a dtype then serves the next, and no worker waits for what another compiles.
-    """
-    both, lock = threading.Barrier(2, timeout=20), threading.Lock()
-    asked: dict[int, list[tuple[str, str]]] = {}
-
-    def reply(request: TryLaw) -> LawRun:
-        with lock:
-            asked.setdefault(threading.get_ident(), []).append((kernel_of(request), request.dtype))
-        both.wait()
-        return kept(request)
-
-    for until in (None, time.monotonic() + 600.0):
-        asked.clear()
-        tried(Fake(reply, rounds=1), workers=2, until=until)
-        assert sorted(asked.values()) == [
-            [(kernel, dtype) for dtype in LONGEST for _ in LAWS] for kernel in ("large", "small")
-        ]
-
-
-def test_a_worker_starts_no_process_for_the_last_units_of_a_kernel_on_which_another_is() -> None:
-    """At the end of a night of 64 workers 160 such processes took 12 s each."""
-    small_done, lock = threading.Event(), threading.Lock()
-    asked: dict[str, list[int]] = {"large": [], "small": []}
-
-    def reply(request: TryLaw) -> LawRun:
-        with lock:
-            asked[kernel_of(request)].append(threading.get_ident())
-            if len(asked["small"]) == len(LAWS):
-                small_done.set()
-        if kernel_of(request) == "large":
-            assert small_done.wait(20)
-            time.sleep(0.2)  # meanwhile the other worker is free
-        return kept(request)
-
-    judged = [msgspec.structs.replace(declared(name), dtypes=("float32",)) for name in asked]
-    pool = Pool.of([Fake(reply, rounds=1)] * 2)
-    schedule.run(judged, schedule.LawSettings("nightly", pool=pool), "verify nightly: laws")
-    assert [len(set(workers)) for workers in asked.values()] == [1, 1]
-    assert asked["large"][0] != asked["small"][0]
 
 
 def test_every_law_of_every_kernel_is_in_the_record() -> None:
@@ -271,18 +192,6 @@ def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_
     )
 
 
-def test_what_is_kept_says_how_long_each_round_took(tmp_path: Path) -> None:
-    def reply(request: TryLaw) -> LawRun:
-        time.sleep(0.02)
-        return kept(request)
-
-    path = tmp_path / "laws.parts"
-    tried(Fake(only("large", "second", reply), rounds=1), kept=PartStore(path))
-    units = [msgspec.json.decode(each, type=schedule.LawRound) for each in PartStore(path).parts.values()]
-    longest = max(units, key=lambda unit: unit.seconds)
-    assert len(units) == 8 and longest.key == "k.py::large bfloat16 second 0" and longest.seconds >= 0.02
-
-
 def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> None:
     """After Ctrl-C, or an error of another unit, what was still running is done again the next time."""
     begun, gone = threading.Event(), threading.Event()
@@ -347,14 +256,3 @@ def test_a_kernel_that_raises_breaks_the_law() -> None:
         law_of(KernelError("no")), silu, "float32", backends.select(), PROFILE, options=engine.Options(pinned=())
     )
     assert found.status == "broken"
-
-
-def test_rounds_draw_other_cases_and_as_many_in_all() -> None:
-    profile = engine.profile_named("nightly", 5)
-    parts = engine.rounds(profile)
-    assert sum(part.examples for part in parts) == profile.examples
-    assert [part.fixed for part in parts] == [None, 0, 0]
-    assert parts[0].seed == 5 and len({part.seed for part in parts}) == 3
-    assert parts[0].examples <= profile.examples / 4, "the first round of everything has to fit a short night"
-    quick = engine.profile_named("quick")
-    assert engine.rounds(quick) == (quick,)

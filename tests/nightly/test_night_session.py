@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import msgspec
 import pytest
-import torch
 
 from tests.cli.here import Here
 from tests.report.sample import passing
 from tests.workers.fake import FakeWorker
-from verify import nightly, worker
+from verify import nightly
 from verify.declare.requests import Listed, ListKernels
-from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
 from verify.measure import session
@@ -26,7 +21,7 @@ from verify.nightly import Night, PlannedStage
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
-from verify.workers.pool import Job, Pool
+from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment
 
 
@@ -131,53 +126,6 @@ def test_a_kernel_measured_dtype_by_dtype_gives_the_record_of_the_whole(
     assert again.id == whole.id
 
 
-def test_a_worker_stays_with_its_kernel_and_begins_where_the_fewest_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process has then imported what the kernel needs, which takes longer than many a measurement."""
-    kernels = [declared(name, ("float16", "float32", "float64")) for name in "ab"]
-    kernels.append(msgspec.structs.replace(declared("theirs", ("float32", "float64")), peer=True))
-    queue = session.Measuring([], Session(by_dtype=True))
-    queue.sources = SourceWatch({}, local=True)
-    queue.enqueue(session._parts(kernels, "interpreter", queue.session), "interpreter")
-
-    def taken(last: Job[Any] | None) -> Job[Any]:
-        job = queue.take(last)
-        assert job is not None
-        return job
-
-    def done(job: Job[Any]) -> Job[Any]:
-        job.done(measured(job.request.target.rpartition("::")[2]))
-        return job
-
-    def said(*jobs: Job[Any]) -> list[str]:
-        return [f"{job.about.target.rpartition('::')[2]} {job.request.dtypes[0]}" for job in jobs]
-
-    first, second = taken(None), taken(None)
-    assert said(first, second) == ["a float64", "b float64"]
-    third = taken(done(second))
-    fourth = taken(done(first))
-    assert said(third, fourth) == ["b float32", "a float32"]
-    fifth = taken(done(third))
-    assert said(fifth) == ["b float16"]
-    sixth = taken(done(fifth))
-    assert said(sixth) == ["a float16"], "it helps elsewhere, and peers wait"
-    assert said(taken(done(sixth)), taken(done(fourth))) == ["theirs float64", "theirs float32"]
-    assert queue.take(None) is None
-
-
-def test_what_torch_compile_made_for_another_dtype_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    dropped: list[str] = []
-    monkeypatch.setattr(worker, "_dtype_called", "")
-    monkeypatch.setattr(torch.compiler, "reset", lambda: dropped.append(dtype))
-    monkeypatch.delitem(sys.modules, "torch._dynamo", raising=False)
-    for dtype in ("float32", "float64"):
-        worker._compile_anew(dtype)
-    assert not dropped, "nothing was compiled"
-    monkeypatch.setitem(sys.modules, "torch._dynamo", ModuleType("torch._dynamo"))
-    for dtype in ("float32", "float32", "float16", "float16", "float32"):
-        worker._compile_anew(dtype)
-    assert dropped == ["float32", "float16", "float32"]
-
-
 def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
@@ -204,66 +152,6 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
 def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
     monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
     return Night(tmp_path / "night", ("k.py",))
-
-
-def test_a_budget_in_which_the_whole_night_fits_cuts_no_stage_short(
-    night: Night, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seconds of each stage of a night of 61 kernels and 38 stand-ins on an H200 with 16 cores."""
-    needs = {"accuracy": 161.0, "sweep": 65.0, "bench": 462.0, "hunt": 194.0, "laws": 622.0}
-    clock, left_over = [0.0], dict[str, float]()
-    monkeypatch.setattr(nightly.time, "monotonic", lambda: clock[0])
-
-    def doing(name: str) -> PlannedStage:
-        def do(night: Night, until: float | None) -> Run:
-            assert until is not None
-            clock[0] += needs[name]
-            left_over[name] = until - clock[0]
-            return passing()
-
-        (share,) = [stage.share for stage in nightly.STAGES if stage.name == name]
-        return PlannedStage(name, share, do)
-
-    night.budget = sum(needs.values()) + nightly.CLOSING_SECONDS
-    nightly._run(night, [doing(stage.name) for stage in nightly.STAGES], "verify nightly", 0.0)
-    assert all(seconds >= 0.0 for seconds in left_over.values()), left_over
-
-
-def test_a_budget_keeps_time_for_the_report(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nightly.time, "monotonic", lambda: 100.0)
-    ends: list[float | None] = []
-
-    def note(night: Night, until: float | None) -> Run:
-        ends.append(until)
-        return passing()
-
-    for budget in (100.0, 10_000.0, None):
-        night.budget = budget
-        nightly._run(night, (PlannedStage("a", 1.0, note),), "verify nightly", 100.0)
-    assert ends == [198.0, 100.0 + 10_000.0 - 15.0, None]
-
-
-def test_hunts_and_laws_share_their_workers_and_leave_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-
-    class Counted(Fake):
-        def __init__(self, backend: str | None) -> None:
-            super().__init__({})
-            made.append(self)
-
-    monkeypatch.setattr(process, "Worker", Counted)
-    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
-    mine = Night(tmp_path / "night", ("k.py",))
-    seen: list[list[Any]] = []
-
-    def stage(night: Night, until: float | None) -> Run:
-        seen.append(list(nightly._grown(night).workers))
-        return passing()
-
-    nightly.run(mine, (PlannedStage("hunt", 1.0, stage), PlannedStage("laws", 1.0, stage)), "verify nightly")
-    assert seen[0] == seen[1] == made and len(made) == 4
-    assert all(worker.stops == 1 for worker in made)
-    assert mine.own_pool is None
 
 
 def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

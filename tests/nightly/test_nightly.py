@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-import time
 from pathlib import Path
 
 import msgspec
@@ -13,18 +11,13 @@ from tests.cli.here import Here
 from tests.report.sample import passing
 from tests.workers.fake import texts
 from verify import nightly
-from verify.cli import parser
-from verify.declare.target import Declared
 from verify.errors import TruthError, UsageError
 from verify.laws import registry
 from verify.measure import session
-from verify.measure.bench import Bench
 from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
 from verify.search.sweep import drive
 from verify.workers import process
-from verify.workers.pool import Pool
-from verify.workers.requests import About
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -92,13 +85,6 @@ def test_what_the_budget_does_not_reach_makes_the_night_incomplete(tmp_path: Pat
     assert "first: not begun: the time budget was spent" in texts(short)
     assert not (tmp_path / "night" / "accuracy.parts").exists(), "a kernel that was not measured leaves no record"
     assert {kernel.hint for kernel in short.kernels} == {session.OUT_OF_TIME}
-
-
-def test_what_a_night_without_time_advises_are_options_that_there_are() -> None:
-    named = set(re.findall(r"--[a-z]+", session.OUT_OF_TIME))
-    (commands,) = parser()._subparsers._group_actions  # type: ignore[union-attr]
-    assert named <= set(commands.choices["nightly"]._option_string_actions)  # type: ignore[index,call-overload]
-    assert "--budget" in named and "--resume" not in named
 
 
 @pytest.mark.usefixtures("here")
@@ -173,24 +159,6 @@ def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) ->
         nightly.run(mine, stages[:1], "verify nightly")
 
 
-@pytest.mark.usefixtures("here")
-def test_budget_left_over_goes_to_the_later_stages(tmp_path: Path) -> None:
-    shares: list[float] = []
-
-    def note(night: Night, until: float | None) -> Run:
-        import time
-
-        assert until is not None
-        shares.append(until - time.monotonic())
-        raise UsageError("nothing")
-
-    stages = [PlannedStage(name, share, note) for name, share in (("a", 1.0), ("b", 1.0), ("c", 2.0))]
-    with pytest.raises(UsageError):
-        nightly.run(night(tmp_path, budget=400.0), stages, "verify nightly")
-    # each stage took no time, so the next ones share what all have left: a quarter, a third, all
-    assert [round(share / 400.0, 1) for share in shares] == [0.2, 0.3, 1.0]
-
-
 def test_a_unit_that_may_end_better_is_made_again(tmp_path: Path) -> None:
     mine, made = night(tmp_path), []
 
@@ -202,90 +170,6 @@ def test_a_unit_that_may_end_better_is_made_again(tmp_path: Path) -> None:
     for gap in (late, in_error, Gap("crashed", "gelu: crashed"), Gap("not possible", "never")):
         nightly.unit(mine, "bench", "all", lambda gap=gap: make(gap))  # type: ignore[misc]
     assert len(made) == 3, "the third was whole, whatever it found, and is kept"
-
-
-def test_timings_are_kept_when_the_budget_ends_before_the_accuracy_beside_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, made = night(tmp_path), []
-    mine.jobs = 3
-    mine.folder.mkdir()
-
-    def timed(wanted: Bench, *_: object) -> Run:
-        made.append("timed")
-        assert wanted.ahead == 3
-        return passing()
-
-    def measured(targets: object, settings: session.Session, *_: object) -> Run:
-        made.append("measured")
-        assert settings.by_dtype and settings.kept is not None
-        cut = [Gap("out of time", "gelu@eager: not begun")] if made.count("measured") == 1 else []
-        return msgspec.structs.replace(passing(), incomplete=cut)
-
-    monkeypatch.setattr(nightly, "_about", lambda night: About("cuda", "cuda", {}))
-    monkeypatch.setattr("verify.measure.bench.bench", timed)
-    monkeypatch.setattr(nightly, "run_kernels", measured)
-    assert nightly.bench(mine, None).incomplete and not nightly.bench(mine, None).incomplete
-    nightly.bench(mine, None)
-    assert made == ["timed", "measured", "measured"]
-
-
-def test_what_stands_beside_a_speed_keeps_its_figures_and_one_worst_input_of_each_result() -> None:
-    kernel = next(kernel for kernel in passing().kernels if any(result.worst for result in kernel.results))
-    doubled = [msgspec.structs.replace(result, worst=result.worst * 2) for result in kernel.results]
-    kernel = msgspec.structs.replace(kernel, results=doubled)
-    brief = nightly.in_brief(kernel)
-    assert [result.figures for result in brief.results] == [result.figures for result in kernel.results]
-    assert [result.worst for result in brief.results] == [result.worst[:1] for result in kernel.results]
-    assert all(not result.regimes and result.curve is None and not result.special for result in brief.results)
-
-
-def test_the_judged_come_first_and_of_them_the_longest() -> None:
-    kinds = [("a", True, "contraction"), ("b", False, "elementwise"), ("c", False, "rowwise"), ("d", False, "rowwise")]
-    work = [
-        session._Part(Declared(name, name, "silu", kind, {}, "", (), (), peer=peer), ())  # type: ignore[arg-type]
-        for name, peer, kind in kinds
-    ]
-    assert [part.kernel.target for part in sorted(work, key=session._turn)] == ["c", "d", "b", "a"]
-    parts = [session._Part(work[2].kernel, (dtype,), dtype) for dtype in ("float16", "float32", "float64")]
-    assert [part.dtype for part in sorted(parts, key=session._turn)] == ["float64", "float32", "float16"]
-
-
-def test_all_kernels_are_swept_together_those_of_a_shape_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each wave of a sweep would wait for its last kernel, and each process import the compiler."""
-    swept: list[tuple[list[str], int, int, Path | None]] = []
-
-    def sweep(settings: drive.SweepSettings, command: str) -> Run:
-        swept.append((settings.spaces.targets, settings.spaces.hardest, settings.jobs, settings.kept.path))
-        assert settings.spaces.pairs and settings.contain and settings.until == 5.0
-        return passing()
-
-    spaces: dict[str, tuple[tuple[str, ...], str]] = {
-        "a": (("float32",), "unary"),
-        "b": (("bfloat16",), "product"),
-        "c": (("float16",), "unary"),
-    }
-    begun: list[int] = []
-    monkeypatch.setattr(Pool, "begin", lambda pool, count: begun.append(count))
-    monkeypatch.setattr(nightly, "_about", lambda night: About("cuda", "cuda", {}, workers=3))
-    monkeypatch.setattr(drive, "sweep", sweep)
-    mine = night(tmp_path)
-    mine.spaces = spaces  # asked for once: the hunts want to know it, too
-    mine.jobs = 0
-    for _ in range(2):
-        nightly.sweep(mine, 5.0)
-    journals = [nightly.unit_path(mine, "sweep", shape).with_suffix(".parts") for shape in ("unary", "product")]
-    assert swept == [(["a", "c"], 10, 3, journals[0]), (["b"], 0, 3, journals[1])], "what is finished is kept"
-    assert begun == [3, 3]
-
-
-def test_a_stage_that_the_time_did_not_reach_is_no_stage_without_work() -> None:
-    nothing = msgspec.structs.replace(passing(), kernels=[], incomplete=[])
-    assert nightly._stage("sweep", nothing, 1.0).status == "skipped"
-    late = msgspec.structs.replace(nothing, incomplete=[Gap("out of time", "sweep of gelu: not begun")])
-    assert nightly._stage("sweep", late, 1.0).status == "incomplete"
 
 
 @pytest.mark.parametrize("status", ["vacuous", "undecided"])
@@ -306,16 +190,3 @@ def test_ctrl_c_in_a_sweep_ends_the_night(tmp_path: Path, monkeypatch: pytest.Mo
     mine = night(tmp_path, spaces={"a": (("float32",), "unary")})
     with pytest.raises(KeyboardInterrupt):
         nightly.run(mine, (PlannedStage("sweep", 1.0, nightly.sweep), *STAGES), "verify nightly")
-
-
-@pytest.mark.usefixtures("here")
-def test_the_time_of_an_interrupted_stage_counts(tmp_path: Path) -> None:
-    def interrupted(*_: object) -> Run:
-        time.sleep(1.0)
-        raise KeyboardInterrupt
-
-    (tmp_path / "go").touch()
-    with pytest.raises(KeyboardInterrupt):
-        nightly.run(night(tmp_path), (PlannedStage("accuracy", 1.0, interrupted),), "verify nightly")
-    finished = nightly.run(night(tmp_path), (PlannedStage("accuracy", 1.0, lambda *_: passing()),), "verify nightly")
-    assert finished.stages[0].seconds >= 1.0

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from tests.workers.dask_cluster import connected
-from verify.declare.requests import ListKernels
 from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
@@ -129,12 +128,6 @@ def test_a_run_over_a_cluster_is_the_run_of_one_worker(cluster: Cluster, local: 
     assert identity_of(there) == identity_of(here)
     assert [kernel.status for kernel in there.kernels] == ["ok", "crashed"]
     assert there.kernels[1].message == "bfloat16: the process died of SIGABRT"
-
-
-def test_each_place_asks_a_worker_of_its_own(cluster: Cluster, target: Path) -> None:
-    first, second = cluster.workers()
-    assert first._address != second._address
-    assert [worker.ask(ListKernels(f"{target}::right"), timeout=120).kernels[0].name for worker in (first, second)]
 
 
 @pytest.mark.slow

@@ -12,9 +12,9 @@ import pytest
 from tests.workers.fake import FakeWorker, raising
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
 from verify.workers import process
-from verify.workers.pool import Job, Pool, spread, using
+from verify.workers.pool import Job, Pool
 from verify.workers.process import OutOfTime
-from verify.workers.requests import About, CountGpus, Died, Environment, Late, Request
+from verify.workers.requests import About, CountGpus, Died, Late
 
 
 class Fake(FakeWorker):
@@ -53,37 +53,6 @@ def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -
     pool.run(policy.take)
     assert policy.done == [1] * 5 and policy.last == [None, 4, 3, 2, 1]
     assert pool.requests == {"gpus": 5} and {place for place, _ in pool.spent} == {0}
-
-
-def test_a_worker_without_a_job_waits_while_another_may_leave_one() -> None:
-    """The other jobs exist only once the first is done, and the worker that waited for them takes one."""
-    begun, both = threading.Event(), threading.Barrier(2, timeout=10)
-    jobs: list[str] = ["first"]
-    took: list[tuple[str, int]] = []
-
-    def reply() -> int:
-        if not begun.is_set():
-            assert begun.wait(10)
-        else:
-            both.wait()
-        return threading.get_ident()
-
-    def take(last: Job[Any] | None) -> Job[Any] | None:
-        if not jobs:
-            begun.set()  # the other worker has asked in vain
-            return None
-        name = jobs.pop()
-
-        def done(thread: int) -> None:
-            took.append((name, thread))
-            if name == "first":
-                jobs.extend(["second", "third"])
-
-        return Job(CountGpus(), done=done, failed=print, timeout=60)
-
-    Pool.of([Fake(reply), Fake(reply)]).run(take)
-    assert sorted(name for name, _ in took) == ["first", "second", "third"]
-    assert len({thread for _, thread in took}) == 2
 
 
 def test_no_job_begins_after_an_exception_that_ends_everything() -> None:
@@ -242,45 +211,6 @@ def test_a_pool_of_gpus_has_one_worker_on_each_and_grows_in_turns(made: list[Mad
     assert [worker.stops for worker in made] == [1, 1, 2, 2, 2]
 
 
-def test_workers_on_gpus_are_told_no_backend_that_the_user_did_not_name(made: list[Made]) -> None:
-    with Pool.on_gpus(["0"], None):
-        assert [(each.backend, each.environment) for each in made] == [(None, {"CUDA_VISIBLE_DEVICES": "0"})]
-
-
-def test_several_gpus_have_room_for_more_processes_up_to_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    about = About("cuda", "cuda:0", {}, workers=5)
-    for cores, room in ((64, 10), (8, 8)):
-        monkeypatch.setattr("os.sched_getaffinity", lambda _, cores=cores: set(range(cores)))
-        assert Pool.on_gpus(["0", "1"], "cuda").room(about) == room
-    assert Pool.started("cuda").room(about) == 5, "a worker knows the cores of its machine"
-
-
 def test_a_cluster_is_used_as_it_is(made: list[Made]) -> None:
     pool = Pool.of([Made("cuda")])
     assert pool.first(0) is pool and pool.first(9) is pool
-
-
-def test_pools_of_one_worker_take_the_gpus_in_turns(made: list[Made], monkeypatch: pytest.MonkeyPatch) -> None:
-    about = About("cuda", "cuda:0", {}, 4)
-    monkeypatch.setattr(Made, "ask", lambda self, request, **_: about)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
-    template = Fake()
-    monkeypatch.setattr(process, "Template", lambda backend: template)
-    assert sorted(spread("abcd", 4, None, lambda item, pool: item)) == [*"abcd"]
-    assert all(worker.template is template for worker in made if worker.environment) and template.stops == 1
-    used = [worker.environment for worker in made if worker.environment]
-    assert used == [{"CUDA_VISIBLE_DEVICES": each} for each in "5757"]
-    assert all(worker.stops for worker in made if worker.environment)
-
-
-def test_a_started_pool_grows_and_that_of_the_caller_stays(made: list[Made]) -> None:
-    with using(None, "interpreter") as pool:
-        pool.grow(3)
-        pool.grow(2)
-        assert list(pool.workers) == made and len(made) == 3
-    assert [worker.stops for worker in made] == [1, 1, 1]
-    with using(pool, None) as same:
-        assert same is pool
-    assert [worker.stops for worker in made] == [1, 1, 1]
-    assert pool.about().backend == "cuda" and pool.requests == {"environment": 1}
-    assert isinstance(Environment(), Request)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -32,8 +29,6 @@ from verify.workers.requests import (
     Late,
     Progressed,
     Replied,
-    Request,
-    kind_of,
 )
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -249,17 +244,6 @@ def test_a_process_whose_gpu_is_lost_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert isinstance(reply, Replied) and not reply.usable
 
 
-def test_every_request_has_a_name_of_its_own_and_says_what_its_reply_is() -> None:
-    from verify.workers.requests import _reply_type
-
-    tags = [request.__struct_config__.tag for request in worker_side.HANDLERS]
-    assert len(set(tags)) == len(tags) and kind_of(Measure("k.py")) == "measure"
-    replies = [_reply_type(request) for request in worker_side.HANDLERS]
-    assert not [reply for reply in replies if reply in (Any, None) or repr(reply).startswith(("dict", "list[dict"))]
-    with pytest.raises(TypeError, match="does not say what its reply is"):
-        _reply_type(Request)
-
-
 def test_a_request_that_no_worker_knows_is_an_error_of_the_harness() -> None:
     with pytest.raises(InternalError, match="no worker knows this request"):
         worker_side.answer(b'{"do": "dance"}', Interpreter("cpu"), print)
@@ -349,28 +333,3 @@ def test_forged_answers_change_no_verdict(tmp_path: Path) -> None:
     found = session.run([str(file)], session.Session(backend="interpreter", jobs=1), "verify run")
     statuses = {kernel.name: kernel.status for kernel in found.kernels}
     assert statuses == {"a_forges": "wrong", "b_wrong": "wrong", "c_good": "ok", "d_in_its_own_connection": "error"}
-
-
-@pytest.mark.parametrize("installed", [False, True])
-def test_byte_code_of_pytorch_is_kept_if_its_installation_has_none(
-    installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every start compiled all of it, 2.5 s, in images without byte code. Targets leave none: a file may change."""
-    for name in ("imported_with_torch", "target_of_a_user"):
-        (tmp_path / f"{name}.py").write_text("x = 1\n")
-    if installed:
-        (tmp_path / "torch.pyc").touch()
-    spec = SimpleNamespace(origin=str(tmp_path / "imported_with_torch.py"), cached=str(tmp_path / "torch.pyc"))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    before = sys.pycache_prefix
-    with worker_side._byte_code():
-        importlib.import_module("imported_with_torch")
-    assert (sys.pycache_prefix, sys.dont_write_bytecode) == (before, True)
-    importlib.import_module("target_of_a_user")
-    kept = [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc") if path.stat().st_size]
-    assert kept == ([] if installed else ["imported_with_torch"])
-    for name in ("imported_with_torch", "target_of_a_user"):
-        del sys.modules[name]

@@ -14,7 +14,7 @@ from verify.declare.target import Declared
 from verify.errors import IN_ERROR, SPENT, TruthError
 from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
-from verify.search.sweep.drive import KEPT, MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
+from verify.search.sweep.drive import MOST, SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
 from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, SweepChunks
 from verify.search.sweep.space import CHUNK, Space, merged
@@ -41,61 +41,8 @@ def swept(shared: _Sharing, workers: list[Any]) -> list[KernelRun]:
     return [run for item in shared.spaces for run in _records(item, declared)]
 
 
-def test_a_worker_stays_at_its_space_and_another_begins_elsewhere() -> None:
-    shared = driver(2, 2000, 2000)
-    first, _ = shared.next_span(None)
-    second, _ = shared.next_span(None)
-    assert (first, second) == (shared.spaces[0], shared.spaces[1])
-    assert shared.next_span(second)[0] is second and shared.next_span(first)[0] is first
-
-
-def test_a_worker_that_has_finished_helps_and_every_chunk_is_taken_once() -> None:
-    shared = driver(2, 3, 30)
-    at, taken = [None, None], {0: [], 1: []}  # type: ignore[var-annotated]
-    for turn in range(100):
-        item, span = shared.next_span(at[turn % 2])
-        if item is None:
-            break
-        at[turn % 2] = item
-        taken[shared.spaces.index(item)] += range(*span)
-    assert sorted(taken[0]) == [*range(3)] and sorted(taken[1]) == [*range(30)]
-    assert at == [shared.spaces[1]] * 2
-
-
-def test_every_worker_gets_a_fair_share_of_what_is_unfinished() -> None:
-    for workers, spans in ((1, [(0, 30)]), (2, [(0, 15), (15, 30)]), (4, [(0, 8), (8, 16), (16, 24), (24, 30)])):
-        shared = driver(workers, 30)
-        assert [shared.next_span(None)[1] for _ in spans] == spans
-        assert shared.next_span(None) == (None, None)
-
-
-def test_a_worker_that_comes_late_leaves_a_share_to_those_that_are_nearly_done() -> None:
-    shared = driver(2, 60, 4)
-    (first, span), (second, _) = shared.next_span(None), shared.next_span(None)
-    assert span == (0, 32) and second is shared.spaces[1]
-    first.flying[span] = 2  # it has told of 30 of its 32 chunks
-    second.flying.clear()
-    assert shared.next_span(second) == (first, (32, 47))
-
-
-def test_a_little_more_than_a_share_is_taken_at_once() -> None:
-    item = driver(1, 30).spaces[0]
-    assert item.take(24) == (0, 30)
-    item = driver(1, 31).spaces[0]
-    assert (item.take(24), item.take(24)) == ((0, 24), (24, 31))
-
-
 def _found(item: _SweptSpace, low: int, high: int) -> bytes:
     return Partial(item.space.identity(), "cpu", [(low, high)], {}).encode()
-
-
-def test_what_a_worker_did_not_reach_is_pending_again() -> None:
-    item = driver(1, 9).spaces[0]
-    assert item.take(6) == (0, 6) and item.unfinished == 9
-    del item.flying[0, 6]
-    item.land((0, 6), _found(item, 0, 2), 1.0)
-    assert item.pending == [(2, 6), (6, 9)] and item.done == 2 * CHUNK
-    assert item.take(9) == (2, 6)
 
 
 @pytest.mark.parametrize("chunks", [(0, 7), (1, 6), (0, 0)])
@@ -103,24 +50,6 @@ def test_an_answer_about_other_chunks_is_an_error(chunks: tuple[int, int]) -> No
     item = driver(1, 9).spaces[0]
     with pytest.raises(RuntimeError, match="requested the chunks 0 to 5"):
         item.land((0, 6), _found(item, *chunks), 1.0)
-
-
-def test_partial_results_that_pile_up_are_merged() -> None:
-    item = driver(1, 40).spaces[0]
-    for chunk in range(40):
-        item.land((chunk, chunk + 1), _found(item, chunk, chunk + 1), 1.0)
-    assert len(item.found) <= KEPT and item.chunks == item.whole().chunks == [(0, 40)]
-
-
-def test_spans_begin_with_a_chunk_and_grow_while_they_are_quick() -> None:
-    item, taken = _SweptSpace(driver(1, 500).spaces[0].space, [(0, 500)]), []
-    for seconds in (0.1, 0.1, 0.4, 20.0, 100.0):
-        span = item.take(MOST)
-        assert span is not None
-        taken.append(span[1] - span[0])
-        item.land(span, _found(item, *span), seconds)
-    assert taken == [1, 8, 64, 320, 32]
-    assert item.most == 1
 
 
 class _Answers:
