@@ -2,34 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from benchmarks.own_sizes import judged, row_of, summary
-
-PROBLEM = """
-import torch
-from torch import nn
-
-class Model(nn.Module):
-    def __init__(self, features):
-        super().__init__()
-        self.linear = nn.Linear(features, 6)
-
-    def forward(self, x, scale):
-        return torch.relu(self.linear(x)) * scale
-
-def get_inputs():
-    return [torch.rand(4, 8), 2.0]
-
-def get_init_inputs():
-    return [8]
-"""
+from benchmarks.own_sizes import judged, summary
 
 
 def _run(*results: tuple[str, str], gaps: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -58,18 +33,3 @@ def test_shares_and_times_have_limits() -> None:
     assert not summary(rows, 4)[1]
     assert summary({name: row | {"ended": 10.0} for name, row in rows.items()}, 4)[1]  # 60 a minute
     assert "100.0% certified forward" in summary(rows, 1)[0]
-
-
-@pytest.mark.slow
-def test_a_second_start_goes_on_from_the_record(tmp_path: Path) -> None:
-    (tmp_path / "level1").mkdir()
-    (tmp_path / "level1" / "1_small.py").write_text(PROBLEM)
-    record = tmp_path / "own.jsonl"
-    command = [sys.executable, "-m", "benchmarks.own_sizes", "--files", str(tmp_path), "--record", str(record)]
-    first = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert first.returncode < 2, first.stdout + first.stderr  # the limits are for a machine with nothing else to do
-    (line,) = map(json.loads, record.read_text().splitlines())
-    assert row_of(line)["gradients"] and line["target"] == "level1_1_small.py::kernel"
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert second.stdout.splitlines()[-1] == first.stdout.splitlines()[-1]
-    assert len(record.read_text().splitlines()) == 1

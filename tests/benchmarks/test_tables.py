@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import tables
-from benchmarks.tables import TABLES, Part, Plan, measure_part, page, record_of, targets
-from verify.backends import Backend
+from benchmarks.tables import TABLES, Plan, measure_part, page, record_of, targets
 
 ROOT = Path(__file__).parents[2]
 MATH = "examples/attention.py::sdpa_math"
@@ -43,35 +40,6 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(tables, "DTYPES", ("bfloat16",))
         measure_part(plan(out))
     return out
-
-
-@pytest.mark.slow
-def test_a_part_has_figures_times_and_finds_with_replays(measured: Path, backend: Backend) -> None:
-    held = json.loads(plan(measured).path.read_text())
-    steps = held["steps"]
-    assert held["done"] and not any("reason" in each for each in steps.values())
-    randn = steps["bfloat16/randn"]
-    assert randn["replay"].startswith(f"verify replay {MATH} '{{")
-    assert list(randn["results"]) == ["y", "dq", "dk", "dv"]
-    for each in randn["results"].values():
-        assert each["unit"] == "noise" and 0 <= each["max"] <= each["limit"] and each["same bits"]
-        assert each["n"] == 33 * 16 and 0 <= each["misrounded"] < each["n"]
-    assert steps["bfloat16/time"]["forward"] > 0 and steps["bfloat16/time"]["backward"] > 0
-    assert all(steps[f"bfloat16/hunt {name}"]["replay"].startswith("verify replay") for name in randn["results"])
-
-
-def test_an_error_and_the_end_of_the_time_are_reasons(tmp_path: Path) -> None:
-    def fails() -> Any:
-        raise RuntimeError("no viable backend\nand more")
-
-    part = Part(plan(tmp_path))
-    part.step("float16/randn", fails)
-    assert json.loads(part.plan.path.read_text())["steps"]["float16/randn"] == {"reason": "no viable backend"}
-    late = Part(plan(tmp_path, until=time.time() - 1))
-    assert late.step("float16/sinks", fails) is None and "float16/sinks" not in late.steps
-    text = page(record_of("attention", [plan(tmp_path), plan(tmp_path, "examples/attention.py::flex")]))
-    assert "- sdpa_math: float16: no viable backend; the time did not reach all of it" in text
-    assert "- flex: the time did not reach it" in text
 
 
 def test_the_page_has_a_row_for_each_result_and_the_worst_input(measured: Path) -> None:

@@ -64,20 +64,6 @@ def ran(project: Path) -> tuple[Said, record.Run]:
     return done, files.load(project / "b.json")
 
 
-def test_an_op_means_everything_declared_that_computes_it(ran, project: Path) -> None:  # type: ignore[no-untyped-def]
-    done, run = ran
-    assert [(kernel.name, kernel.status) for kernel in run.kernels] == [
-        ("right", "ok"),
-        ("formula", "wrong"),
-        ("absent", "skipped"),
-        ("right@eager", "wrong"),
-        ("right@compile", "skipped"),
-    ]
-    assert "nobody_installs_this" in done.stdout and ": absent (peer)" in done.stdout
-    assert run.command == "verify bench silu --backend interpreter"
-    assert "<html" in (project / "b.html").read_text()
-
-
 def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyped-def]
     done, run = ran
     assert not any(kernel.speed for kernel in run.kernels)
@@ -86,14 +72,6 @@ def test_the_interpreter_is_never_a_clock(ran) -> None:  # type: ignore[no-untyp
     assert done.returncode == 3
     assert "forward" not in done.stdout
     assert run.id == identity(run)
-
-
-def test_accuracy_can_be_left_out(project: Path) -> None:
-    done = said("bench", "silu", "--no-accuracy", "--backend", "interpreter", "--json", "-", cwd=project)
-    run = files.decode(done.stdout.encode())
-    assert {kernel.message.split()[0] for kernel in run.kernels} == {"accuracy", "needs"}
-    assert not any(kernel.results or kernel.speed for kernel in run.kernels)
-    assert run.command == "verify bench silu --no-accuracy --backend interpreter"
 
 
 def test_the_stand_ins_figures_can_be_replayed(ran, project: Path) -> None:  # type: ignore[no-untyped-def]
@@ -112,14 +90,3 @@ def test_a_wrong_kernel_fails_the_comparison_and_configured_paths_work_from_belo
     done = said("bench", "../wrong.py", "--backend", "interpreter", "--jobs", "1", cwd=project / "inner")
     assert done.returncode == 1
     assert "fail: 1 of 1 kernel is wrong" in done.stdout
-
-
-def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
-    from verify.cli import parser
-
-    page = (Path(__file__).parents[2] / "docs" / "bench.md").read_text()
-    commands = [line for line in page.splitlines() if line.startswith("verify bench")]
-    assert len(commands) == 3
-    for command in commands:
-        options = parser().parse_args(shlex.split(command, comments=True)[1:])
-        assert options.targets

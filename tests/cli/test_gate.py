@@ -14,7 +14,6 @@ import pytest
 from tests.cli.here import Said, said
 from tests.records.bounds.gate_records import bound, kernel, result, run
 from tests.records.test_commit import git
-from verify.cli import gate
 from verify.records import files
 from verify.records.bounds import committed
 
@@ -180,12 +179,6 @@ def test_a_base_that_imports_the_heads_code_is_refused(project: Path) -> None:
     assert len(git(project, "worktree", "list").splitlines()) == 1
 
 
-def test_outside_a_repository(tmp_path: Path) -> None:
-    (tmp_path / "accuracy.py").write_text("")
-    done = verify("gate", "--base", "HEAD", "accuracy.py", cwd=tmp_path, code=2, GIT_CEILING_DIRECTORIES=str(tmp_path))
-    assert "git rev-parse failed in" in done.stderr
-
-
 def test_a_damaged_bound_stops_the_gate(tmp_path: Path) -> None:
     files.save(run(kernel(result(0.9))), tmp_path / "run.json")
     path = tmp_path / "reports" / "bounds" / "sm_90" / "gelu.toml"
@@ -206,21 +199,3 @@ def test_a_review_shows_a_bound_that_was_removed(tmp_path: Path) -> None:
     assert "✗ removed" in done.stdout
     [change] = json.loads((tmp_path / "review.json").read_text())["changes"]
     assert (change["key"], change["change"], change["new"]) == ("gelu/y/bfloat16/all", "removed", None)
-
-
-def test_named_targets_ask_for_the_bounds_of_their_own_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "pyproject.toml").touch()
-    book = committed.Book(tmp_path / "reports" / "bounds")
-    committed.save(book, [bound(0.5, kernel=name) for name in ("kept", "gone", "elsewhere")])
-    kept, gone = kernel(result(0.5), name="kept"), kernel(result(0.5), name="gone")
-    monkeypatch.setattr(gate, "_both", lambda options: (run(kept, gone), run(kept), []))
-    wanted = ("gate", "--base", "HEAD", "--json", "-")
-    found = {
-        targets: {
-            row["key"].split("/")[0]: row["status"]
-            for row in json.loads(said(*wanted, *targets, cwd=tmp_path).stdout)["rows"]
-        }
-        for targets in ((), ("accuracy.py",))
-    }
-    assert found[()] == {"kept": "ok", "gone": "unused", "elsewhere": "unused"}
-    assert found["accuracy.py",] == {"kept": "ok", "gone": "unused"}  # the base still has it

@@ -202,23 +202,6 @@ def test_a_peer_is_measured_and_not_judged(local: Any) -> None:
     assert code == 0 and "measured, not judged" in out
 
 
-def test_what_a_target_of_many_kernels_leaves_out_is_listed(local: Any) -> None:
-    code, out, _ = local("hunt", "k.py::right", "--evaluations", "100", "--json", "-")
-    assert code == 0 and files.decode(out.encode()).kernels[0].status == "ok"
-    (kernel,) = [k for k in _load("k.py") if k.name == "sixteen_bits"]
-    from verify.search.hunt.serve import allowed
-
-    with pytest.raises(Exception, match="nothing to hunt: every bfloat16 input"):
-        allowed(kernel, [], [])
-
-
-def _load(path: str) -> list[Any]:
-    from verify.declare.discovery import load
-    from verify.declare.target import Target
-
-    return list(load(Target(path)))
-
-
 def test_pinned_finds_are_replayed(local: Any, project: Path) -> None:
     _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
     _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import sys
 from collections.abc import Iterator
@@ -155,45 +154,6 @@ def test_a_skeleton_is_a_declaration_once_its_comment_signs_and_its_gaps_are_gon
     ]
 
 
-def test_lines_have_at_most_120_characters(project: Path) -> None:
-    names = [f"an_operand_of_the_kernel_{number}" for number in range(20)]
-    (project / "toykernels" / "act.py").write_text(
-        KERNELS + f"\n\ndef many_operands({', '.join(names)}):\n    fused_silu({names[0]})\n"
-        f"\n\ndef {'a_long_name_' * 7}(x):\n    fused_silu(x)\n"
-    )
-    said("init", cwd=project)
-    text = (project / "accuracy.py").read_text()
-    assert max(map(len, text.splitlines())) <= 120
-    bare = "\n".join(line.removeprefix("#").removeprefix(" ") for line in text.splitlines() if "act.py:" not in line)
-    functions = {node.name: node for node in ast.walk(ast.parse(bare)) if isinstance(node, ast.FunctionDef)}
-    assert [each.arg for each in functions["many_operands"].args.args] == names
-
-
-def test_the_screen_says_which_missing_package_how_many_functions_need(project: Path) -> None:
-    # init imports nothing; the declarations are skipped until the package is there
-    (project / "toykernels" / "deep.py").write_text("import a_package_that_is_not_there\nimport toykernels.deep\n")
-    (project / "toykernels" / "act.py").write_text("from . import deep\n" + KERNELS)
-    (project / "toykernels" / "more.py").write_text(
-        "import triton\nfrom toykernels.act import fused_silu\n\n\ndef fused_gelu(x):\n    return fused_silu(x)\n"
-    )
-    guarded = "try:\n    import another_missing\nexcept ImportError:\n    pass\n"
-    imports = "import torch, toykernels\nimport __main__\nfrom ... import above\n" + guarded
-    (project / "toykernels" / "apart.py").write_text(imports + KERNELS)
-    done = said("init", "toykernels", cwd=project)
-    assert [line for line in done.stdout.splitlines() if line.startswith("install")] == [
-        "install a_package_that_is_not_there: 9 functions more"
-    ]
-    kernels = {kernel.name: kernel.requires for kernel in load(Target("accuracy.py"))}
-    assert kernels["fused_gelu"] == ("toykernels", "a_package_that_is_not_there")
-    assert kernels["fused_silu"] == kernels["fused_gelu"] and kernels["apart_fused_silu"] == ("toykernels",)
-
-
-def test_a_launcher_that_others_call_is_left_out_where_a_package_exports_its_functions(project: Path) -> None:
-    (project / "toykernels" / "__init__.py").write_text("from .act import blend, silu\n")
-    found = json.loads(said("init", "--json", "-", cwd=project).stdout)["functions"]
-    assert "toykernels.act.fused_silu" not in found and {"toykernels.act.blend", "toykernels.act.silu"} <= set(found)
-
-
 def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
     for place in ("backends/_ascend/act.py", "tests/act.py", "act_npu.py", "backends/nvidia/act.py"):
         path = project / "toykernels" / place
@@ -204,12 +164,6 @@ def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
         "toykernels.act",
         "toykernels.backends.nvidia.act",
     }
-
-
-def test_a_function_has_no_name_that_the_file_imports(project: Path) -> None:
-    (project / "toykernels" / "act.py").write_text(KERNELS.replace("def blend", "def torch"))
-    assert said("init", cwd=project).returncode == 0
-    assert "def act_torch(a, b, size, at):" in (project / "accuracy.py").read_text()
 
 
 def test_a_file_that_exists_is_never_changed(project: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import shlex
@@ -16,7 +15,6 @@ from tests.cli.here import Said, said
 from tests.report.sample import passing
 from verify.cli import exits, main
 from verify.cli.nightly import _exit
-from verify.cli.options import seconds as duration
 from verify.records.bounds.verdict import Row, Verdict
 from verify.records.files import load
 from verify.records.readings import Key
@@ -109,26 +107,6 @@ def test_an_incomplete_night_ends_with_the_command_that_goes_on_in_its_folder(
     (line,) = [line for line in said.splitlines() if line.startswith("next: ")]
     assert sorted(shlex.split(line)) == sorted(["next:", "verify", "nightly", *options])
     assert load(project / "my night" / "run.json").command == "verify nightly"
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90", 90), ("90s", 90), ("20m", 1200), ("1h30m", 5400), ("2h", 7200), ("0.5s", 0.5), ("1.5m", 90)],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert duration(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["", "m", "0", "-5m", "20 minutes", "1d", "nan", "1.2.3", "1e300", "9999999999"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="received"):
-        duration(text)
-
-
-def test_an_unknown_stage_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(["nightly", "--stage", "sweeps"])
-    assert "--stage: invalid choice: 'sweeps'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

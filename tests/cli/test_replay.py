@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,36 +138,6 @@ def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: P
 def test_a_case_that_memory_does_not_hold_is_refused(verify: Callable[..., Said]) -> None:
     done = verify("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}')
     assert done.returncode == 2 and "the operands of the case take 2,000,000,000,000 bytes, and " in done.stderr
-
-
-@pytest.mark.slow  # a sweep and a gate run in processes of their own in every run
-def test_a_process_of_its_own_gives_the_same_answer(verify: Callable[..., Said], project: Path) -> None:
-    words = ("replay", "accuracy.py::textbook", CASE, "--index", "49291", "--shrink", "--backend", BACKEND)
-    command = [sys.executable, "-m", "verify", *words]
-    apart = subprocess.run(command, capture_output=True, text=True, cwd=project, timeout=300)
-    assert (apart.returncode, apart.stdout) == (1, verify(*words).stdout)
-
-
-def test_a_case_that_could_not_be_made_smaller_says_so() -> None:
-    from tests.records.bounds.gate_records import worst
-    from verify.cli.replay import element_lines
-    from verify.diagnose.requests import Replay, Smaller
-
-    smaller = Smaller(37, False, worst(3.0).origin)
-    fields = ("gelu", "gelu", "y", "bfloat16", "interpreter", worst(3.0), "{}", 7, -8, "1.0", "0x3f80", True, True)
-    lines = element_lines(Replay(*fields, None, 3.0, None, 1.0, "plain", smaller), None)
-    assert "  smaller   nothing smaller breaks in the same way, in 37 evaluations" in lines
-    assert not any(line.startswith("  original") for line in lines)
-
-
-def test_commands_repeat_on_the_backend_that_the_user_named(project: Path, on_cpu: Said) -> None:
-    worst = files.load(project / "cpu.json").kernels[0].results[0].worst[0]
-    command = record.replay_command(worst.origin)
-    assert command.endswith(" --backend cpu") and on_cpu.stdout.splitlines()[-1].endswith(" --backend cpu")
-    done = said("replay", "textbook", "--run", "cpu.json", "--result", "y", cwd=project)
-    assert done.stdout.startswith("textbook (gelu) y bfloat16 on cpu"), done
-    assert f"recorded  {worst.got_hex} on cpu: the same bits" in done.stdout
-    assert f"  replay    {command}\n" in done.stdout
 
 
 def test_where_nothing_is_promised_an_element_is_wrong_only_at_special_values(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,29 +81,6 @@ def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixtur
     assert "What changed" not in (saved / "plain.html").read_text()
 
 
-def test_missing_bounds_are_told_on_the_page_and_in_the_comment(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (saved / "bounds").mkdir()
-    verify(capsys, "runs/b.json", "--bounds", "bounds", "--html", "r.html", "--markdown", "r.md")
-    page = (saved / "r.html").read_text()
-    section = page[page.index("Against the committed bounds") :]
-    assert "no bound yet" in section or "incomparable" in section
-    comment = (saved / "r.md").read_text()
-    assert comment.index("verify gate") < comment.index("### ✓ verify: **pass:**")
-    assert len(comment) < 60_000
-    _, both, _ = verify(capsys, "runs/b.json", "--bounds", "bounds", "--compare", "runs/a.json", "--markdown", "-")
-    assert both.splitlines()[0].startswith("### ○ verify gate: **incomplete:** worse")
-
-
-def test_a_comment_needs_no_bounds_to_say_what_changed(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, comment, _ = verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--markdown", "-")
-    assert comment.startswith("### ✗ verify compare: worse&#58; ")
-    assert comment.index("| ✗ **worse**") < comment.index("### ✓ verify: **pass:**")
-    _, same, _ = verify(capsys, "runs/b.json", "--compare", "runs/b.json", "--markdown", "-")
-    assert same.startswith("### ✓ verify compare: same&#58; ")
-
-
 def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = changed(passing(), 9.0, id="cccccccccccc", created="2026-06-01T00:00:00+00:00", backend="interpreter")
     late = changed(passing(), 8.0, id="dddddddddddd", created="2026-08-01T00:00:00+00:00")
@@ -126,39 +102,6 @@ def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys
     assert "runs: " not in (saved / "first.html").read_text()  # nothing came before
 
 
-def test_the_history_of_a_page_leaves_infinite_inputs_out_as_the_run_does(
-    saved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Else every kernel that is wrong at infinity has a trend of infinities, whatever else moves."""
-    for name, maximum in (("a", 0.5), ("b", 0.75)):
-        run = changed(passing(), maximum, id=name * 12, created=f"2026-07-0{1 + (name == 'b')}T00:00:00+00:00")
-        kernel, first = run.kernels[0], run.kernels[0].results[0]
-        wrong = msgspec.structs.replace(first.regimes[0].figures, n=4, nonfinite=4, misrounded=0)
-        infinite = msgspec.structs.replace(first.regimes[0], name="infinite or NaN input", figures=wrong)
-        # of a hunt: the elements of any other result have to add up
-        hunted = {"classes": [], "source": "hunt", "properties": "ba9876543210", "regimes": [*first.regimes, infinite]}
-        result = msgspec.structs.replace(first, **hunted, status="wrong", reason="inf at inf")
-        kernel = msgspec.structs.replace(kernel, status="wrong", results=[result, *kernel.results[1:]])
-        save(msgspec.structs.replace(run, kernels=[kernel]), saved / "runs" / f"{name}.json")
-    assert verify(capsys, "runs/b.json", "--runs", "runs", "--html", "r.html")[2] == ""
-    assert "over 2 runs: 0.5, 0.75" in (saved / "r.html").read_text()
-
-
-def test_open_starts_the_browser_and_says_when_it_cannot(
-    saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr(webbrowser, "open", lambda uri: opened.append(uri) or True)
-    code, out, err = verify(capsys, "runs/a.json", "--open")
-    path = Path(out.removeprefix("report: ").strip())
-    assert (code, opened, err) == (0, [path.as_uri()], "")
-    assert path.read_text().startswith("<!doctype html>")
-    monkeypatch.setattr(webbrowser, "open", lambda uri: False)
-    _, _, err = verify(capsys, "runs/a.json", "--open", "--html", "here.html")
-    assert err == "verify: no browser could be started; open the file above\n"
-    assert (saved / "here.html").exists()
-
-
 def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(sample(), saved / "hostile.json")
     code, _, _ = verify(capsys, "hostile.json", "--compare", "hostile.json", "--html", "r.html")
@@ -178,16 +121,6 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(
         monkeypatch.setattr(sys, "stdout", gone)
         assert main(["report", "runs/a.json"]) == 141
     assert capsys.readouterr().err == ""
-
-
-def test_rows_as_csv(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from verify.report.rows import COLUMNS
-
-    code, out, _ = verify(capsys, saved / "runs" / "a.json", "--csv", "-")
-    lines = out.splitlines()
-    assert code == 0 and lines[0] == ",".join(COLUMNS) and len(lines) == 1 + len(passing().kernels[0].results)
-    code, out, _ = verify(capsys, saved / "runs" / "a.json", "--csv", "rows.csv")
-    assert out == f"rows: {saved / 'rows.csv'}\n" and (saved / "rows.csv").read_text().splitlines() == lines
 
 
 def test_the_schema_of_a_record_needs_none(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 from pathlib import Path
 
@@ -38,23 +37,6 @@ def test_an_example_declares_kernels_without_their_packages(path: Path) -> None:
             assert set(kernel.requires) == packages.get(kernel.name.partition("_")[0], set())
         else:
             assert not kernel.requires
-
-
-@pytest.mark.parametrize(
-    "path",
-    [path for path in EXAMPLES if path.stem != "random_numbers"],  # which launches its own kernel
-    ids=lambda path: path.stem,
-)
-def test_a_declaration_takes_at_most_five_lines(path: Path) -> None:
-    """Decorator, signature, import, call: docstring and blank lines apart."""
-    for node in ast.parse(path.read_text()).body:
-        if not (
-            isinstance(node, ast.FunctionDef) and any("kernel" in ast.unparse(each) for each in node.decorator_list)
-        ):
-            continue
-        body = node.body[1:] if ast.get_docstring(node) else node.body
-        lines = {line for part in [*node.decorator_list, *body] for line in range(part.lineno, part.end_lineno + 1)}
-        assert len(lines) + 1 <= 5, f"{path.name}: {node.name}"
 
 
 @pytest.mark.parametrize(

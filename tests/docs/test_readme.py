@@ -9,13 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from markdown_it import MarkdownIt
 
 from tests.cli.here import Said, said
 from tests.docs import picture
 from tests.docs.printed import COMPARABLE
 from tests.docs.printed import rows as printed_rows
-from tests.report.browser import Browser, executable
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -65,42 +63,6 @@ def test_the_picture_shows_the_page_that_the_command_writes(first_run: tuple[Sai
     here, committed = picture.shown_text(page), picture.text_of(picture.PICTURE.read_bytes())
     assert comparable(committed) == comparable(here), "run: python -m tests.docs.picture"
     assert "1 of 1 kernel is wrong" in here and "verify replay accuracy.py::my_gelu" in here
-
-
-@pytest.mark.skipif(executable() is None, reason="no Chromium")
-def test_a_picture_taken_now_has_the_size_of_the_committed_one(first_run: tuple[Said, float, Path]) -> None:
-    page, browser = first_run[2] / "report.html", Browser()
-    try:
-        taken = picture.taken(page, browser)
-    finally:
-        browser.close()
-    assert picture.text_of(taken) == picture.shown_text(page.read_text())
-    (width, height), (width_now, height_now) = map(picture.size_of, (picture.PICTURE.read_bytes(), taken))
-    assert width_now == width and abs(height_now - height) <= height / 10, "run: python -m tests.docs.picture"
-
-
-STYLE = """
-body { width: 830px; margin: 0 auto; font: 16px/1.5 sans-serif } p, ul, pre, table { margin: 0 0 16px }
-h1, h2 { margin: 24px 0 16px; line-height: 1.25; padding-bottom: .3em } img { max-width: 100% }
-pre { padding: 16px; font-size: 85%; line-height: 1.45 }
-"""
-
-
-@pytest.mark.skipif(executable() is None, reason="no Chromium")
-def test_what_a_newcomer_reads_first_takes_a_screen_and_a_half(tmp_path: Path) -> None:
-    body = MarkdownIt("commonmark", {"html": True}).enable("table").render(README)
-    page = tmp_path / "readme.html"
-    page.write_text(f'<base href="file://{ROOT}/"><style>{STYLE}</style><body>{body}')
-    browser = Browser()
-    try:
-        tab = browser.page()
-        tab.resize(1280)
-        tab.open(page)
-        tops = tab.evaluate("[...document.querySelectorAll('h2')].map(e => e.getBoundingClientRect().top)")
-    finally:
-        browser.close()
-    parts = re.findall(r"^## (.*)$", README, flags=re.MULTILINE)
-    assert dict(zip(parts, tops, strict=True))["What it found"] <= 1.5 * 1080
 
 
 def comparable(text: str) -> str:

@@ -7,12 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-import yaml
-
-import verify
 
 ROOT = Path(__file__).parents[2]
-FORMS = ROOT / ".github" / "ISSUE_TEMPLATE"
 TEXT = (ROOT / "docs" / "stability.md").read_text()
 NAMED = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", TEXT)
 # The clock of the day: how long a stage took over several starts of a night, how old a kept file is, when a file of
@@ -40,27 +36,3 @@ def test_deadlines_use_the_monotonic_clock() -> None:
         if re.search(r"\btime\.time\(|\butcnow\(|import time\b.*\bfrom time import time\b", path.read_text())
     }
     assert found == OF_THE_DAY
-
-
-@pytest.mark.parametrize("path", sorted(FORMS.glob("*.yml")), ids=lambda path: path.stem)
-def test_an_issue_form_is_one_that_github_reads(path: Path) -> None:
-    form = yaml.safe_load(path.read_text())
-    if path.stem == "config":
-        assert isinstance(form["blank_issues_enabled"], bool)
-        return
-    fields = [field for field in form["body"] if field["type"] != "markdown"]
-    assert form["name"] and form["description"] and {field["type"] for field in fields} <= {"textarea", "input"}
-    assert len({field["id"] for field in fields}) == len(fields) and all(
-        field["attributes"]["label"] for field in fields
-    )
-
-
-def test_the_wrong_verdict_form_asks_for_the_replay_line() -> None:
-    form = yaml.safe_load((FORMS / "wrong-verdict.yml").read_text())
-    (replay,) = [field for field in form["body"] if field.get("id") == "replay"]
-    assert replay["validations"]["required"]
-
-
-def test_the_citation_names_this_version() -> None:
-    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert citation["version"] == verify.__version__ and {"cff-version", "title", "authors", "message"} <= set(citation)

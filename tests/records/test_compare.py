@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -12,13 +10,9 @@ import pytest
 
 from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.cli import compare as command
-from verify.cli import main
 from verify.records.compare import Comparison, compare
-from verify.records.files import save
 from verify.records.record import Basis, Result, SpecialValue
 from verify.report import compare_words
-from verify.report.terminal import compare_text
-from verify.report.terminal.text_page import Terminal
 
 nan, inf = math.nan, math.inf
 
@@ -154,18 +148,6 @@ def test_special_inputs_are_compared_one_by_one_whatever_the_other_cases_are() -
     assert both(with_special(at_zero), with_special(at_zero, output="dx")).special_tried == 0
 
 
-def test_many_special_inputs_are_cut_on_the_screen_and_the_wrong_ones_come_first() -> None:
-    rows = [SpecialValue({"x": str(number)}, "1", "1") for number in range(20)]
-    other = [msgspec.structs.replace(row, got="2") for row in rows[:-1]]
-    other.append(msgspec.structs.replace(rows[-1], got="nan", status="wrong"))
-    found = both(with_special(*rows), with_special(*other))
-    lines = command.about(found)
-    assert lines[0].startswith("special 20 of 20 ")
-    assert lines[1].endswith("at x = 19: 1, now nan: wrong now")
-    assert lines[-2:] == [f"        and {20 - command.MOST_SPECIAL} more: --json PATH has all", ""]
-    assert len(command.data(found)["special"]) == 20
-
-
 def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwise() -> None:
     def meant(mean: float, bits: str) -> Result:
         item = result(0.5, bits=bits)
@@ -175,31 +157,6 @@ def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwi
 
     assert both(meant(0.2, "aa"), meant(0.2000001, "aa")).listed == []
     assert len(both(meant(0.2, "aa"), meant(0.2000001, "bb")).listed) == 1
-
-
-def test_the_command_names_the_next_one_where_cases_differ(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    base, head = tmp_path / "gpu.json", tmp_path / "here.json"
-    save(on("cuda", result(basis=SEEN)), base)
-    save(on("interpreter", result(basis=Basis("observed", 4_096, 7))), head)
-    assert main(["compare", str(base), str(head)]) == 3
-    printed = capsys.readouterr().out.splitlines()
-    assert printed[0] == "arch    sm_90, now interpreter"
-    assert printed[-1] == f"next: verify run --like {base} --json {head}"
-    save(on("interpreter", result(basis=SEEN)), head)
-    assert main(["compare", str(base), str(head)]) == 0
-    assert "next:" not in capsys.readouterr().out
-    assert main(["compare", str(base), str(head), "--json", "-"]) == 0
-    assert json.loads(capsys.readouterr().out)["beneath"]["arch"] == {"base": "sm_90", "head": "interpreter"}
-
-
-def test_what_stands_on_one_side_only() -> None:
-    removed = compare(run(kernel(result(), result(output="dx"))), run(kernel(result())))
-    assert [(pair.change, pair.key.output) for pair in removed.pairs] == [("removed", "dx"), ("same", "y")]
-    assert removed.exit_code == 3
-    added = compare(run(kernel(result())), run(kernel(result(), result(output="dx"))))
-    assert [(pair.change, pair.key.output) for pair in added.pairs] == [("added", "dx"), ("same", "y")]
-    assert added.exit_code == 0
-    assert compare(run(), run()).exit_code == 3
 
 
 def test_a_kernel_that_fails_now_is_worse_and_one_that_works_again_is_named() -> None:
@@ -238,33 +195,3 @@ def test_regimes_and_sources_are_paired_by_name() -> None:
 )
 def test_the_sentence(found: Comparison, sentence: str) -> None:
     assert compare_words.sentence(found) == sentence
-
-
-def test_the_sentence_about_bits() -> None:
-    same = both(result(bits="aa", low=0.5, high=0.7), result(bits="aa", low=0.5, high=0.7))
-    assert compare_words.sentence(same).endswith(" in 2 figures, and not a bit")
-    other = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
-    assert compare_words.sentence(other).endswith(" in 2 figures, bits changed in 1 of 1 result")
-
-
-def test_changed_bits_are_told_by_the_figures_that_changed_if_there_are_any() -> None:
-    moved = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.6, high=0.7))
-    assert [pair.key.regime for pair in moved.listed] == ["low"]
-    only_bits = both(result(bits="aa", low=0.5, high=0.7), result(bits="bb", low=0.5, high=0.7))
-    assert [pair.key.regime for pair in only_bits.listed] == ["high", "low"]
-    assert both(result(bits="aa"), result(bits="aa")).listed == []
-
-
-@pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_text_fits_and_shows_what_changed(width: int) -> None:
-    base = run(kernel(result(low=0.5, high=0.7, rest=0.6), result(0.5, output="dx (random dy)")))
-    head = run(kernel(result(low=0.9, high=0.6, rest=0.6), result(0.5, output="dx (random dy)")))
-    text = compare_text.render(compare(base, head), Terminal(width))
-    assert all(len(line) <= width or "verify replay" in line for line in text.splitlines())
-    assert "random dy" not in text  # nothing changed there
-    assert "✗ worse" in text
-    assert "✓ better" in text
-    last = " ".join(text[text.rindex("✗ worse:") :].split())
-    assert last.startswith("✗ worse: 1 of 4 figures grew; ") and last.endswith("; 1 of 4 figures shrank")
-    assert " low, 0.5 ULP to 0.9 ULP" in last
-    assert "dx (random dy)" in compare_text.render(compare(base, head), Terminal(width), everything=True)

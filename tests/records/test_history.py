@@ -84,14 +84,6 @@ def test_files_of_a_folder_that_are_no_records_do_not_count(tmp_path: Path) -> N
     assert [each.id for each in latest(tmp_path, dated(9, 0.5), 24)] == ["0" * 12]
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_the_table_fits_and_lists_what_moved(width: int) -> None:
-    text = history_text.render([dated(place, 0.5, 0.6 + place % 7, basis=SEEN) for place in range(30)], Terminal(width))
-    assert all(len(line) <= width for line in text.splitlines())
-    assert "1 of 2 results moved over 30 records" in text and " y1 " in text and " y " not in text
-    assert "✗ worse, 2026-02-02" in text and "earlier records" in text
-
-
 def test_the_command_shows_records_by_date_and_writes_no_bare_nan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

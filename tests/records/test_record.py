@@ -17,12 +17,10 @@ from tests.records.bounds.gate_records import figures, kernel, result
 from tests.records.bounds.gate_records import run as run_of
 from verify.cli import sinks
 from verify.errors import UsageError, WriteError
-from verify.measure.tally import octave_edges
 from verify.records import files, record
 from verify.records.files import decode, encode, load, save, write_atomically
 from verify.records.readings import NONFINITE
 from verify.records.record import (
-    Basis,
     Gap,
     Histogram,
     KernelRun,
@@ -82,16 +80,6 @@ def test_numbers_survive(value: float) -> None:
     again = value_of(written)
     assert again == value or (math.isnan(again) and math.isnan(value))
     assert math.copysign(1, again) == math.copysign(1, value) or math.isnan(value)
-
-
-def test_the_words_of_infinities() -> None:
-    assert [number(x) for x in (math.inf, -math.inf, math.nan)] == ["inf", "-inf", "nan"]
-
-
-def test_basis_reads_as_a_sentence() -> None:
-    assert str(Basis(kind="exhaustive", n=65536)) == "exhaustive, 65,536 inputs"
-    assert str(Basis(kind="observed", n=1000, seed=7)) == "observed over 1,000 cases, seed 7"
-    assert str(Basis(kind="certified", n=10)) == "certified over 10 cases"
 
 
 # -- strict -------------------------------------------------------------------------------------
@@ -177,18 +165,6 @@ def test_a_bare_nan_is_no_json() -> None:
 def test_bytes_that_are_no_text(old: bytes, new: bytes) -> None:
     with pytest.raises(UsageError, match=r"^r\.json "):
         decode(inside(old, new), source="r.json")
-
-
-def test_a_number_out_of_range() -> None:
-    with pytest.raises(UsageError, match="^r.json breaks the record schema: Number out of range"):
-        decode(inside(b'"mean": 0.25', b'"mean": 1e999'), source="r.json")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path / "none.json")
-    assert caught.value.message == f"cannot read the record {tmp_path / 'none.json'}: No such file or directory"
-    assert caught.value.hint == "verify run --json PATH writes one"
 
 
 # -- digest and contradictions -------------------------------------------------------------------
@@ -309,12 +285,6 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
 # -- lean ---------------------------------------------------------------------------------------
 
 
-def test_defaults_are_not_written() -> None:
-    raw = encode(run(kernel_run()))
-    for absent in (b"undecided", b"peer", b"special", b"hint"):
-        assert absent not in raw
-
-
 def test_a_path_that_ends_in_gz_is_compressed_and_the_same_every_time(tmp_path: Path) -> None:
     first = run(*[kernel_run()] * 20)
     save(first, tmp_path / "a.json.gz")
@@ -341,14 +311,6 @@ def test_a_compressed_file_that_is_cut_off_damaged_or_enormous(monkeypatch: pyte
     ):
         with pytest.raises(UsageError, match=f"^{NOT}{fault}"):
             decode(data, source="r.json")
-
-
-def test_octaves_are_what_a_histogram_has() -> None:
-    assert octave_edges(2) == [-0.0625, 0.0, 0.0625]
-    assert octave_edges(6) == [-0.25, -0.125, -0.0625, 0.0, 0.0625, 0.125, 0.25]
-    most = octave_edges(2 * 70)
-    assert (most[0], most[-1]) == ("-inf", "inf")
-    assert most[-2] == math.ldexp(1.0, 64)
 
 
 def test_replay_commands_are_those_that_a_shell_takes() -> None:

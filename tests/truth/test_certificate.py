@@ -8,10 +8,8 @@ from pathlib import Path
 
 import mpmath
 import pytest
-import torch
 
 from verify import ops
-from verify.backends import architecture
 from verify.errors import TruthError, UsageError
 from verify.measure import certify
 from verify.ops import normalize
@@ -83,19 +81,6 @@ def test_a_bad_file_is_refused_with_its_reason(tmp_path: Path, text: bytes, mess
     with pytest.raises(UsageError) as caught:
         load(path)
     assert caught.value.message == message.format(path=path)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(UsageError) as caught:
-        load(tmp_path / "none.json")
-    assert str(caught.value) == (f"cannot read the certificate {tmp_path / 'none.json'}: No such file or directory")
-
-
-def test_bytes_that_are_no_text_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "c.json"
-    path.write_bytes(b'{"schema": 1, "entries": [{"op": "\xff"}]}')
-    with pytest.raises(UsageError, match="is not a certificate"):
-        load(path)
 
 
 def test_the_bound_in_use_is_the_measured_one_with_safety(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,8 +202,3 @@ def test_distance_of_values_that_are_not_finite() -> None:
     assert units(inf, 1.0) == inf
     with pytest.raises(TruthError, match="^a.y: the scale of a finite result is inf$"):
         units(0.5, inf)
-
-
-def test_the_architecture_of_a_cpu_is_cpu() -> None:
-    assert architecture(torch.device("cpu")) == "cpu"
-    assert architecture("cpu") == "cpu"

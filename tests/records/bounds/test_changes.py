@@ -6,7 +6,6 @@ import dataclasses
 import math
 from typing import Any
 
-import msgspec
 import pytest
 
 from tests.records.bounds.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
@@ -115,18 +114,6 @@ def test_the_worst_of_all_records_is_what_a_bound_has_to_hold() -> None:
     assert only(propose(records, book())).new.value == 1.25  # type: ignore[union-attr]
 
 
-def test_what_cannot_be_mended_is_left_and_told() -> None:
-    held = book(bound(0.5), bound(1.0, dtype="float16"), bound(1.0, dtype="float32"))
-    records = [run(kernel(result(0.9), result(math.nan, dtype="float16")))]
-    found = propose(records, held)
-    assert found.changes == ()
-    assert {row.key.dtype: row.status for row in found.left} == {
-        "bfloat16": "breached",
-        "float16": "nonfinite",
-        "float32": "unused",
-    }
-
-
 def test_one_unfit_reading_keeps_a_key_from_being_written() -> None:
     for bad in (result(math.nan), result(0.6, properties="")):
         assert propose([run(kernel(result(0.6))), run(kernel(bad))], book(bound(1.0))).changes == ()
@@ -148,20 +135,6 @@ def test_a_changed_question_is_restated_when_it_is_not_looser() -> None:
         assert judge(records, applied(held, (change,))).exit_code == 0
     # and where it is looser it takes a person
     assert propose([run(kernel(result(1.2, properties=OTHER)))], held).changes == ()
-
-
-def test_a_first_sweep_adds_its_question_and_keeps_the_evidence() -> None:
-    held = book(bound(1.0))
-    change = only(propose([run(kernel(result(0.98, source="sweep", properties=OTHER)))], held))
-    assert change.new is not None
-    assert change.new == dataclasses.replace(bound(1.0), properties={"run": HASH, "sweep": OTHER})
-
-
-def test_tightening_never_forgets_what_was_accepted() -> None:
-    entry = Acceptance("2026-01-01", 0.5, 1.0, "approximate exp2")
-    change = only(propose([run(kernel(result(0.6)))], book(bound(1.0, accepted=(entry,)))))
-    assert change.new is not None
-    assert change.new.accepted == (entry,)
 
 
 def test_a_lucky_seed_does_not_undo_a_loosening() -> None:
@@ -235,46 +208,7 @@ def test_what_cannot_be_accepted(records: Any, held: Any, key: str, reason: str,
     assert message in str(caught.value)
 
 
-def test_another_question_and_another_error_can_be_accepted() -> None:
-    looser = accepted([run(kernel(result(1.2, properties=OTHER)))], book(bound(1.0)))
-    assert looser.new is not None
-    assert (looser.kind, looser.new.value, looser.new.properties) == ("looser", 1.2, {"run": OTHER})
-    scaled = accepted([run(kernel(result(0.6, gate="scaled", properties=OTHER)))], book(bound(1.0)))
-    assert scaled.new is not None
-    assert (scaled.kind, scaled.new.gate, scaled.new.value) == ("looser", "scaled", 0.6)
-
-
-def test_keys_with_separators_in_their_names_are_told_apart() -> None:
-    names = ({"output": "a/b", "dtype": "c"}, {"output": "a", "dtype": "b/c"})
-    records = [run(kernel(*(result(0.9, **item) for item in names)))]
-    held = book(*(bound(0.5, **item) for item in names))
-    texts = {str(row.key) for row in judge(records, held).rows}
-    assert texts == {"gelu/a%2Fb/c/all", "gelu/a/b%2Fc/all"}
-    for text in texts:
-        assert str(accepted(records, held, text).key) == text
-
-
 # -- review -----------------------------------------------------------------------------------------------
-
-
-def test_a_review_shows_promises_that_were_taken_back_first() -> None:
-    keep, gone = bound(1.0, dtype="float64"), bound(1.0, dtype="float16")
-    loosened = accepted([run(kernel(result(0.9)))], book(bound(0.5)))
-    assert loosened.new is not None
-    by_hand = bound(3.0, output="dx")
-    old = book(keep, gone, bound(0.5), bound(2.0, output="dx"), bound(2.0, output="dw"))
-    new = book(keep, loosened.new, by_hand, bound(0.5, dtype="float32"), bound(1.0, output="dw"))
-    found = review(old, new)
-    assert [(change.kind, change.key.output, change.key.dtype) for change in found] == [
-        ("removed", "y", "float16"),
-        ("looser", "dx", "bfloat16"),
-        ("looser", "y", "bfloat16"),
-        ("new", "y", "float32"),
-        ("tighter", "dw", "bfloat16"),
-    ]
-    assert [explained(change) for change in found] == [False, False, True, False, False]
-    assert len(needs_approval(found)) == 3
-    assert review(old, old) == []
 
 
 def test_an_old_reason_does_not_cover_a_new_loosening() -> None:
@@ -299,11 +233,6 @@ def test_a_bound_that_drops_the_property_of_a_command_needs_approval() -> None:
         assert (change.kind, explained(change), needs_approval([change])) == ("looser", False, [change])
     [change] = review(book(bound(1.0)), book(both))
     assert (change.kind, needs_approval([change])) == ("restated", [])
-
-
-def test_another_gate_is_another_promise() -> None:
-    [change] = review(book(bound(1.0)), book(bound(0.6, gate="scaled")))
-    assert change.kind == "looser"
 
 
 # -- bounds that move --------------------------------------------------------------------------------------
@@ -339,22 +268,3 @@ def test_bounds_of_another_gate_or_other_cases_move_together_with_their_reason()
     assert found.left == () and judge([run(item)], after).exit_code == 0
     assert {change.key.output for change in needs_approval(found.changes)} == {"y", "dx", "dw"}
     assert all(explained(change) for change in found.changes)
-
-
-@pytest.mark.parametrize("status", ["wrong", "vacuous", "undecided"])
-def test_a_bound_does_not_move_to_a_result_that_is_not_ok(status: str) -> None:
-    measured = msgspec.structs.replace(result(0.5, gate="scaled", status=status), reason="because")
-    found = propose([run(kernel(measured))], book(bound(1.0)), move="noise", today=TODAY)
-    assert found.changes == () and [row.reason for row in found.left] == [f"the result is {status}: because"]
-    broken = msgspec.structs.replace(result(math.nan, gate="scaled"), status="ok")
-    found = propose([run(kernel(broken))], book(bound(1.0)), move="noise", today=TODAY)
-    assert found.changes == () and [row.status for row in found.left] == ["nonfinite"]
-
-
-def test_bounds_move_neither_without_a_reason_nor_to_two_gates_nor_to_a_first_sweep() -> None:
-    with pytest.raises(UsageError, match="moving bounds needs a reason"):
-        propose([run(kernel(result(0.5)))], book(bound(1.0)), move=" ", today=TODAY)
-    records = [run(kernel(result(0.5, gate="scaled"))), run(kernel(result(0.5)), id="ba9876543210")]
-    assert propose(records, book(bound(1.0)), move="noise", today=TODAY).changes == ()
-    swept = propose([run(kernel(result(0.98, source="sweep")))], book(bound(1.0)), move="noise", today=TODAY)
-    assert [(change.kind, change.new.value) for change in swept.changes if change.new] == [("restated", 1.0)]

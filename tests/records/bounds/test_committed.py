@@ -71,12 +71,6 @@ def test_two_kernels_never_share_a_file_and_none_leaves_the_folder(first: str, s
         assert Path("folder", name).resolve().parent == Path("folder").resolve()
 
 
-def test_file_names_stay_readable() -> None:
-    assert file_name("layer_norm") == "layer_norm.toml"
-    assert file_name("gelu<tanh>") == "gelu%3Ctanh%3E.toml"
-    assert file_name("nul") == "%6Eul.toml"
-
-
 def test_the_file_is_pinned() -> None:
     entry = Acceptance("2026-11-21", 0.5, 0.75, "exp2 is approximate on this device")
     text = committed.render("sm_90", "gelu", [bound(0.75, accepted=(entry,)), bound(1.5, dtype="float16", basis=SEEN)])
@@ -94,29 +88,6 @@ def test_the_file_is_pinned() -> None:
         'bounds = [\n  { regimes = ["all"], value = 1.5, basis = "observed", n = 40960, seed = 0, '
         'reason = "first measured", measured = 1.5, worst = "x = 1 (0x3f80)" },\n]\n'
     )
-
-
-def test_regimes_with_equal_bounds_share_a_row_and_the_worst_of_their_inputs(tmp_path: Path) -> None:
-    def of(regime: str, value: float, measured: float) -> Bound:
-        found = bound(value, regime=regime)
-        return dataclasses.replace(found, evidence=dataclasses.replace(found.evidence, measured=measured, worst=regime))
-
-    held = book(folder=tmp_path)
-    [path] = committed.save(held, [of("low", 0.5, 0.25), of("high", 0.5, 0.375), of("mid", 0.75, 0.6)])
-    rows = [line for line in path.read_text().splitlines() if "regimes" in line]
-    assert len(rows) == 2 and 'regimes = ["high", "low"], value = 0.5' in rows[0] and 'regimes = ["mid"]' in rows[1]
-    loaded = {key.regime: item for key, item in committed.load(tmp_path).bounds.items()}
-    assert {regime: item.value for regime, item in loaded.items()} == {"high": 0.5, "low": 0.5, "mid": 0.75}
-    assert {item.evidence.measured for item in loaded.values() if item.value == 0.5} == {0.375}
-    assert loaded["low"].evidence.worst == "high" and loaded["mid"].evidence.worst == "mid"
-    assert held.bounds == committed.load(tmp_path).bounds  # in memory as in the file
-    # a regime that gets a bound of its own leaves its row, and the others stay
-    committed.save(held, [of("low", 0.625, 0.6)])
-    assert {key.regime: item.value for key, item in committed.load(tmp_path).bounds.items()} == {
-        "high": 0.5,
-        "low": 0.625,
-        "mid": 0.75,
-    }
 
 
 FILE = "reports/bounds/sm_90/gelu.toml: "
@@ -205,10 +176,6 @@ def test_no_damage_to_a_file_changes_a_bound_unseen(data: st.DataObject) -> None
         assert item.properties
     if kind in ("flip", "insert"):
         assert len(found) == 2
-
-
-def test_a_folder_that_does_not_exist_holds_no_bounds(tmp_path: Path) -> None:
-    assert committed.load(tmp_path / "nothing").bounds == {}
 
 
 def test_saving_keeps_what_it_was_not_given(tmp_path: Path) -> None:

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.records.bounds.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run, worst
+from tests.records.bounds.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run
 from verify.cases import regimes
 from verify.errors import UsageError
 from verify.records import files, readings, record
 from verify.records.bounds import changes as ratchet
-from verify.records.bounds import verdict as gate
-from verify.records.bounds.committed import Acceptance, Book
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import Basis, Gap, KernelRun, RegimeFigures, Result, Run, Stage
 
@@ -111,13 +109,6 @@ def test_a_kernel_that_fails_never_passes_whatever_it_measured_before(status: st
         assert {row.status for row in found.rows if row.readings} == {TABLE[name][place]}
 
 
-def test_every_status_is_in_the_table_and_has_a_meaning() -> None:
-    seen = {status for row in TABLE.values() for status in row if status} | {"crashed", "gone"}
-    assert seen | {"waived"} == set(gate.SEVERITY) == set(gate.MEANING)  # which takes a waiver: test_waivers.py
-    assert seen == set(CODE)
-    assert set(gate.SEVERITY) == {"ok", "improved", "waived"} | gate.BREACH | gate.INCOMPLETE
-
-
 # -- what is read out of a record -------------------------------------------------------------------------
 
 
@@ -193,21 +184,6 @@ def test_all_readings_of_a_key_are_judged_and_the_worst_decides() -> None:
     assert one(judge([run(kernel(seen, swept))], bounds_)) == ("ok", 0)
 
 
-def test_a_hash_of_another_source_is_incomparable() -> None:
-    foreign = msgspec.structs.replace(result(0.9), source="sweep")
-    found = judge([run(kernel(foreign))], book(bound(1.0)))
-    assert one(found) == ("incomparable", 3)
-    assert found.rows[0].reason == f"property {HASH} is that of a run; the record says sweep"
-
-
-@pytest.mark.parametrize("order", [1, -1])
-def test_of_equal_maxima_the_strongest_basis_is_named(order: int) -> None:
-    items = [result(0.9, basis=SEEN), result(0.9, source="sweep"), result(0.9, basis=PROVEN, source="hunt")]
-    [row] = judge([run(kernel(*items[::order]))], book(bound(0.9))).rows
-    assert row.leading is not None
-    assert row.leading.basis == ALL
-
-
 @pytest.mark.parametrize("bad", ["nan", "inf", "above", "other question", "no hash", "scaled"])
 def test_one_bad_reading_among_good_ones_is_enough(bad: str) -> None:
     told = READINGS[bad]
@@ -228,13 +204,6 @@ def test_a_bound_that_names_no_property_of_a_command_does_not_pass_what_it_measu
     assert one(judge([run(kernel(result(1.1, source="sweep", properties=OTHER)))], BOOKS[0])) == ("breached", 1)
 
 
-def test_a_first_sweep_fits_once_its_property_is_proposed() -> None:
-    swept = [run(kernel(result(0.98, source="sweep", properties=OTHER)))]
-    changes = ratchet.propose(swept, BOOKS[0]).changes
-    held = book(*(change.new for change in changes if change.new))
-    assert one(judge(swept, held)) == ("ok", 0)
-
-
 def test_only_a_measurement_that_is_as_strong_makes_a_bound_look_loose() -> None:
     for bound_basis, seen_basis, expected in (
         (ALL, ALL, "improved"),
@@ -248,14 +217,6 @@ def test_only_a_measurement_that_is_as_strong_makes_a_bound_look_loose() -> None
     ):
         found = judge([run(kernel(result(0.6, basis=seen_basis)))], book(bound(1.0, basis=bound_basis)))
         assert one(found) == (expected, 0), (bound_basis, seen_basis)
-
-
-def test_the_gate_calls_an_accepted_bound_loose_only_where_a_proposal_tightens_it() -> None:
-    held = book(bound(1.5, basis=SEEN, accepted=(Acceptance("2026-01-01", 0.5, 1.5, "largest of four seeds"),)))
-    for seeds, expected in (((0,), "ok"), ((0, 0), "ok"), ((0, 1), "improved")):
-        records = [run(kernel(result(0.6, basis=Basis("observed", SEEN.n, seed)))) for seed in seeds]
-        assert one(judge(records, held)) == (expected, 0)
-        assert len(ratchet.propose(records, held).changes) == (expected == "improved")
 
 
 # -- selections, peers, what did not happen ---------------------------------------------------------------
@@ -295,11 +256,6 @@ def test_a_night_of_chosen_stages_is_asked_for_the_bounds_that_they_measure() ->
     assert judge([run(stages=[Stage("bench", "ok")])], book(hunted)).exit_code == 3
 
 
-def test_bounds_of_machines_that_were_not_asked_are_not_missed() -> None:
-    bounds_ = book(bound(1.0), bound(1.0, arch="interpreter", kernel="silu"))
-    assert one(judge([run(kernel(result(0.98)))], bounds_)) == ("ok", 0)
-
-
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -330,17 +286,6 @@ def test_a_peer_that_fails_or_returns_nan_is_not_judged() -> None:
 def test_parts_of_a_run_that_did_not_happen_make_it_incomplete() -> None:
     found = judge([run(kernel(result(0.98)), incomplete=[BROKEN])], BOOKS[0])
     assert (found.exit_code, found.missing) == (3, ("broken.py fails on import",))
-
-
-def test_a_selection_keeps_the_gaps_of_its_kernels_and_those_that_name_none() -> None:
-    other = Gap("harness error", "silu: no verdict in float32", "accuracy.py::silu")
-    own = Gap("harness error", "gelu: no verdict in float32", "accuracy.py::gelu")
-    records = [run(kernel(result(0.98)), kernel(result(0.98), name="silu"), incomplete=[BROKEN, other, own])]
-    found = judge(records, BOOKS[0], kernels=["gelu"])
-    assert (found.exit_code, found.missing, found.notes) == (3, (BROKEN.text, own.text), (other.text,))
-    alone = [run(kernel(result(0.98)), kernel(result(0.98), name="silu"), incomplete=[other])]
-    found = judge(alone, BOOKS[0], kernels=["gelu"])
-    assert (found.exit_code, found.missing, found.notes) == (0, (), (other.text,))
 
 
 def test_nothing_at_all_does_not_pass() -> None:
@@ -487,38 +432,3 @@ def test_a_damaged_record_is_refused_or_judged_but_never_passes_by_its_damage(da
 def _says_small(item: Result) -> bool:
     figure = item.regimes[0].figures
     return all(0 <= float(value) <= 1.0 for value in (figure.max_ulp, figure.max_upper, item.figures.max_ulp))
-
-
-def test_the_book_is_not_touched() -> None:
-    kept: Book = book(bound(1.0), bound(2.0, kernel="silu"))
-    before = dict(kept.bounds)
-    judge([run(kernel(result(nan)))], kept)
-    ratchet.propose([run(kernel(result(0.6)))], kept)
-    assert kept.bounds == before
-
-
-def test_an_element_stands_beside_the_regime_that_its_input_lies_in() -> None:
-    def element(x: str, ulp: Any) -> record.Worst:
-        return msgspec.structs.replace(worst(0.0), inputs={"x": x}, got="nan", ulp=ulp)
-
-    def part(name: str, low: float | None, high: float | None, value: float) -> RegimeFigures:
-        return RegimeFigures(name, low, high, figures(value, nonfinite=1), operand="x")
-
-    parts = [
-        part("vanishing", None, -14.0, nan),
-        part("negative", -14.0, 0.0, 2.0),
-        part("positive", 0.0, 5.0, 2.0),
-        part("saturated", 5.0, None, nan),
-        part(readings.NONFINITE, None, None, 0.0),
-    ]
-    elements = [element("-3.23e38 (0xff73)", "inf"), element("1e+38 (0x7e96)", "inf"), element("3 (0x4040)", 2.0)]
-    elements += [element("-4 (0xc080)", 2.0), element("inf (0x7f80)", "inf")]
-    told = msgspec.structs.replace(result(nan), regimes=parts, worst=elements)
-    shown = {reading.key.regime: readings.inputs(reading.worst) for reading in readings.readings(run(kernel(told)))}
-    assert shown == {
-        "vanishing": "x = -3.23e38 (0xff73)",
-        "negative": "x = -4 (0xc080)",
-        "positive": "x = 3 (0x4040)",
-        "saturated": "x = 1e+38 (0x7e96)",
-        readings.NONFINITE: "x = inf (0x7f80)",
-    }

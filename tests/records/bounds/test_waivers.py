@@ -167,32 +167,6 @@ def test_findings_of_a_record_become_waivers_that_make_the_gate_pass(tmp_path: P
         assert wrong.returncode == 2 and message in wrong.stderr
 
 
-def test_new_waivers_are_written_behind_those_that_a_file_has(tmp_path: Path) -> None:
-    path = tmp_path / "sm_90" / "waivers.toml"
-    path.parent.mkdir()
-    path.write_text("# by hand\n" + toml())
-    found = verdict.judge([run(kernel(result(positive=2.0)))], book(*BOUNDS))
-    added = waivers.of_findings(found, "a reason", TODAY)
-    assert waivers.append(tmp_path, added) == [path]
-    assert path.read_text().startswith("# by hand\n" + toml())
-    assert [item.key for item in waivers.load(tmp_path)] == [BREACHED, "gelu/y/bfloat16/positive"]
-    before = path.read_text()
-    with pytest.raises(UsageError, match="repeats"):
-        waivers.append(tmp_path, added)
-    assert path.read_text() == before
-
-
-def test_where_waivers_lie(tmp_path: Path) -> None:
-    assert judged(tmp_path, toml(), where="sm_90/waivers.toml").word == "pass"
-    with pytest.raises(UsageError, match="waiver 1 repeats"):
-        judged(tmp_path, toml())
-    (tmp_path / "sm_90" / "waivers.toml").unlink()
-    (tmp_path / "waivers.toml").unlink()
-    assert judged(tmp_path, toml(), where="interpreter/waivers.toml").word == "fail"
-    with pytest.raises(UsageError, match="waivers lie beside the bounds"):
-        judged(tmp_path, toml(), where="sm_90/old/waivers.toml")
-
-
 def test_one_that_excuses_nothing_is_said_and_does_not_fail(tmp_path: Path) -> None:
     fixed = run(kernel(result(tail=0.5, positive=0.5)))
     for today in (TODAY, TODAY + datetime.timedelta(1)):
@@ -220,20 +194,6 @@ def test_a_kernel_that_does_not_run_has_a_waiver_of_its_own(tmp_path: Path) -> N
     (tmp_path / "waivers.toml").write_text(toml("gelu"))
     unbound = waivers.judge([crashed], book(folder=tmp_path), today=TODAY)
     assert (unbound.word, [row.status for row in unbound.rows]) == ("pass", ["waived"])
-
-
-def test_a_selection_leaves_the_waivers_of_other_kernels_alone(tmp_path: Path) -> None:
-    two = run(kernel(result(tail=0.5, positive=0.5)), kernel(result(), name="silu"))
-    with pytest.raises(UsageError, match="no key 'tanh/y'"):
-        judged(tmp_path, toml("tanh/y"), record=two)
-    assert judged(tmp_path, toml("tanh/y"), record=two, kernels=["gelu"]).word == "pass"
-
-
-def test_a_kernel_named_waivers_keeps_its_bounds(tmp_path: Path) -> None:
-    assert committed.file_name("waivers") == "%77aivers.toml" and committed.file_name("Waivers") != "Waivers.toml"
-    (tmp_path / "sm_90").mkdir()
-    (tmp_path / "sm_90" / "waivers.toml").write_text(toml())
-    assert committed.load(tmp_path).bounds == {}
 
 
 # -- commands -----------------------------------------------------------------------------------------------
