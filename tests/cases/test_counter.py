@@ -7,7 +7,6 @@ from fractions import Fraction
 import pytest
 import torch
 
-from verify.backends import Backend
 from verify.cases import counter
 
 MASK = (1 << 64) - 1
@@ -88,32 +87,3 @@ def test_the_key_is_the_start_of_a_sha256() -> None:
     for seed, stream in ((0, "x"), (12, "upstream/y")):
         text = hashlib.sha256(f"{seed}/{stream}".encode()).hexdigest()[:16]
         assert counter.key_of(seed, stream) == int("".join(reversed([text[i : i + 2] for i in range(0, 16, 2)])), 16)
-
-
-def test_the_kernel_of_a_gpu_makes_the_same_bits(backend: Backend) -> None:
-    if backend.name != "interpreter":
-        pytest.skip("this session compiles kernels: a test on a GPU compares the bits")
-    from verify.cases.counter_kernel import made
-
-    for start in (0, (1 << 31) - 3, (1 << 40) + 7):
-        keys = torch.tensor([counter._signed(counter.key_of(3, f"g/{part}")) for part in range(6)])
-        assert torch.equal(made(keys, 1500, start), counter.bell(3, "g", 1500, start=start))
-        assert torch.equal(made(keys[:1], 1500, start), counter.words(3, "g/0", 1500, start=start))
-
-
-@pytest.mark.gpu
-def test_a_gpu_makes_many_numbers_in_one_pass() -> None:
-    count, start = counter._AT_ONCE + 5, (1 << 32) - 9
-    assert counter._fused(torch.device("cuda:0")) is not None
-    for make in (counter.words, counter.bell):
-        found = make(3, "g", count, start=start, device="cuda:0")
-        for first in (0, count - 1000):
-            assert torch.equal(found[first : first + 1000].cpu(), make(3, "g", 1000, start=start + first))
-
-
-def test_no_fused_kernel_means_the_operations_of_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = counter.words(3, "g", 100, start=50)
-    monkeypatch.setattr(counter, "_on_cpu", lambda device: False)
-    monkeypatch.setattr(counter, "_AT_ONCE", 7)
-    assert counter._fused(torch.device("cpu")) is None
-    assert torch.equal(counter.words(3, "g", 100, start=50), whole)

@@ -10,31 +10,15 @@ import pytest
 import torch
 
 from kernels.bench import block, everything, host, promises
-from kernels.bench.promises import Row, cells, figure, rows, verdict
+from kernels.bench.promises import Row, rows, verdict
 from tests.kernels.public import DEVICE
 
 PARAMETERS = block.parameters
 
 
-def test_rows_are_unique_and_the_promised_layers_come_first():
-    every = rows()
-    assert len({row.key for row in every}) == len(every)
-    assert [row.shape for row in every[:3]] == [(8192, 4096, 16384), (4096, 4096, 16384), (512, 1024, 4096)]
-    assert {row.group for row in every} == set(promises.GROUPS)
-    calls = {row.name for row in every if row.group == "host"} - set(promises.FP8)
-    assert calls == {name for name, (_, found) in host.problems(4, 8).items() if "eager" in found}
-
-
 def fast(ours: float = 1.0) -> dict:
     us = {"ours": ours, "eager": 1.0, "liger": 1.5, "cublas": 1.0, "copy": 0.5, "floor": 1.0, "bare": 9.0}
     return {"us": {"forward": us, "step": us}, "failed": {}}
-
-
-def test_a_figure_is_the_fastest_peers_time_over_ours():
-    assert figure({"ours": 2.0, "eager": 3.0, "liger": 2.5, "copy": 1.0, "floor": 1.0, "bare": 1.0}) == (1.25, "liger")
-    assert figure({"ours": 2.0, "eager": 3.0, "floor": 1.0}, "floor") == (3.0, "eager")
-    assert math.isnan(figure({"ours": 2.0, "copy": 1.0})[0])
-    assert math.isnan(figure({"eager": 2.0})[0])
 
 
 def test_each_promise_holds_or_is_below():
@@ -54,42 +38,6 @@ def test_each_promise_holds_or_is_below():
         for broken in (fast(math.nan), {"us": {}, "failed": {}}):
             assert not any(line.held for line in verdict(found | {row.key: broken}, [row]))
         assert not any(line.held for line in verdict({}, [row]))
-
-
-def test_four_of_five_layers_are_promised_and_the_ceiling_stands_beside_it():
-    wanted = cells()
-    found = {row.key: fast(1.0 if i < 48 else 2.0) for i, row in enumerate(wanted)}
-    assert [line.held for line in verdict(found, wanted)] == [True]
-    slow = fast(1.06)
-    slow["us"]["step"]["floor"] = 1.06
-    [line] = verdict(found | {wanted[0].key: slow}, wanted)
-    assert not line.held and line.ceiling == "59"
-    assert line.reached == (
-        "47 of 60 at 0.95 of the best of eager, torch.compile and bare products (alone: 47 of eager, 47 of cublas)"
-    )
-    assert str(line).startswith("layers of cells.txt, step: 47 of 60") and "; target 80%; ceiling 59 (" in str(line)
-
-
-def test_torch_compile_is_measured_apart_and_counts_by_its_ratio_to_ours():
-    layer, other = Row("linear", "id", "float16", (2, 3, 4)), Row("compile", "id", "float16", (2, 3, 4))
-    found = {
-        layer.key: {"us": {"step": {"ours": 2.0, "eager": 2.5}}},
-        other.key: {"us": {"step": {"ours": 4.0, "compile": 3.0}}},
-    }
-    assert promises.times(found, layer, "step") == {"ours": 2.0, "eager": 2.5, "compile": 1.5}
-    assert promises.times({layer.key: found[layer.key]}, layer, "step") == {"ours": 2.0, "eager": 2.5}
-
-
-def test_a_target_that_is_missed_names_the_reason():
-    row = next(row for row in rows() if row.group == "host")
-    [line] = verdict({row.key: fast(50.0)}, [row])
-    assert str(line) == (f"{row.key} step: +49 us beyond eager; target +20 us ({promises.REASONS['host'].format(8)})")
-    gate = next(row for row in rows() if row.group == "gates" and row.dtype == "float32")
-    slow = {"us": {which: {"ours": 2.0, "eager": 3.0, "liger": 1.0} for which in ("forward", "step")}}
-    lines = verdict({gate.key: slow}, [gate])
-    assert [line.reason for line in lines] == [promises.REASONS["float32"], promises.REASONS["in place"]]
-    norm = promises.Row("gated", "rms_norm_gated", "bfloat16", (1024, 4096))
-    assert [line.reason for line in verdict({norm.key: slow}, [norm])] == [promises.REASONS["gated"], ""]
 
 
 SMALL = {"linear": (16, 32, 64), "compile": (16, 32, 64), "block": (2, 8)}

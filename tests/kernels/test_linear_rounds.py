@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-import types
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 
-from kernels import hopper_product, launch
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_layers import tile_of
@@ -113,90 +111,12 @@ def whole_numbers(shape, generator, dtype):
     return torch.randint(-2, 3, shape, generator=generator).to(dtype)
 
 
-def of_hopper(monkeypatch, units):
-    """The launcher as on a Hopper GPU, but for the kernel, which is only noted; the tile kernel runs."""
-    hopper, tiny = Recorder(None), Recorder(module._tile_kernel)
-    monkeypatch.setattr(hopper_product, "hopper_kernel", hopper)
-    monkeypatch.setattr(hopper_product, "boxes", lambda t, rows, cols: (t, rows, cols))
-    monkeypatch.setattr(module, "_tile_kernel", tiny)
-    properties = types.SimpleNamespace(multi_processor_count=units)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    return hopper, tiny
-
-
 @functools.cache
 def operands(m, n):
     """The operands, a bias and a gate of bfloat16, the same for every launch."""
     generator = torch.Generator().manual_seed(m)
     whole = (whole_numbers(s, generator, torch.bfloat16) for s in ((m, 1024), (n, 1024), (n,)))
     return *whole, torch.randn(m, n, generator=generator).bfloat16()
-
-
-CORNERS = [
-    (70, 16 * 256 + 200, 16, 0, 4096),
-    (300, 10 * 256 + 136, 32, 256, 2560),
-    (1030, 17 * 256 + 248, 32, 1024, 4096),
-]
-
-
-@pytest.mark.parametrize(
-    ("corner", "mode"),
-    # a launch differs by what stands beside the product: nothing, the gate, or the saved sums; the last corner has them
-    # all. That a rectangle has every activation is tried above, of the tile kernel itself
-    [*zip(CORNERS[:2], MODES[1::4], strict=False), *((CORNERS[2], mode) for mode in MODES[::5])],
-)
-def test_the_launcher_leaves_the_last_corner_to_tiny_tiles(monkeypatch, corner, mode):
-    m, n, units, row, col = corner
-    if not launch.INTERPRETED:
-        pytest.skip("a GPU runs both kernels: the tests below")
-    a, b, bias, gate = operands(m, n)
-    bias = None if mode & module.GRAD.value else bias
-    want = [torch.full((m - row, n - col), 77.0).bfloat16() for _ in range(2)]
-    rest_bias = None if bias is None else bias[col:]
-    module._launch_tiles(a[row:], b[col:], rest_bias, gate[row:, col:].contiguous(), *want, mode, False)
-    hopper, tiny = of_hopper(monkeypatch, units)
-    got = [torch.full((m, n), 77.0).bfloat16() for _ in range(2)]
-    module._launch_hopper(a, b, got[0] if bias is None else bias, gate, *got, mode, bias is not None, (False, False))
-    whole, rest_m, _ = module._rounds(-(-m // 128), -(-n // 256), units, 8)
-    assert rest_m > 0
-    ((grid, arguments, constants),) = hopper.launches
-    assert grid == (units,)
-    assert arguments[6:10] == (m, n, 1024, whole)
-    assert constants["GROUP"] == 8
-    assert len(tiny.launches) == 1
-    for full, rest in zip(got, want, strict=True):
-        assert torch.equal(full[row:, col:], rest)
-        full[row:, col:] = 77
-        assert (full == 77).all()
-
-
-def test_where_the_last_round_is_not_cut(monkeypatch):
-    """K of other sizes, a transposed A, strides or addresses off a multiple of 16."""
-    if not launch.INTERPRETED:
-        pytest.skip("a GPU runs both kernels: the tests below")
-    m, n = 16, 16 * 256 + 8
-    hopper, tiny = of_hopper(monkeypatch, 16)
-
-    def cut(k=1024, a=None, b=None, bias=None, a_t=False):
-        a = torch.zeros(m, k).half() if a is None else a
-        b = torch.zeros(n, k).half() if b is None else b
-        y = torch.empty(m, n).half()
-        hopper.launches.clear()
-        tiny.launches.clear()
-        module._launch_hopper(a, b, y if bias is None else bias, y, y, y, 0, bias is not None, (a_t, False))
-        ((grid, arguments, _),) = hopper.launches
-        assert (grid, arguments[9]) == (((16,), 16) if tiny.launches else ((9,), 17))
-        return len(tiny.launches)
-
-    assert cut() == 1
-    assert cut(bias=torch.zeros(n).half()) == 1
-    assert cut(k=1152) == 1
-    assert [cut(k=k) for k in (896, 1024 + 64, 1024 + 8)] == [0, 0, 0]
-    assert cut(a=torch.zeros(1024, m).half().t(), a_t=True) == 0
-    assert cut(a=torch.zeros(m, 1032).half()[:, :1024]) == 0
-    assert cut(b=torch.zeros(n, 1032).half()[:, :1024]) == 0
-    assert cut(a=torch.zeros(m, 1040).half()[:, :1024]) == 1
-    assert cut(bias=torch.zeros(n + 1).half()[1:]) == 0
 
 
 COMPILE = """
@@ -327,24 +247,3 @@ def test_a_cut_last_round_changes_no_bit(monkeypatch, dtype, ragged, with_bias):
         monkeypatch.setattr(module, "_tile_kernel", count)
         assert torch.equal(linear_act(x.t().contiguous().t(), weight, bias), y)
         assert not count.launches
-
-
-@pytest.mark.gpu
-def test_a_cut_last_round_in_a_graph_and_on_a_side_stream():
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("the Hopper kernel is for compute capability 9")
-    tiles_m, tiles_n = leaving_a_rest(torch.cuda.get_device_properties(0).multi_processor_count)
-    x = torch.randn(tiles_m * 128, 1024, device="cuda").bfloat16()
-    weight = torch.randn(tiles_n * 256, 1024, device="cuda").bfloat16()
-    want = linear_act(x, weight, activation="gelu")
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        assert torch.equal(linear_act(x, weight, activation="gelu"), want)
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y = linear_act(x, weight, activation="gelu")
-    y.zero_()
-    graph.replay()
-    assert torch.equal(y, want)

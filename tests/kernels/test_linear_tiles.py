@@ -8,22 +8,10 @@ import pytest
 import torch
 
 from kernels import hopper_product, linear_act, linear_geglu, linear_weight
-from kernels.hopper_product import PERSISTENT, tile
 from kernels.launch import INTERPRETED
-from tests.kernels.compiled import WITHOUT_PTXAS
 
 DTYPES = [torch.float16, torch.bfloat16]
 CHOSEN = pytest.mark.skipif(not INTERPRETED, reason="a GPU chooses by itself: the tests on a GPU compare the bits")
-
-
-def test_small_products_have_one_tile_for_each_processor():
-    for m in (1, 64, 100, 512, 2048, 8192):
-        for n in (8, 256, 1000, 4096, 16384):
-            bm, bn, bk, _, _ = config = tile(m, n, 1024, 132)
-            assert bk == 64 or 1024 % bk == 0
-            if config != PERSISTENT:
-                assert -(-m // bm) * -(-n // bn) <= 3 * 132
-            assert tile(m, n, 1024 + 8, 132)[2] == 64
 
 
 @contextlib.contextmanager
@@ -87,67 +75,6 @@ def test_boxes_give_the_bits_of_loads(monkeypatch, dtype, k):
         products = [boxed for kernel, boxed in launched if kernel in ("_tile_kernel", "_weight_kernel")]
         assert len(products) >= 10 and all(products), launched
         assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True)), name
-
-
-@CHOSEN
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_parts_of_a_small_weight_gradient_are_a_choice_of_sizes(monkeypatch, dtype):
-    assert linear_weight.rows_of_weight_part(16384, 512, 512, dtype) == 2048
-    assert linear_weight.rows_of_weight_part(16384, 512, 512, torch.float32) == linear_weight.PARTS[torch.float32]
-    assert linear_weight.rows_of_weight_part(8192, 4096, 4096, dtype) >= 8192
-    m, n, k = 1000, 16, 24
-    assert linear_weight.rows_of_weight_part(m, n, k, dtype) == linear_weight.PARTS[dtype]
-    monkeypatch.setattr(linear_weight, "rows_of_weight_part", lambda *sizes: 512)
-    g, x = drawn(dtype, (m, n), (m, k))
-    want = linear_weight.weight_gradient(g, x, False)
-    parts = [g[first : first + 512].float().t() @ x[first : first + 512].float() for first in (0, 512)]
-    torch.testing.assert_close(want.float(), sum(parts), rtol=2**-7, atol=0.05)
-    for name in ("plain", "transposed", "padded"):
-        with hopper(monkeypatch) as launched:
-            got = linear_weight.weight_gradient(layouts(g)[name], layouts(x)[name], False)
-        assert ("_weight_kernel", True) in launched
-        assert torch.equal(got, want), name
-
-
-OVERLAP = """
-import re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kernels import linear_act, linear_geglu, linear_layers, linear_weight
-
-for module, name, types in (
-    (linear_act, "_gradient_kernel", {"ACT": 2, "ROWS": 32, "BM": 32, "BN": 64}),
-    (linear_geglu, "_gradient_kernel", {"TANH": True, "ROWS": 32, "BM": 8, "BN": 128}),
-    (linear_layers, "_added_kernel", {"ROWS": 16, "BLOCK": 64}),
-    (linear_act, "_tile_kernel", {"MODE": 10, "BM": 64, "BN": 64, "BK": 64}),
-    (linear_geglu, "_tile_kernel", {"MODE": 10, "BM": 64, "BN": 64, "BK": 64}),
-    (linear_weight, "_weight_kernel", {"PART": 512, "BLOCK": 0, "BM": 64, "BN": 64, "BK": 64}),
-):
-    kernel = getattr(module, name)
-    constants = {"OVERLAP": True, "STORE": True, "SUM": True, "HAS_BIAS": True, "PRECISION": "ieee", "GROUP": 8}
-    constants |= {"BOXES": True, "A_T": False, "B_T": False, "G_T": False, "X_T": False, **types}
-    constants |= {n: 0 for n in kernel.arg_names if n.startswith("stride_") and n != "stride_ym"}
-    boxes = {"a_ptr", "b_ptr", "g_ptr", "x_ptr"} if "BOXES" in kernel.arg_names else ()
-    signature = {}
-    for n in kernel.arg_names:
-        kind = "*fp32" if n in ("part_ptr", "sum_ptr") else "*bf16" if n.endswith("_ptr") else "i32"
-        signature[n] = "constexpr" if n in constants else "tensordesc<bf16[64, 64]>" if n in boxes else kind
-    values = {(kernel.arg_names.index(n),): v for n, v in constants.items() if n in kernel.arg_names}
-    options = {"num_warps": 4, "launch_pdl": True}
-    source = ASTSource(kernel, signature, values)
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    print(module.__name__, *re.findall(r"griddepcontrol.\\w+|ld.global|st.global|cp.async.bulk.tensor", ptx)[:3])
-"""
-
-
-def test_a_kernel_that_starts_early_waits_before_it_reads_or_writes(printed, tmp_path):
-    lines = printed(WITHOUT_PTXAS + OVERLAP, tmp_path, 240).splitlines()
-    assert len(lines) == 6
-    for line in lines:
-        _, first, second, third = line.split()
-        assert (first, second) == ("griddepcontrol.wait", "griddepcontrol.launch_dependents"), line
-        assert third in ("ld.global", "cp.async.bulk.tensor"), line
 
 
 @pytest.mark.gpu

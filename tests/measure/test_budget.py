@@ -32,7 +32,6 @@ from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
 from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled, turn
 from verify.measure.call import run_judged
-from verify.measure.digest import of_many
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.ops.graph import sampled as sampling
@@ -41,7 +40,6 @@ from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
-from verify.truth.formats import named
 from verify.workers.requests import Failure
 
 TINY = Budget(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
@@ -275,15 +273,6 @@ def test_drawn_elements_are_among_those_judged_if_their_boxes_need_more_than_the
         assert math.prod(len(line) for line in drawn.box) > 5000
 
 
-def test_a_digest_of_many_sees_one_bit() -> None:
-    x = torch.randn(300_001, generator=torch.Generator().manual_seed(0))
-    other = x.clone()
-    other.view(torch.int32)[299_999] ^= 1
-    fmt = named("float32")
-    assert of_many(x, fmt) == of_many(x.clone(), fmt) != of_many(other, fmt)
-    assert of_many(torch.tensor([-torch.nan]), fmt) == of_many(torch.tensor([torch.nan]), fmt)
-
-
 def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Budget]()
 
@@ -309,14 +298,6 @@ def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monk
     assert found.status == "skipped"
     assert [gap.kind for gap in found.gaps] == ["judge failed"]
     assert found.gaps[0].text.endswith("the judge ran out of memory: 2 of 2 cases have no verdict")
-
-
-@pytest.mark.parametrize(("change", "found"), [(1.0, "no finding"), (1.5, "wrong")])
-def test_the_line_after_the_first_case_has_its_verdict(backend: Backend, change: float, found: str) -> None:
-    steps = list[str]()
-    called = _declared("gelu", lambda y: y * change)
-    measure_kernel(called, Measure("a.py::called"), backend, budget=TINY, progress=steps.append)
-    assert steps == ["called float32, case 1 of 2", f"called float32, case 2 of 2, {found} so far"]
 
 
 def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) -> None:
@@ -416,28 +397,6 @@ def test_judges_wait_in_their_order_for_the_memory_of_a_gpu(tmp_path: Path) -> N
     assert _rows(path) == {os.getpid(): (30.0, "runs")}  # others may have the rest by now
     queue.leave()
     assert _rows(path) == {os.getpid(): (0, "idles")}
-
-
-def test_the_oldest_judge_has_the_next_turn_and_each_takes_its_context(tmp_path: Path) -> None:
-    path = tmp_path / "queue.json"
-    with subprocess.Popen(["sleep", "60"]) as older, subprocess.Popen(["sleep", "60"]) as runs:
-        path.write_text(json.dumps([[older.pid, 0, "idles"], [os.getpid(), 0, "idles"], [runs.pid, 50.0, "runs"]]))
-        queue = Queue(path, 100.0, context=5.0)
-        queue.enter(35.0)  # 100 - 3 * 5 - 50
-        queue.leave()
-        entering = threading.Thread(target=queue.enter, args=(36.0,))
-        entering.start()
-        time.sleep(0.2)
-        assert _rows(path)[os.getpid()] == (36.0, "waits")
-        queue._changed(lambda rows: [[older.pid, 80.0, "waits"], *rows[1:]])  # it came back later
-        runs.kill()
-        runs.wait()
-        time.sleep(0.2)
-        assert (_rows(path)[older.pid][1], _rows(path)[os.getpid()][1]) == ("runs", "waits")
-        older.kill()
-        older.wait()
-        entering.join(5)
-        assert _rows(path) == {os.getpid(): (36.0, "runs")}
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import torch
 from tests.truth.every_value import all_values
 from verify import ops
 from verify.backends import Interpreter
-from verify.measure.curve import DIGITS, bins_of, edges_for, peaks, recorded
+from verify.measure.curve import DIGITS, bins_of, edges_for, peaks
 from verify.measure.tally import Peak, merged_peaks
 from verify.records.figure import rounded_up
 from verify.records.record import number, value_of
@@ -114,61 +114,6 @@ def test_merging_halves_gives_the_whole() -> None:
 
     whole, first, second = part(0, 1 << 16), part(0, 30_001), part(30_001, 1 << 16)
     assert merged_peaks(first, second) == merged_peaks(second, first) == whole
-
-
-def test_no_elements_at_all() -> None:
-    edges = (-1.0, 0.0, 1.0)
-    found = peaks_of(torch.empty(0), torch.empty(0).double(), torch.empty(0) > 0, edges)
-    assert found == []
-    assert recorded("x", formats.named("float32"), edges, found, None).counts == [0]
-
-
-def test_neighbours_that_say_the_same_are_joined_and_nothing_gets_smaller() -> None:
-    fmt = formats.named("float32")
-    edges = (-8.0, -4.0, -2.0, 0.0, 2.0, 4.0, 8.0)
-    counts = (3, 2, 5, 0, 0, 1)
-    own = curve((0.49991, 0.49999, 7.0001, 0.0, 0.0, math.nan), counts, (11, 12, 13, 0, 0, 14))
-    other = curve((1.0, 1.0, 2.0, 0.0, 0.0, math.inf), counts, (0,) * 6)
-    joined = recorded("x", fmt, edges, own, other)
-    assert joined.edges == [-8.0, -2.0, 0.0, 4.0, 8.0]
-    assert joined.counts == [5, 5, 0, 1]
-    assert joined.max_ulp == [0.5, 7.01, 0.0, "nan"]
-    assert joined.worst == ["0x0000000c", "0x0000000d", "", "0x0000000e"]  # of the joined bins the larger error's
-    assert joined.baseline == [1.0, 2.0, 0.0, "inf"]
-    alone = recorded("x", fmt, edges, own, None)
-    assert alone.baseline == []
-    assert alone.counts == joined.counts
-
-
-@pytest.mark.parametrize(
-    ("errors", "bins"),
-    [
-        ((0.6, 0.62, 0.629), 1),  # within 5% of each other
-        ((0.6, 0.62, 0.64), 2),  # each of its neighbour, but not all of them
-        ((0.499, 0.501, 0.502), 2),  # correctly rounded or not
-        ((0.99, 1.0, 1.01), 2),  # faithful or not
-        ((30.0, 31.0, 0.0), 2),
-        ((math.nan, math.nan, math.inf), 2),
-        ((0.0, 0.0, 1e-9), 2),
-    ],
-)
-def test_only_what_a_plot_shows_alike_is_joined(errors: tuple[float, ...], bins: int) -> None:
-    edges = (1.0, 2.0, 4.0, 8.0)
-    found = recorded("x", formats.named("float32"), edges, curve(errors, (1, 2, 3), (7, 8, 9)), None)
-    assert (len(found.counts), sum(found.counts)) == (bins, 6)
-    tops = [value_of(value) for value in found.max_ulp]
-    wanted = max(rounded_up(error, DIGITS) for error in errors if not math.isnan(error))
-    assert max(top for top in tops if not math.isnan(top)) == wanted  # a maximum is never lost
-
-
-@pytest.mark.parametrize(
-    ("value", "shown"),
-    [(0.0, 0.0), (0.5, 0.5), (0.50001, 0.501), (254.933, 255.0), (999.5, 1000.0), (1.2345e-300, 1.24e-300)],
-)
-def test_maxima_are_rounded_up_to_three_digits(value: float, shown: float) -> None:
-    assert rounded_up(value, DIGITS) == shown
-    assert math.isnan(rounded_up(math.nan))
-    assert rounded_up(math.inf) == math.inf
 
 
 def test_the_curve_of_a_run_has_the_maximum_of_the_run() -> None:
