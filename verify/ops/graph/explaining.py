@@ -119,14 +119,15 @@ class _Search:
         cost, turned = judged(at)
         most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
         most = min(most, _EFFORT // len(choices.program.steps))
-        moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
+        moves, idle = list(islice(self._moves(sizes, best > 0.0, parts), most)), 0
         for key, one, other, way in islice(moves * _ROUNDS, most):
-            if not bool((cost > 0.0).any()):
+            if idle == len(moves) or not bool((cost > 0.0).any()):  # a round without a gain repeats itself
                 break
             line = at[key].clone()
             line[:, one], line[:, other] = (way, way) if one == other else (at[key][:, other], at[key][:, one])
             found, new = judged({**at, key: line})
             better = found < cost
+            idle = 0 if bool(better.any()) else idle + 1
             at[key] = torch.where(better.reshape(-1, 1), line, at[key])
             cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
         self.found = _mixed(parts, cost < best, turned, self.found)
