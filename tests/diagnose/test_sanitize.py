@@ -118,11 +118,11 @@ def says(log: str, code: int = 0) -> str:
         (says(NOT_STARTED, 1), "incomplete", "it ended without a summary: the last word"),
         (says(""), "incomplete", "it ended without a summary: the last word"),
         (says(CLEAN, 3), "incomplete", "its process ended with exit code 3: the last word"),
-        ("import time; time.sleep(600)", "incomplete", "no end within 2 s; stopped"),
+        ("import time; time.sleep(600)", "incomplete", "no end within 0.5 s; stopped"),
     ],
 )
 def test_the_summary_and_the_exit_code_must_agree(tmp_path: Path, body: str, status: str, report: str) -> None:
-    outcome = sanitize.check(fake(tmp_path, body), "memcheck", "here.py::k", timeout=2 if "sleep" in body else 60)
+    outcome = sanitize.check(fake(tmp_path, body), "memcheck", "here.py::k", timeout=0.5 if "sleep" in body else 60)
     assert outcome.status == status and report in outcome.report
 
 

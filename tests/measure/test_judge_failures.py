@@ -91,54 +91,18 @@ def good(x):
 JUDGES, KERNELS = ("judge_dies", "judge_hangs"), ("dies", "hangs", "no_memory")
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Run, Path]:
-    """What the command prints, its record and its folder: all of these kernels, and a good one after them."""
+@pytest.fixture(scope="module", autouse=True)
+def begun(warm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], Path]]:
+    """Starts the command on all of these kernels, and a good one after them. It waits for 10 s while others run."""
     folder = tmp_path_factory.mktemp("faults")
     (folder / "faults.py").write_text(TARGETS)
     targets = [f"faults.py::{name}" for name in (*JUDGES, *KERNELS, "good")]
     command = (sys.executable, "-m", "verify", "run", *targets, "--backend", "interpreter", "--json", "r.json")
     options = ("--timeout", "4", "--jobs", "1", "--markdown", "r.md", "--html", "r.html")
-    done = subprocess.run([*command, *options], cwd=folder, capture_output=True, text=True)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    return done.stdout, files.load(folder / "r.json"), folder
-
-
-def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Run, Path]) -> None:
-    printed, run, folder = ran
-    kernels = {kernel.name: kernel for kernel in run.kernels}
-    assert {name: kernels[name].status for name in (*JUDGES, "good")} == {
-        "judge_dies": "skipped",
-        "judge_hangs": "skipped",
-        "good": "ok",
-    }
-    assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
-    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
-    gaps = [gap for gap in run.incomplete if gap.kind == "judge failed"]
-    assert [gap.target for gap in gaps] == [f"faults.py::{name}" for name in JUDGES]
-    sentence = "the judge failed at 2 parts of the run"
-    for shown in (" ".join(printed.split()), (folder / "r.md").read_text(), (folder / "r.html").read_text()):
-        assert sentence in shown
-    alone = [kernel for kernel in run.kernels if kernel.name in (*JUDGES, "good")]
-    assert msgspec.structs.replace(run, kernels=alone, incomplete=gaps).verdict == "incomplete"
-
-
-def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, Run, Path]) -> None:
-    printed, run, _ = ran
-    # on a loaded machine a part of the second has passed when the call begins
-    found = {
-        each.name: (each.status, re.sub(r"within [01](\.\d+)? s", "within T s", each.message)) for each in run.kernels
-    }
-    assert {name: found[name] for name in KERNELS} == {
-        "dies": ("crashed", "float16: the process died of SIGABRT"),
-        "hangs": ("timeout", "float16: no answer within T s; stopped"),
-        "no_memory": ("error", "float16: no_memory raised MemoryError: no message (faults.py:39)"),
-    }
-    assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout", "judge failed"}
-    [hanging] = [kernel for kernel in run.kernels if kernel.name == "hangs"]
-    assert hanging.hint == "verify run faults.py::hangs --timeout 8"
-    assert printed.count(hanging.hint) == 1 and "run faults.py::hangs\n" not in printed
-    assert printed.count("verify run faults.py::no_memory") == 1
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen([*command, *options], cwd=folder, **pipes, text=True) as process:
+        yield process, folder
+        process.kill()
 
 
 def test_laws_that_do_not_end_are_a_gap_beside_the_figures(tmp_path: Path) -> None:
@@ -271,3 +235,52 @@ def test_no_memory_around_a_call_is_the_judges(rows: verify.Kernel, error: Excep
     found = _measured(rows, 1, run=run)
     assert found.status == "ok"
     assert [gap.kind for gap in found.gaps] == ["judge failed"]
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ran(begun: tuple[subprocess.Popen[str], Path]) -> tuple[str, Run, Path]:
+    """Returns what the command prints, its record and its folder."""
+    process, folder = begun
+    printed, errors = process.communicate()
+    assert process.returncode == 1 and "Traceback" not in errors
+    return printed, files.load(folder / "r.json"), folder
+
+
+def test_a_judge_that_dies_or_hangs_is_no_fault_of_its_kernel(ran: tuple[str, Run, Path]) -> None:
+    printed, run, folder = ran
+    kernels = {kernel.name: kernel for kernel in run.kernels}
+    assert {name: kernels[name].status for name in (*JUDGES, "good")} == {
+        "judge_dies": "skipped",
+        "judge_hangs": "skipped",
+        "good": "ok",
+    }
+    assert kernels["judge_dies"].message == "the judge died: the process died of SIGKILL (out of memory?)"
+    assert kernels["judge_hangs"].message == "the judge ran out of time: no result within 8 s; stopped"
+    gaps = [gap for gap in run.incomplete if gap.kind == "judge failed"]
+    assert [gap.target for gap in gaps] == [f"faults.py::{name}" for name in JUDGES]
+    sentence = "the judge failed at 2 parts of the run"
+    for shown in (" ".join(printed.split()), (folder / "r.md").read_text(), (folder / "r.html").read_text()):
+        assert sentence in shown
+    alone = [kernel for kernel in run.kernels if kernel.name in (*JUDGES, "good")]
+    assert msgspec.structs.replace(run, kernels=alone, incomplete=gaps).verdict == "incomplete"
+
+
+def test_a_kernel_that_dies_hangs_or_has_no_memory_is_at_fault(ran: tuple[str, Run, Path]) -> None:
+    printed, run, _ = ran
+    # on a loaded machine a part of the second has passed when the call begins
+    found = {
+        each.name: (each.status, re.sub(r"within [01](\.\d+)? s", "within T s", each.message)) for each in run.kernels
+    }
+    assert {name: found[name] for name in KERNELS} == {
+        "dies": ("crashed", "float16: the process died of SIGABRT"),
+        "hangs": ("timeout", "float16: no answer within T s; stopped"),
+        "no_memory": ("error", "float16: no_memory raised MemoryError: no message (faults.py:39)"),
+    }
+    assert {gap.kind for gap in run.incomplete} == {"crashed", "timeout", "judge failed"}
+    [hanging] = [kernel for kernel in run.kernels if kernel.name == "hangs"]
+    assert hanging.hint == "verify run faults.py::hangs --timeout 8"
+    assert printed.count(hanging.hint) == 1 and "run faults.py::hangs\n" not in printed
+    assert printed.count("verify run faults.py::no_memory") == 1
