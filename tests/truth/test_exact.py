@@ -266,6 +266,21 @@ def test_a_truth_at_a_power_of_two_that_no_precision_tells_from_it(name: str, st
     assert abs(judge(points[0], fmt, right).ulp) < 1e-30
 
 
+def test_a_tie_that_no_precision_decides_is_evaluated_by_mpmath_at_the_first_and_the_last_alone() -> None:
+    """silu(2^15 + 2^7) is below a tie of bfloat16 by a part of 2^-47,000. No power of two is near."""
+    problem = Problem({"x": torch.tensor([2.0**15 + 2.0**7])}, {})
+    (point,) = remembering(ops.get("silu"), problem).points(problem, "y", [0])
+    asked: list[int] = []
+
+    def noted(precision: int) -> mpmath.mpf:
+        asked.append(precision)
+        return point.mp(precision)
+
+    fmt = named("bfloat16")
+    judged = judge(Point(mp=noted, arb=point.arb), fmt, fmt.from_float(2.0**15))
+    assert judged.ulp == pytest.approx(-0.5) and asked == [exact.START_PRECISION, exact.MAX_PRECISION]
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_large_error_beside_a_power_of_two_costs_no_precision(sign: int) -> None:
     """Softmax gives 1 - exp(-1000) for the largest of two numbers. At 160 bits its side of 1 is open."""

@@ -160,11 +160,12 @@ def judge(point: Point, fmt: Format, got: int, *, both: bool = True, policy: Pol
     if allowed is not None and isinstance(error, Fraction) and _is_far(enclosure, allowed):
         error = max(allowed, key=abs)
         exponent = min(fmt.ulp_exponent(enclosure.low), fmt.ulp_exponent(enclosure.high))
-    if precision >= MAX_PRECISION and isinstance(error, Fraction) and error and _is_rounded(point):
+    if precision >= MAX_PRECISION and isinstance(error, Fraction) and error:
         # If the truth is so near a power of two that its side is unknown, it gets the smaller of the two units. For
         # example, x / (1 + exp(-x)) at 2^15 is below 2^15 by 2^-47,000 of it.
         finer = fmt.ulp_exponent(enclosure.low * (1 - power_of_two(-fmt.precision - 2)))
-        error, exponent = error * power_of_two(exponent - finer), finer
+        if finer != exponent and _is_rounded(point):  # elsewhere both units are the same
+            error, exponent = error * power_of_two(exponent - finer), finer
     ulp = _to_float(error) if isinstance(error, Fraction) else error
     if enclosure.kind == "real" and fmt.is_inf(got) and not _overflows(fmt, enclosure.low):
         ulp = float("inf")
