@@ -46,7 +46,7 @@ help:
 # `verify run` exits 1 when a kernel is wrong, 3 when something could not be measured: both fail the target.
 # Each kernel has a process that imports kernels/, which container images tell Python to compile for each.
 verify: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
+	@PYTHONDONTWRITEBYTECODE= $(MALLOC) $(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
 	test ! -f $(OUT)/report.html || echo "report: $(abspath $(OUT)/report.html)"; exit $$code
 
 # Types beside the tests: alone they keep one core for 10 s on a machine that has no cache of them.
