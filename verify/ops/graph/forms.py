@@ -65,6 +65,16 @@ def of_softmax_gradient(
     return torch.where(y == y.amax(dims, True), torch.hypot(own, total).nan_to_num(0.0, 0.0, 0.0), own)
 
 
+def less_largest(step: Step) -> bool:
+    """True if a step subtracts the largest number of a row from its numbers, as a softmax does."""
+    if not isinstance(step, Map) or step.function != "subtract":
+        return False
+    largest = moved_from(step.inputs[1])[-1]
+    if not isinstance(largest, Reduce) or largest.function != "amax":
+        return False
+    return moved_from(largest.inputs[0])[-1] is moved_from(step.inputs[0])[-1]
+
+
 def bends(step: Step) -> bool:
     """True if the slope of a step jumps, as that of a rounding to a format does."""
     found = step.function if isinstance(step, Map) and step.real else ""

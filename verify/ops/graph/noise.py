@@ -29,6 +29,7 @@ from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.forms import (
     bends,
     constant_divisor,
+    less_largest,
     of_softmax_gradient,
     softmax_gradient,
     weighted_sums,
@@ -36,6 +37,7 @@ from verify.ops.graph.forms import (
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rounding import (
+    EXPONENTIALS,
     Chain,
     Products,
     Rounding,
@@ -59,6 +61,7 @@ _LOOSE = 8  # runs that take their decisions anew
 _ROOT3 = math.sqrt(3.0)
 _STEPWISE = 4.0  # largest error of a kernel that takes the program's steps, in units of noise: within every limit
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
+_STEEP = 0.5  # noise of an exponent above which the response is not linear: a softmax may take another element
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,10 @@ class _Samples:
         self.compared = {id(step) for step in self.steps if _compares(step)}
         self.bent = {id(step) for step in self.steps if bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
+        exponential = [step for step in self.steps if isinstance(step, Map) and step.function in EXPONENTIALS]
+        self.exponents = {id(step.inputs[0]) for step in exponential}
+        # ids of steps whose roundings are relative to their numbers: in another run another one may be the largest
+        self.below = {id(step) for step in self.steps if less_largest(step)}
         # ids of products that a scattered sum adds up, as in the gradient of a convolution: both are one sum
         self.spread = {id(moved_from(step.inputs[0])[-1]) for step in self.steps if isinstance(step, Spread)}
         # id(probabilities of a softmax whose gradient is computed) -> their value
@@ -138,13 +145,14 @@ class _Samples:
             if isinstance(step, Map) and (found := softmax_gradient(step))
         }
         exact = [each for step in self.steps if _is_exact(step) for each in (step, step.inputs[1])]
-        self.remembered = {*self.deciding, *self.before_bends, *map(id, exact)}
+        self.remembered = {*self.deciding, *self.before_bends, *self.exponents, *map(id, exact)}
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of those that are `remembered`
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
         self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
         self.fixed: dict[int, Tensor | None] = {}  # id(step that no disturbance reaches) -> value; None if it is large
-        self.squares: dict[int, Tensor] = {}  # id(deciding step), -id(comparison) -> sum of squared changes over runs
+        # id(deciding step), -id(comparison) -> sum of squared changes over runs; 0 -> that of the least sure exponent
+        self.squares: dict[int, Tensor] = {}
         self.runs = 0
         self.moved: dict[int, Tensor] = {}  # what one run adds to `squares`
         self.chains: dict[int, Chain] = {}
@@ -190,6 +198,8 @@ class _Samples:
             self.kept.add(id(step))
         elif deviation is None and self._is_kept(step):
             self.kept.add(id(step))
+        if id(step) in self.below and isinstance(known := self.roundings.get(id(step)), Tensor):
+            self.roundings[id(step)] = (known / value).nan_to_num(0.0, 0.0, 0.0)
         disturbed = id(step) in self.roundings or id(step) in self.stored
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
@@ -321,6 +331,9 @@ class _Samples:
             self.moved[id(step)] = _squared(used - self.held[id(step)])
         if id(step) in self.compared:
             self.moved[-id(step)] = _squared((given[0] - given[1]) - self._difference(step))
+        if id(step) in self.exponents and used.numel():
+            largest = _squared(used - self.held[id(step)]).amax()
+            self.moved[0] = torch.maximum(self.moved[0], largest) if 0 in self.moved else largest
         return shown, used
 
     def _disturbed_alone(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -333,6 +346,8 @@ class _Samples:
         if isinstance(deviation, float):
             value = torch.addcmul(value, value, self.coins.like(value), value=deviation * self.shrink * _ROOT3)
         elif deviation is not None:
+            if id(step) in self.below:
+                deviation = deviation * value.nan_to_num(0.0, 0.0, 0.0)
             value = torch.addcmul(value, deviation, self.coins.like(value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
@@ -382,7 +397,9 @@ class _Samples:
         return sum(value.numel() for value in self.truth.values()) <= _FEW
 
     def is_chaotic(self) -> bool:
-        """True if a tenth of some result's elements have so much noise that the response may not be linear."""
+        """True if the response may not be linear: a tenth of some result's elements, or an exponent, has much noise."""
+        if 0 in self.squares and float((self.squares[0] / self.runs).sqrt()) > _STEEP * self.first_shrink:
+            return True
         for name, value in self.truth.items():
             large = self.deviations[name] > _CHAOTIC * value.abs()
             if value.numel() and float((large & (value != 0)).double().mean()) > 0.1:

@@ -326,12 +326,23 @@ def _of_map(
             chains[id(step)] = made
     if is_exact(step, run):
         return None
+    if (slope := EXPONENTIALS.get(step.function)) and format.unit >= unit_of(torch.float32):
+        size = torch.hypot(size, (slope(value) * given[0]).nan_to_num(0.0, 0.0, 0.0))
     lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
     if lost is not None and added and format.unit >= unit_of(torch.float32):
         rounded = size * (format.unit / _ROOT3)
         if not bool((lost <= rounded).all()):
             return torch.hypot(rounded, lost).masked_fill(~torch.isfinite(value), 0.0)
     return _one_rounding(value, size, value == 0 if lost is not None and not added else held, format)
+
+
+# by name: the slope of a function that GPUs compute as 2^(x log2 e), with that product rounded; of its value
+EXPONENTIALS: dict[str, Callable[[Tensor], Tensor]] = {
+    "exp": lambda y: y,
+    "expm1": lambda y: y + 1,
+    "sigmoid": lambda y: y * (1 - y),
+    "log_sigmoid": lambda y: -torch.expm1(y),
+}
 
 
 def _is_lossless(step: Map, x: Tensor, value: Tensor) -> Tensor:
