@@ -238,6 +238,19 @@ def test_a_wide_bound_is_paid_with_escalations_not_with_wrong_figures() -> None:
         assert right.undecided == left.undecided == 0
 
 
+def test_elements_with_the_widest_bounds_are_judged_exactly_first() -> None:
+    """All intervals reach the largest error, and those of the last elements exceed any limit."""
+    fmt, count = named("float32"), 600
+    whole = gelu(spread(count))
+    truth = evaluate(GELU, whole, {"y": fmt})["y"]
+    ulps = torch.where(torch.arange(count) < count - 30, 4.0, 400.0)
+    wide = Truth(truth.value, truth.scale, bound=truth.value.abs() * 2.0**-23 * ulps)
+    got = truth.value.float()
+    effort = Effort(sample=0, open_limit=0, rounds=1)
+    tally = judge_by(JudgedBy(GELU, whole, "y", wide, fmt), got, effort=effort).tallies[0]
+    assert value_of(tally.figures().max_upper) < 10
+
+
 def test_a_fast_reference_outside_its_bound_stops_the_run() -> None:
     fmt = named("float32")
     whole = gelu(spread(50))

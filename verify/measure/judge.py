@@ -284,7 +284,7 @@ def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
 
 
 def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
-    """Returns elements not yet judged exactly whose interval reaches the maximum of their segment."""
+    """Returns elements not yet judged exactly whose interval reaches the maximum of their segment, the furthest."""
     wanted = _worst_indices(found, members, keep)
     for error, width in found.figures:
         for mine in members:
@@ -292,7 +292,8 @@ def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judge
                 continue
             figures, widths = error[mine], width[mine]
             open_ones = (widths > 0) & torch.isfinite(figures) & (figures + widths >= figures.max())
-            wanted.update(mine[open_ones][: 4 * KEEP].tolist())
+            upper = torch.where(open_ones, figures + widths, -math.inf)
+            wanted.update(mine[upper.topk(min(4 * KEEP, int(open_ones.sum()))).indices].tolist())
     return sorted(wanted - exact.keys())
 
 
