@@ -8,7 +8,7 @@
     python -m mutants.zoo --table          the table of docs/judge.md
 
 `zoo.toml` has the tricks that were reported in public, by their numbers in docs/judge.md; `zoo_more.toml` has others in
-groups. Nothing here needs a GPU.
+groups. The last group needs a GPU: `--backend cuda`.
 """
 
 from __future__ import annotations
@@ -123,6 +123,7 @@ class Trick:
     before_twin: str = ""
     slow: float = 0.0  # milliseconds that a call of the specimen takes
     compiled: bool = False
+    gpu: bool = False  # the specimen does something on a GPU alone; its twin runs anywhere
     state: str | None = None
     state_twin: str | None = None
 
@@ -182,7 +183,7 @@ PROBLEMS |= {name: model(**given) for name, given in _MORE["problem"].items()}
 STATE |= {name: given["init"] for name, given in _MORE["problem"].items() if "init" in given}
 
 
-def _of_group(first: int, law: str, rows: list[list[str]]) -> Iterator[Trick]:
+def _of_group(first: int, law: str, rows: list[list[str]], gpu: bool = False) -> Iterator[Trick]:
     """Yields the tricks of a group, numbered from `first`. A row may end in a text before the class, and a state."""
     for number, (name, caught, problem, body, twin, *more) in enumerate(rows, first):
         before, state = [*more, "", ""][:2]
@@ -198,19 +199,20 @@ def _of_group(first: int, law: str, rows: list[list[str]]) -> Iterator[Trick]:
             before,
             state=state or None,
             state_twin=state or None,
+            gpu=gpu,
         )
 
 
-def _grouped() -> Iterator[tuple[dict[str, Any], tuple[Trick, ...]]]:
+def grouped() -> Iterator[tuple[dict[str, Any], tuple[Trick, ...]]]:
     """Yields the groups with their tricks, which are numbered after the public ones."""
     first = len(PUBLIC) + len(WITHOUT) + 1
     for each in GROUPS:
-        found = tuple(_of_group(first, each["law"], each["rows"]))
+        found = tuple(_of_group(first, each["law"], each["rows"], each.get("gpu", False)))
         first += len(found)
         yield each, found
 
 
-TRICKS = (*PUBLIC, *(each for _, found in _grouped() for each in found))
+TRICKS = (*PUBLIC, *(each for _, found in grouped() for each in found))
 
 
 def table() -> str:
@@ -218,7 +220,7 @@ def table() -> str:
     rows = [f"| {each.number} | {each.name} | {each.caught} | {each.law} |" for each in PUBLIC]
     rows += [f"| {number} | | no specimen | {why} |" for number, why in WITHOUT.items()]
     rows.sort(key=lambda row: int(row.split("|")[1]))
-    for given, found in _grouped():
+    for given, found in grouped():
         caught = ", ".join(dict.fromkeys(each.caught for each in found))
         rows.append(f"| {found[0].number}-{found[-1].number} | {given['name']} | {caught} | {given['law']} |")
     return "\n".join(["| | trick | caught as | why |", "|---|---|---|---|", *rows, ""])
@@ -303,6 +305,9 @@ def main(arguments: list[str]) -> int:
         for trick in [trick for trick in chosen if trick.compiled]:
             print(f"- {trick.number:>3} not tried: {trick.name} needs c++ and ninja")
             chosen.remove(trick)
+    for trick in [trick for trick in chosen if trick.gpu and options.backend == "cpu"]:
+        print(f"- {trick.number:>3} not tried: {trick.name} needs a GPU")
+        chosen.remove(trick)
     bad = 0
     with tempfile.TemporaryDirectory() as name:
         for trick, kind, found in judged(chosen, Path(name), options.jobs, options.backend):
