@@ -10,11 +10,14 @@ these sizes; 16 makes those above. The seconds are of the whole command.
 `many` gives one command a list of 36 such solutions, and counts the judgements that come within `--seconds` of its
 start. The minutes begin with the first request to a worker that has imported PyTorch.
 
-`--only` (repeatable) measures some of it: quick, ci, many, or quick:silu. The longest phases of each start are printed
-(VERIFY_TIMES); `--times` keeps all of them in a folder. Exits 1 if a solution is not accepted, or if a figure is beyond
-its limit:
+`large` judges a cumulative sum of 4.3 GB (`--side` 16), and one of 16 KB. `held` judges solutions that never end, each
+with a limit of 30 s (`--timeout`).
 
-    quick 10 s, ci 30 s; many: 20 a minute
+`--only` (repeatable) measures some of it: quick, ci, many, large, held, or quick:silu. The longest phases of each start
+are printed (VERIFY_TIMES); `--times` keeps all of them in a folder. Exits 1 if a right solution is not accepted, if one
+that never ends is, or if a figure is beyond its limit:
+
+    quick 10 s, ci 30 s; many: 20 a minute; large: 15 s more than the small one; held: twice the limit
 """
 
 from __future__ import annotations
@@ -37,8 +40,10 @@ from typing import Any
 from benchmarks.start import machine, phases, show
 from verify.workers.phases import VARIABLE
 
-LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0}  # seconds, seconds, judgements a minute
-LAST_SECONDS = 60.0  # a command that takes longer is ended
+# seconds, seconds, judgements a minute, seconds more than of a small result, seconds
+LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0, "large": 15.0, "held": 60.0}
+HELD_SECONDS = 30.0  # the limit of a solution that never ends
+LAST_SECONDS = 150.0  # a command that takes longer is ended
 ENDING_SECONDS = 15.0  # a command that takes longer to end is killed
 PROBLEM = """
 import torch
@@ -124,16 +129,53 @@ PROBLEMS = {
         "z = torch.empty_like(x); product[(len(x) // 64, len(x) // 64)](x, y, z, len(x), 64, 32); return z",
         "return (x.double() @ y.double()).float()",
     ),
+    "sum": ("x", "torch.cumsum(x, 1)", "torch.randn(2048 * {side}, 2048 * {side})", "", "return torch.cumsum(x, 1)"),
+    "small_sum": ("x", "torch.cumsum(x, 1)", "torch.randn(64, 64)", "", "return torch.cumsum(x, 1)"),
+    "twice": ("x", "2 * x", "torch.randn(64, 64)", "", "return 2 * x"),
+}
+STARTED = ("silu", "softmax", "product")
+HALF = """
+import os, time
+
+def half(end):
+    try:
+        os.write(end, b"\\0\\0\\3\\xe8{")
+    except OSError:
+        pass
+"""
+TIMED = """
+import sys, time
+
+def timed(frame):
+    while frame and frame.f_locals.get("count", 1) == 1:
+        frame = frame.f_back
+    return frame
+"""
+# solutions of 2 * x that never end, or whose answers do not: what comes before the class, and the body
+ENDLESS = {
+    "import": ("while True: pass", "return 2 * x"),
+    "call": ("", "while True: pass"),
+    "kernel": ("import time", "torch.cuda._sleep(1 << 60) if x.is_cuda else time.sleep(1000); return 2 * x"),
+    "children": ("import os, time", "while True: os.fork() and time.sleep(0.1)"),
+    "half": (HALF, "[half(end) for end in range(3, 64)]; time.sleep(1000)"),
+    "bytes": ("", "return torch.zeros(75_000_000, device=x.device)"),
+    "timed": (TIMED, "timed(sys._getframe()) and time.sleep(1000); return 2 * x"),
 }
 
 
-def written(folder: Path, name: str, side: int, *, triton: bool, copies: int = 0) -> list[tuple[str, str]]:
-    """Writes a problem with its solution, or with some `copies` that differ in a comment. Returns the pairs."""
+def written(
+    folder: Path, name: str, side: int, *, triton: bool = False, copies: int = 0, own: tuple[str, str] | None = None
+) -> list[tuple[str, str]]:
+    """Writes a problem with its solution, or with some `copies` that differ in a comment. Returns the pairs.
+
+    `own` has what comes before the class of another solution, and its body.
+    """
     operands, reference, inputs, launch, plain = PROBLEMS[name]
     problem = folder / f"{name}_problem.py"
-    problem.write_text(PROBLEM.format(operands=operands, reference=reference, inputs=inputs.format(side=side)))
-    kernel, body = (TRITON[name], launch) if triton else ("", plain)
-    text = SOLUTION.format(kernel=kernel, operands=operands, body=body)
+    given = inputs.format(side=side)
+    problem.write_text(PROBLEM.format(operands=operands, reference=reference, inputs=given))
+    before, body = own or ((TRITON[name], launch) if triton and name in TRITON else ("", plain))
+    text = SOLUTION.format(kernel=before, operands=operands, body=body)
     found = []
     for number in range(max(copies, 1)):
         path = folder / f"{name}{number if copies else ''}.py"
@@ -188,25 +230,30 @@ def errors_of(folder: Path) -> str:
     return (folder / "errors.txt").read_text()[-300:]
 
 
-def alone(name: str, profile: str, folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
+def alone(
+    name: str,
+    profile: str,
+    folder: Path,
+    times: Path,
+    options: argparse.Namespace,
+    own: tuple[str, str] | None = None,
+) -> dict[str, Any]:
     """Judges one solution by a command of its own. Returns its seconds, its verdict and its phases."""
-    [pair] = written(folder, name, options.side, triton=options.backend != "cpu")
-    began = time.monotonic()
-    process = judge([*pair, "--profile", profile, "--json", "-"], folder, options.backend, times)
+    [pair] = written(folder, name, options.side, triton=options.backend != "cpu", own=own)
+    began, limit = time.monotonic(), ["--timeout", f"{HELD_SECONDS:g}"] if own else []
+    process = judge([*pair, "--profile", profile, "--json", "-", *limit], folder, options.backend, times)
     with ending(process, LAST_SECONDS):
         out, _ = process.communicate()
     seconds = round(time.monotonic() - began, 2)
-    found = (
-        json.loads(out) if process.returncode in (0, 1, 3) else {"verdict": "no answer", "message": errors_of(folder)}
-    )
+    found = json.loads(out) if out else {"verdict": "no answer", "message": errors_of(folder)}
     row = {"seconds": seconds, "verdict": found["verdict"], "phases": phases(times)}
     return row | ({"message": found["message"]} if found["verdict"] != "accepted" else {})
 
 
 def many(folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Judges a list of solutions by one command, and counts the judgements that come in time."""
-    copies = -(-options.candidates // len(PROBLEMS))
-    each = [written(folder, name, options.side, triton=options.backend != "cpu", copies=copies) for name in PROBLEMS]
+    copies = -(-options.candidates // len(STARTED))
+    each = [written(folder, name, options.side, triton=options.backend != "cpu", copies=copies) for name in STARTED]
     pairs = [pair for together in zip(*each, strict=True) for pair in together][: options.candidates]
     (folder / "list.txt").write_text("".join(f"{problem} {solution}\n" for problem, solution in pairs))
     began = time.monotonic()
@@ -219,6 +266,19 @@ def many(folder: Path, times: Path, options: argparse.Namespace) -> dict[str, An
             if now <= options.seconds:
                 found.append({"at": now, **{key: answer[key] for key in ("seconds", "verdict", "message")}})
     return rated(found, options.candidates, options.seconds) | ({} if found else {"message": errors_of(folder)})
+
+
+def measured(kind: str, name: str, folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the figures of one measurement."""
+    if kind == "many":
+        return many(folder, times, options)
+    if kind == "held":
+        return alone("twice", "quick", folder, times, options, ENDLESS[name])
+    if kind == "large":
+        small = alone("small_sum", "quick", folder, times, options)
+        row = alone(name, "quick", folder, times, options)
+        return row | {"more": round(row["seconds"] - small["seconds"], 2), "small": small["verdict"]}
+    return alone(name, kind, folder, times, options)
 
 
 def rated(found: Sequence[dict[str, Any]], count: int, seconds: float) -> dict[str, Any]:
@@ -249,7 +309,9 @@ def within(kind: str, row: dict[str, Any]) -> bool:
     """True if a figure is within its limit and every solution was accepted."""
     if kind == "many":
         return set(row["verdicts"]) == {"accepted"} and bool(row["a_minute"] >= LIMITS[kind])
-    return row["verdict"] == "accepted" and bool(row["seconds"] <= LIMITS[kind])
+    if kind == "held":
+        return row["verdict"] != "accepted" and bool(row["seconds"] <= LIMITS[kind])
+    return row["verdict"] == "accepted" and bool(row.get("more", row["seconds"]) <= LIMITS[kind])
 
 
 def said(kind: str, name: str, row: dict[str, Any]) -> str:
@@ -259,15 +321,18 @@ def said(kind: str, name: str, row: dict[str, Any]) -> str:
         text = f"{row['judgements']} of {row['of']} judgements, the first after {row['first']:.1f} s"
         text += f", {row['a_minute']:.1f} a minute; wanted {LIMITS[kind]:g}"
         return f"{mark} many: {text} {row['verdicts']} {row['others'] or row.get('message', '')}"
-    text = f"{row['seconds']:.1f} s; at most {LIMITS[kind]:g}; {row['verdict']} {row.get('message', '')}"
+    more = f", {row['more']:.1f} s more than the small one" if "more" in row else ""
+    text = f"{row['seconds']:.1f} s{more}; at most {LIMITS[kind]:g}; {row['verdict']} {row.get('message', '')}"
     return f"{mark} {kind} {name}: {text}"
 
 
 def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    starts = [f"{kind}:{name}" for kind in ("quick", "ci") for name in PROBLEMS]
-    parser.add_argument("--only", action="append", choices=["quick", "ci", "many", *starts], help="repeatable")
+    starts = [f"{kind}:{name}" for kind in ("quick", "ci") for name in STARTED]
+    starts += ["large:sum", *(f"held:{name}" for name in ENDLESS)]
+    kinds = [*LIMITS, *starts]
+    parser.add_argument("--only", action="append", choices=kinds, metavar="KIND[:NAME]", help="repeatable")
     parser.add_argument("--backend", help="as `verify judge` takes it")
     parser.add_argument("--side", type=int, default=16, help="sizes, where 16 is as published")
     parser.add_argument("--jobs", type=int, default=16)
@@ -276,7 +341,7 @@ def main() -> int:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--times", type=Path, help="a folder for the phases")
     options = parser.parse_args()
-    wanted = options.only or ["quick", "ci", "many"]
+    wanted = options.only or list(LIMITS)
     record: dict[str, Any] = {"environment": machine(), "limits": LIMITS, "jobs": options.jobs}
     print(json.dumps(record["environment"]), flush=True)
     kept = True
@@ -288,7 +353,7 @@ def main() -> int:
             folder = Path(temporary)
             times = (options.times or folder).resolve() / f"{kind}-{name or 'all'}.txt"
             times.parent.mkdir(parents=True, exist_ok=True)
-            row = many(folder, times, options) if kind == "many" else alone(name, kind, folder, times, options)
+            row = measured(kind, name, folder, times, options)
         record.setdefault(kind, {}).update(row if kind == "many" else {name: row})
         kept &= within(kind, row)
         print(said(kind, name, row), flush=True)

@@ -38,6 +38,14 @@ def test_limits_count_accepted_solutions_alone() -> None:
     )
 
 
+def test_solutions_that_never_end_hold_the_judge_for_twice_their_limit() -> None:
+    assert judge.LIMITS["held"] == 2 * judge.HELD_SECONDS
+    for verdict, seconds, within in (("fails", 59.0, True), ("undecided", 61.0, False), ("accepted", 5.0, False)):
+        assert judge.within("held", {"verdict": verdict, "seconds": seconds}) == within
+    assert judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 14.0})
+    assert not judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 16.0})
+
+
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its judgements so far count, and it is killed if it ignores the interruption."""
     monkeypatch.setattr(judge, "ENDING_SECONDS", 0.3)
