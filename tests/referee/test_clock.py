@@ -18,15 +18,16 @@ from verify import backends
 from verify.backends import Backend
 from verify.cases.structure import found_in, kept
 from verify.errors import KernelError
-from verify.referee import chain, clock, starter
+from verify.referee import chain, clock
 from verify.referee.formats import model, place
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Chained
-from verify.referee.plan import Plan
+from verify.referee.plan import RUNNER, Plan
 from verify.referee.problem import Solution, declared
 from verify.referee.requests import CallTime
-from verify.referee.sandbox import Limits, folders_to_read
 from verify.workers import process_tree
+from verify.workers.sandbox import starter
+from verify.workers.sandbox.confine import Limits, folders_to_read
 
 RIGHT = "return torch.relu(functional.linear(x, weight, bias))"
 SLOW = f"import time\ntime.sleep(0.004)\n{RIGHT}"
@@ -197,7 +198,7 @@ def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) ->
         seconds=20.0,
         build_seconds=20.0,
         memory=1 << 35,
-        starter=starter.address(backend.name),
+        starter=starter.address(RUNNER, backend.name),
         weaker=backend.name != "cpu",  # a GPU may be in a container that has no landlock
     )
 
@@ -329,7 +330,7 @@ def test_inputs_that_cannot_differ_are_not_timed(cpu: Backend, tmp_path: Path) -
 
 
 def test_nothing_of_a_solution_runs_while_it_is_paused(tmp_path: Path) -> None:
-    process = SolutionProcess(starter.address("cpu"), Limits((str(tmp_path),), folders_to_read()))
+    process = SolutionProcess(starter.address(RUNNER, "cpu"), Limits((str(tmp_path),), folders_to_read()))
     process.confined()
     (child,) = process_tree.living({process.pid}, "") - {process.pid}
 

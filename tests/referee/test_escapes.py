@@ -28,10 +28,11 @@ from tests.referee import denied
 from tests.referee.samples import LINEAR, solution, written
 from verify.errors import KernelError
 from verify.measure.tensors import form_of
-from verify.referee import sandbox, starter
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Build, Call, Entry
+from verify.referee.plan import RUNNER
 from verify.workers import process_tree, start
+from verify.workers.sandbox import confine, starter
 
 pytestmark = pytest.mark.skipif(
     platform.machine() != "x86_64", reason="the numbers of system calls below are of x86_64"
@@ -257,7 +258,7 @@ HONEST: dict[str, tuple[str, Any]] = {
     "knows a user": ("os.environ['USER']", "user"),
     "writes to nothing": ("open('/dev/null', 'w').write('a')", 1),
     "reads random bytes": ("len(open('/dev/urandom', 'rb').read(4))", 4),
-    "fills new memory": ("set(torch.empty(1000, dtype=torch.uint8).tolist())", {sandbox.NEVER_WRITTEN}),
+    "fills new memory": ("set(torch.empty(1000, dtype=torch.uint8).tolist())", {confine.NEVER_WRITTEN}),
     "has memory": ("len(bytearray(64 << 20))", 64 << 20),
 }
 RUNS = """
@@ -292,7 +293,7 @@ class Wall:
         (place / "solution.py").write_text(text)
         if self.user:
             os.chown(place, denied.NOBODY, denied.NOBODY)
-        limits = sandbox.Limits((str(place),), sandbox.folders_to_read(), memory, starter.variables())
+        limits = confine.Limits((str(place),), confine.folders_to_read(), memory, starter.variables())
         return SolutionProcess(self.address, limits)
 
 
@@ -308,7 +309,7 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
         plain = start.command
         prefix = [sys.executable, denied.__file__, *words, "--"]
         patch.setattr(start, "command", lambda *given: [*(prefix if words else []), *plain(*given)])
-        running = starter.begin("cpu")
+        running = starter.begin(RUNNER, "cpu")
     made = Wall(running[1], "user" in words, folder)
     try:
         process = made.process("first", "")
@@ -493,9 +494,9 @@ def test_without_landlock_the_process_says_so_before_it_imports(
     plain = start.command
     prefix = [sys.executable, denied.__file__, "docker", "landlock", "--"]
     monkeypatch.setattr(start, "command", lambda *given: [*prefix, *plain(*given)])
-    running = starter.begin("cpu")
+    running = starter.begin(RUNNER, "cpu")
     try:
-        process = SolutionProcess(running[1], sandbox.Limits((str(tmp_path),), sandbox.folders_to_read()))
+        process = SolutionProcess(running[1], confine.Limits((str(tmp_path),), confine.folders_to_read()))
         assert process.confined().open == ("writes into its own folders alone, reads no file of a user",)
         process.stop()
     finally:
@@ -527,7 +528,7 @@ def test_without_landlock_nothing_is_imported_unless_that_is_typed(option: str, 
 def test_a_starter_ends_with_its_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (long := tmp_path / ("a" * 99)).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))  # no socket has so long a path
-    running = starter.begin("cpu")
+    running = starter.begin(RUNNER, "cpu")
     process, place = running
     assert process.stdin is not None
     process.stdin.close()

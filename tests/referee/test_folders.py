@@ -11,6 +11,7 @@ import pytest
 from tests.referee.samples import TRACE
 from verify.errors import UsageError
 from verify.referee import folders, formats
+from verify.workers.sandbox.folders import remove
 
 
 def sparse(path: Path) -> None:
@@ -93,9 +94,9 @@ def test_any_folder_can_be_removed(tmp_path: Path) -> None:
     os.mkfifo(place / "pipe")
     (place / "closed" / "inner").chmod(0)
     (place / "closed").chmod(0)
-    folders.remove(str(place))
+    remove(str(place))
     assert not place.exists() and tmp_path.exists()
-    folders.remove(str(place))  # nothing there
+    remove(str(place))  # nothing there
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from verify.referee import host as host_module
 from verify.referee import runner
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Call
-from verify.referee.sandbox import Confined
 from verify.workers import process_tree
 from verify.workers.channel import Channel
+from verify.workers.sandbox.confine import Confined
 
 
 class Raced(SolutionProcess):

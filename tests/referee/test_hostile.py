@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.referee.samples import LINEAR, solution, written
-from verify.referee import starter
 from verify.referee.judging import Settings, judge_many
 from verify.referee.plan import Judgement
 from verify.workers.process_tree import END_SECONDS, LOOK_SECONDS, living
+from verify.workers.sandbox import starter
 
 pytestmark = pytest.mark.usefixtures("warm")
 

@@ -13,9 +13,9 @@ import torch
 from verify.errors import InternalError
 from verify.measure.requests import Form
 from verify.measure.tensors import bytes_in, bytes_of, form_of, tensor_of, view_of
-from verify.referee import runner
 from verify.referee.messages import Answer, Build, Built, Call, Entry, template_of, value_of
 from verify.workers.channel import Channel
+from verify.workers.sandbox import starter
 
 
 def test_an_object_of_the_parent_closes_no_file_of_a_solution(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_an_object_of_the_parent_closes_no_file_of_a_solution(tmp_path: Path) ->
     pid = os.fork()
     if not pid:
         try:
-            runner._close_all_but(write)
+            starter._close_all_but(write)
             opened = [os.open("/dev/zero", os.O_RDONLY) for _ in range(64)]
             before = os.readlink(f"/proc/self/fd/{secret.fileno()}")
             secret.close()

@@ -9,16 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-import os
 import random
 import re
 import secrets
-import signal
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.errors import InternalError, KernelError, Refused, UsageError
+from verify.errors import InternalError, KernelError, Refused
 from verify.measure.requests import Form
 from verify.measure.tensors import bytes_of, form_of, tensor_of, view_of
 from verify.records.files import write_atomically
@@ -35,13 +32,10 @@ from verify.referee import chain, messages
 from verify.referee.messages import Tensors
 from verify.referee.plan import GAVE_NONE, SAYS, Observed
 from verify.referee.rules import RULES
-from verify.referee.sandbox import NEVER_WRITTEN, Confined, Limits
-from verify.referee.starter import MESSAGE, Ended
-from verify.workers import process_tree
-from verify.workers.calls import FOREIGN, Callee, Most
-from verify.workers.channel import Channel, Foreign
-from verify.workers.process import START_SECONDS
-from verify.workers.requests import Died, Failure, Late, Outcome, R, Reply, Request, Who
+from verify.workers.calls import Most
+from verify.workers.requests import Failure, Late, R, Reply, Request
+from verify.workers.sandbox.confine import NEVER_WRITTEN
+from verify.workers.sandbox.process import UNFORGEABLE, ConfinedProcess
 
 EXTRA = 3  # each judged call has fewer additional calls than this
 LARGE_BYTES = 1 << 24  # of arguments; three of four such calls have no additional call
@@ -52,43 +46,13 @@ UNKNOWN_BYTES = 1 << 30  # of an answer whose size the reference does not tell
 ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts of the largest number
 TELLING, TELLING_WHOLE = 8, 32  # equal answers of so few different numbers, or whole numbers, may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
-HEAD = 1 << 20  # bytes of an answer without its tensors
 MOST_WORDS = 500  # characters
-UNFORGEABLE = "it wrote into the connection of its own process: what arrived is no answer to the call"
 
 
-class SolutionProcess(Callee):
-    """Starts the process of a solution (starter.py). It is idle until the first request, which imports the solution."""
+class SolutionProcess(ConfinedProcess):
+    """The process of a solution. Its first request imports the solution."""
 
-    who: Who = "solution"
-    longest = HEAD
-
-    def __init__(self, starter: str, limits: Limits) -> None:
-        super().__init__()
-        self._channel, theirs = Channel.pair()
-        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = 0  # of its supervisor, once that runs
-        self._confined: Confined | None = None
-        self._lock = threading.Lock()
-        self.first: threading.Thread | None = None  # waits for the first answers, while this process does other work
-        with theirs:
-            self._control.connect(starter)
-            socket.send_fds(self._control, [msgspec.json.encode(limits)], [theirs.fileno()])
-
-    def confined(self) -> Confined:
-        """Returns the limits that hold, applied before anything of the solution is imported."""
-        with self._lock:
-            if self._confined is None:
-                until = time.monotonic() + START_SECONDS
-                self._control.settimeout(START_SECONDS)
-                try:
-                    self.pid = int(self._control.recv(MESSAGE))
-                    self._confined = msgspec.json.decode(self._channel.receive(HEAD, until=until), type=Confined)
-                except (OSError, ValueError, EOFError, Foreign, msgspec.DecodeError) as error:
-                    raise UsageError(
-                        f"no process for a solution could be started here: {error or 'it ended'}"
-                    ) from None
-            return self._confined
+    first: threading.Thread | None = None  # waits for the first answers, while this process does other work
 
     def ask(
         self, request: Request[R], tensors: Sequence[Tensor], seconds: float, most: Most = 0, **more: Any
@@ -116,56 +80,6 @@ class SolutionProcess(Callee):
         except (InternalError, ValueError, KeyError, RuntimeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
-
-    def _connected(self) -> Channel:
-        return self._channel
-
-    def died(self) -> Outcome:
-        """Ends a process that closed its end of the channel. Returns why there is no answer."""
-        return Died(f"its process {self._ended()}")
-
-    def wrote_into_connection(self, text: str) -> Outcome:
-        """Ends a process that sent something other than a message of verify, as `text` says. Returns the outcome."""
-        self.stop()
-        return Died(UNFORGEABLE if text == FOREIGN else text)
-
-    def _ended(self) -> str:
-        """Returns how the process ended, which its supervisor reports."""
-        self._control.settimeout(process_tree.END_SECONDS)
-        found = Ended(reason="closed its connection and went on")
-        with suppress(OSError, msgspec.DecodeError):
-            found = msgspec.json.decode(self._control.recv(MESSAGE), type=Ended)
-        self.stop()
-        if found.reason or found.code >= 0:
-            return found.reason or f"ended with exit code {found.code}"
-        return f"died of {signal.Signals(-found.code).name}"
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the process and everything that it started for a while: its threads would slow the reference."""
-        theirs, supervisor = set[int](), self.pid
-        while self.pid and (more := process_tree.living({supervisor}, "") - theirs - {supervisor}):
-            _signal(more, signal.SIGSTOP)  # it may have forked meanwhile
-            theirs |= more
-        try:
-            yield
-        finally:
-            _signal(theirs, signal.SIGCONT)
-
-    def stop(self, *, at_once: bool = True) -> None:
-        """Ends the process and everything that it started."""
-        pid, self.pid = self.pid, 0  # another thread may end it too, and 0 would be this process's own group
-        self._broken = self._broken or Died("its process has ended")
-        if pid:
-            process_tree.kill(pid, "")
-        self._control.close()
-        self._channel.close()
-
-
-def _signal(pids: Iterable[int], kind: signal.Signals) -> None:
-    for pid in pids:
-        with suppress(OSError):
-            os.kill(pid, kind)
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,13 @@ from verify.measure.tally import BIAS_LIMIT, SURE
 from verify.records import record
 from verify.records.record import Run
 from verify.records.recorded import judged
-from verify.referee import folders, formats, starter
+from verify.referee import folders, formats
 from verify.referee.plan import (
     AS_THE_MODEL,
     GAVE_NONE,
     OTHER,
     OWN,
+    RUNNER,
     SAYS,
     SAYS_NOTHING,
     SCHEMA,
@@ -53,6 +54,8 @@ from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
+from verify.workers.sandbox import starter
+from verify.workers.sandbox.folders import remove
 
 # Seconds of a judgement alone on a GPU, for an ordinary problem. Small cases are tried in any case.
 WANTED = {"quick": 10.0, "ci": 30.0}
@@ -138,7 +141,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             build_seconds=settings.seconds / 2,
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
-            starter=starter.address(settings.backend),
+            starter=starter.address(RUNNER, settings.backend),
             gpu_share=min(1.0, GPU_SHARE * about.devices / settings.jobs) if settings.jobs > 1 else 1.0,
             weaker=settings.allow_weaker,
         )
@@ -194,7 +197,7 @@ def _folder() -> Iterator[Path]:
     try:
         yield folder
     finally:
-        folders.remove(str(folder))
+        remove(str(folder))
 
 
 @dataclass(frozen=True)

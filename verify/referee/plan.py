@@ -12,6 +12,7 @@ from verify.referee.requests import CallTime
 SCHEMA = 2  # 2: speed has figures
 # How the names of problems begin: at their own sizes, with weights of a seed, at other sizes.
 OWN, SEEDED, OTHER = "own", "seeded", "beyond"
+RUNNER = "verify.referee.runner"  # what the process of a solution runs
 SAYS = "its process says: "  # before texts that the solution may have written
 
 # Parts of texts that decide: of the verdict of a problem's own check, and of a failure

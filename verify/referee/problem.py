@@ -29,14 +29,14 @@ from verify.cases.values import RECIPES_OF_PROFILES, SMALL
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import KernelError, Refused, UsageError
 from verify.measure.tensors import form_of
-from verify.referee import starter
 from verify.referee.host import Host, SolutionProcess
 from verify.referee.messages import Build, Entry, Template, Tensors, results_in, template_of, value_of
 from verify.referee.plan import AS_THE_MODEL, OTHER, OWN, SAYS_NOTHING, Plan
-from verify.referee.sandbox import Limits, folders_to_read
 from verify.truth import formats
 from verify.truth.ulp import same_bits
 from verify.workers.phases import phase
+from verify.workers.sandbox import starter
+from verify.workers.sandbox.confine import Limits, folders_to_read
 
 OWN_TIMES = 4.0  # an own model fails a tolerance if so many times its rounding does: a right solution may have as much
 OTHER_SIZES = (1, 7)  # more rows than an example has

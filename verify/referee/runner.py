@@ -10,7 +10,6 @@ import importlib.util
 import math
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -28,7 +27,7 @@ from verify.errors import KernelError, said_by
 from verify.measure.requests import Form
 from verify.measure.state import State
 from verify.measure.tensors import KINDS, bytes_in, bytes_of, form_of, tensor_of, view_of
-from verify.referee import chain, sandbox
+from verify.referee import chain
 from verify.referee.messages import (
     Answer,
     Asked,
@@ -46,44 +45,16 @@ from verify.truth.ulp import same_bits
 from verify.workers.calls import receive, send
 from verify.workers.channel import Channel
 from verify.workers.requests import KernelWanted, OnProgress
+from verify.workers.sandbox.confine import NEVER_WRITTEN
 from verify.workers.serving import WithBytes, serve
 
 SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
 HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance
 
 
-def main(channel: Channel, limits: sandbox.Limits, *, namespaces: bool) -> None:
-    """Removes the rights of this process, reports them, and answers the host until it hangs up. Does not return."""
-    try:
-        _close_all_but(channel.fileno())
-        folder = limits.folders[0]
-        os.environ.clear()
-        os.environ |= limits.variables | {"HOME": folder, "TMPDIR": folder, "TRITON_HOME": folder, "USER": "user"}
-        os.environ["TORCH_EXTENSIONS_DIR"] = extensions = str(Path(folder, "extensions"))
-        with suppress(FileExistsError):  # of an earlier process of this judgement
-            os.mkdir(extensions)
-        tempfile.tempdir = None  # it may be known from before
-        os.chdir(folder)
-        sys.path.insert(0, folder)
-        # what the host reads first is from before the import of the solution
-        channel.send(msgspec.json.encode(sandbox.confine(limits, namespaces=namespaces)))
-        serve(channel, Runner(channel).respond, lambda: True)
-        os._exit(0)
-    except BaseException:
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-def _close_all_but(kept: int) -> None:
-    """Closes every file of this process except its connection. Its output goes nowhere: a log may obey such text.
-
-    The numbers stay taken. Objects of the parent, which a fork has too, close them later: they may not be CUDA's then.
-    """
-    empty = os.open(os.devnull, os.O_RDWR)
-    opened = os.listdir("/proc/self/fd" if os.path.exists("/proc/self/fd") else "/dev/fd")
-    for number in {0, 1, 2, *map(int, opened)} - {kept, empty}:
-        os.dup2(empty, number, inheritable=number < 3)
+def run(channel: Channel) -> None:
+    """Answers the host until it hangs up."""
+    serve(channel, Runner(channel).respond, lambda: True)
 
 
 class Runner:
@@ -221,13 +192,13 @@ class Runner:
             sizes = {size for size in sizes if size <= SMALL_BYTES}
         new = {"dtype": torch.uint8, "device": self._device}
         pieces = [size for size in sizes for _ in range(SMALL_PIECES if size <= SMALL_BYTES else 1)]
-        held = [torch.full((size,), sandbox.NEVER_WRITTEN, **new) for size in pieces]  # type: ignore[call-overload]
+        held = [torch.full((size,), NEVER_WRITTEN, **new) for size in pieces]  # type: ignore[call-overload]
         del held
 
     def _unwritten(self, form: Form) -> Tensor:
         size = math.prod(form.shape)
         kind = KINDS[form.dtype]
-        raw = torch.full((size * kind.itemsize,), sandbox.NEVER_WRITTEN, dtype=torch.uint8, device=self._device)
+        raw = torch.full((size * kind.itemsize,), NEVER_WRITTEN, dtype=torch.uint8, device=self._device)
         return raw.view(kind).reshape(form.shape)
 
 

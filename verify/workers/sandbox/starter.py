@@ -1,16 +1,18 @@
-"""Starts the processes of solutions: forks of a process that holds nothing of the judge and nothing of the user.
+"""Starts processes for code that is not trusted: forks of a process that holds nothing of its parent and of the user.
 
-    address = starter.address("cpu")  # a connection to this socket starts one process of a solution
+    place = starter.address("verify.referee.runner", "cpu")  # a connection to this socket starts one process
 
 The starter is a new interpreter with variables from a list, so no fork of it has memory in which a secret of the user
-or a number of the judge ever was. It imports PyTorch once. Each solution has a supervisor, which the starter forks:
-it applies the limits, watches what the kernel of the machine does not count, and ends everything if the judge is gone.
+or a number of its parent ever was. It imports PyTorch and the module once. Each process runs `run(channel)` of the
+module. It has a supervisor, which the starter forks: it applies the limits, watches what the kernel of the machine does
+not count, and ends everything if the other end is gone.
 """
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 import os
 import select
 import signal
@@ -19,16 +21,17 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from pathlib import Path
 
 import msgspec
 
 from verify import backends
-from verify.referee import folders, gpu_memory, memory_group, sandbox
-from verify.referee.rules import RULES
 from verify.workers import process_tree, start
 from verify.workers.channel import Channel
+from verify.workers.sandbox import confine, folders, memory
 
 SCRATCH_BYTES, SCRATCH_FILES = 1 << 30, 5_000
 DEPTH = 64  # of folders
@@ -39,19 +42,20 @@ LONGEST = 80  # bytes of the path of the temporary folder
 
 
 _LOCK = threading.Lock()
-_RUNNING: dict[tuple[int, str], tuple[subprocess.Popen[bytes], str]] = {}  # by this process and its backend
+# by this process, the module and its backend
+_RUNNING: dict[tuple[int, str, str], tuple[subprocess.Popen[bytes], str]] = {}
 
 
-def address(backend: str | None) -> str:
+def address(module: str, backend: str | None) -> str:
     """Returns the socket of the starter of this process. Starts it if there is none."""
     with _LOCK:
-        process, place = _RUNNING.get(key := (os.getpid(), backend or ""), (None, ""))
+        process, place = _RUNNING.get(key := (os.getpid(), module, backend or ""), (None, ""))
         if process is None or process.poll() is not None:
-            process, place = _RUNNING[key] = begin(backend or "")
+            process, place = _RUNNING[key] = begin(*key[1:])
         return place
 
 
-def begin(backend: str) -> tuple[subprocess.Popen[bytes], str]:
+def begin(module: str, backend: str) -> tuple[subprocess.Popen[bytes], str]:
     """Starts a starter. Returns its process and its socket."""
     # the path of a socket has at most 107 bytes
     folder = tempfile.mkdtemp(prefix="tmp", dir="/tmp" if len(os.fsencode(tempfile.gettempdir())) > LONGEST else None)
@@ -59,7 +63,7 @@ def begin(backend: str) -> tuple[subprocess.Popen[bytes], str]:
         listener.bind(place := os.path.join(folder, "s"))
         listener.listen(WAITING)
         process = subprocess.Popen(
-            start.command("verify.referee.starter", str(listener.fileno()), backend),
+            start.command("verify.workers.sandbox.starter", str(listener.fileno()), module, backend),
             stdin=subprocess.PIPE,  # ends with this process
             stdout=subprocess.DEVNULL,
             pass_fds=(listener.fileno(),),
@@ -71,19 +75,19 @@ def begin(backend: str) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def end(process: subprocess.Popen[bytes], place: str) -> None:
-    """Ends a starter with all solutions."""
+    """Ends a starter with all its processes."""
     process_tree.end(process, "")
     folders.remove(os.path.dirname(place))
 
 
 def variables() -> dict[str, str]:
-    """Returns the variables of this process that a solution may know."""
-    return {name: os.environ[name] for name in RULES["sandbox"]["variables"] if name in os.environ}
+    """Returns the variables of this process that code which is not trusted may know."""
+    return {name: os.environ[name] for name in confine.RULES["variables"] if name in os.environ}
 
 
 @atexit.register
 def stop() -> None:
-    """Ends the starters of this process with all solutions."""
+    """Ends the starters of this process with all of theirs."""
     for key in [each for each in _RUNNING if each[0] == os.getpid()]:
         end(*_RUNNING.pop(key))
 
@@ -95,9 +99,8 @@ def main(arguments: list[str]) -> None:
     """Forks a supervisor for each connection until the process that started this one ends."""
     import torch
 
-    from verify.referee import runner  # noqa: F401  # for all forks
-
-    listener, requested = socket.socket(fileno=int(arguments[0])), arguments[1] or None
+    listener, requested = socket.socket(fileno=int(arguments[0])), arguments[2] or None
+    run = importlib.import_module(arguments[1]).run
     torch.set_num_threads(1)
     with suppress(Exception):  # this asks the driver's library and not the driver: no fork could use CUDA then
         if backends.may_compile(requested) and torch.cuda._device_count_nvml() > 0:
@@ -108,37 +111,35 @@ def main(arguments: list[str]) -> None:
         control, _ = listener.accept()
         if not os.fork():
             listener.close()
-            _supervise(control)
+            _supervise(control, run)
         control.close()
     folders.remove(os.path.dirname(listener.getsockname()))
 
 
 class Ended(msgspec.Struct):
-    """Reports the end of a solution's process: its exit code, or why the supervisor ended it."""
+    """Reports the end of a process: its exit code, or why the supervisor ended it."""
 
     code: int = 0
     reason: str = ""
 
 
-def _supervise(control: socket.socket) -> None:
-    """Runs a solution in a child. Does not return."""
+def _supervise(control: socket.socket, run: Callable[[Channel], object]) -> None:
+    """Runs code that is not trusted in a child. Does not return."""
     group = ""
     try:
-        sandbox.die_with_parent()
+        confine.die_with_parent()
         os.setsid()
         signal.signal(signal.SIGCHLD, lambda *_: None)
         process_tree.adopt_orphans()
         text, descriptors, _, _ = socket.recv_fds(control, MESSAGE, 1)
-        limits = msgspec.json.decode(text, type=sandbox.Limits)
-        group = memory_group.make(limits.memory + OWN_BYTES)
-        namespaces = sandbox.isolate()
+        limits = msgspec.json.decode(text, type=confine.Limits)
+        group = memory.make(limits.memory + OWN_BYTES)
+        namespaces = confine.isolate()
         if not (child := os.fork()):
-            from verify.referee import runner
-
-            memory_group.join(group)
-            sandbox.die_with_parent()
+            memory.join(group)
+            confine.die_with_parent()
             os.setsid()
-            runner.main(Channel(descriptors[0]), limits, namespaces=namespaces)
+            _run(run, Channel(descriptors[0]), limits, namespaces=namespaces)
         os.close(descriptors[0])
         control.send(b"%d" % os.getpid())
         control.send(msgspec.json.encode(_watched(control, child, limits, group)))
@@ -146,12 +147,45 @@ def _supervise(control: socket.socket) -> None:
         pass
     finally:
         process_tree.kill(os.getpid(), "")
-        memory_group.remove(group)
+        memory.remove(group)
         os._exit(0)
 
 
-def _watched(control: socket.socket, child: int, limits: sandbox.Limits, group: str) -> Ended:
-    """Waits for the end of a solution. Ends it when the judge hangs up or a limit that nothing enforces is exceeded."""
+def _run(run: Callable[[Channel], object], channel: Channel, limits: confine.Limits, *, namespaces: bool) -> None:
+    """Removes the rights of this process, reports them, and runs what it is for. Does not return."""
+    try:
+        _close_all_but(channel.fileno())
+        folder = limits.folders[0]
+        os.environ.clear()
+        os.environ |= limits.variables | {"HOME": folder, "TMPDIR": folder, "TRITON_HOME": folder, "USER": "user"}
+        os.environ["TORCH_EXTENSIONS_DIR"] = extensions = str(Path(folder, "extensions"))
+        os.makedirs(extensions, exist_ok=True)
+        tempfile.tempdir = None  # it may be known from before
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        # what the other end reads first is from before the import of anything that is not trusted
+        channel.send(msgspec.json.encode(confine.confine(limits, namespaces=namespaces)))
+        run(channel)
+        os._exit(0)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _close_all_but(kept: int) -> None:
+    """Closes every file of this process except its connection. Its output goes nowhere: a log may obey such text.
+
+    The numbers stay taken. Objects of the parent, which a fork has too, close them later: they may not be CUDA's then.
+    """
+    empty = os.open(os.devnull, os.O_RDWR)
+    opened = os.listdir("/proc/self/fd" if os.path.exists("/proc/self/fd") else "/dev/fd")
+    for number in {0, 1, 2, *map(int, opened)} - {kept, empty}:
+        os.dup2(empty, number, inheritable=number < 3)
+
+
+def _watched(control: socket.socket, child: int, limits: confine.Limits, group: str) -> Ended:
+    """Waits for the end of a child. Ends it when the parent hangs up, or beyond a limit that nothing else enforces."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write)  # no thread can wait: after `isolate` this process can start none
@@ -168,20 +202,20 @@ def _watched(control: socket.socket, child: int, limits: sandbox.Limits, group: 
     return ended
 
 
-def exceeded(pids: Iterable[int], limits: sandbox.Limits, group: str) -> str:
+def exceeded(pids: Iterable[int], limits: confine.Limits, group: str) -> str:
     """Returns the limit that these processes exceed together, a group; "" if none."""
     pids = list(pids)
-    if len(pids) > sandbox.PROCESSES:
-        return f"started more than {sandbox.PROCESSES} processes"
+    if len(pids) > confine.PROCESSES:
+        return f"started more than {confine.PROCESSES} processes"
     items = [item for top in limits.folders for item in folders.walk(top, SCRATCH_FILES + 1)]
     if len(items) > SCRATCH_FILES or any(item.depth > DEPTH for item in items):
         return f"made more than {SCRATCH_FILES:,} files, or folders deeper than {DEPTH}"
     if sum(item.about.st_blocks * 512 for item in items) + _unlinked(pids) > SCRATCH_BYTES:
         return f"wrote more than {SCRATCH_BYTES >> 20} MiB of files"
     resident = _resident(pids, "Rss") > limits.memory and _resident(pids, "Pss") > limits.memory + OWN_BYTES
-    if resident or memory_group.ended(group):
+    if resident or memory.ended(group):
         return f"used more than {limits.memory >> 20:,} MiB of memory"
-    if limits.gpu_share < 1 and gpu_memory.share(pids) > limits.gpu_share:
+    if limits.gpu_share < 1 and memory.gpu_share(pids) > limits.gpu_share:
         return f"used more than {limits.gpu_share:.0%} of the memory of a GPU, its share beside others"
     return ""
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from verify.referee import memory_group
+from verify.workers.sandbox import memory
 
 MIB = 1 << 20
 TAKES = """
 import mmap, sys
-from verify.referee import memory_group
-memory_group.join(sys.argv[1])
+from verify.workers.sandbox import memory
+memory.join(sys.argv[1])
 kept = mmap.mmap(-1, int(sys.argv[2]) << 20)  # shared, which no limit of a process counts
 for place in range(int(sys.argv[2])):
     kept[place << 20] = 1
@@ -26,11 +26,11 @@ for place in range(int(sys.argv[2])):
 
 @pytest.fixture
 def group() -> Iterator[str]:
-    found = memory_group.make(96 * MIB)
+    found = memory.make(96 * MIB)
     if not found:
         pytest.skip("this machine lets no one make a group")
     yield found
-    memory_group.remove(found)
+    memory.remove(found)
     assert not Path(found).exists()
 
 
@@ -38,7 +38,7 @@ def group() -> Iterator[str]:
 def test_the_kernel_ends_what_exceeds_a_group(group: str, size: int, code: int) -> None:
     done = subprocess.run([sys.executable, "-c", TAKES, group, str(size)])
     assert done.returncode == code
-    assert memory_group.ended(group) == bool(code)
+    assert memory.ended(group) == bool(code)
 
 
 def test_a_group_of_a_dead_supervisor_is_removed_and_no_other(group: str) -> None:
@@ -46,16 +46,16 @@ def test_a_group_of_a_dead_supervisor_is_removed_and_no_other(group: str) -> Non
     (dead := top / f"verify-{1 << 30}").mkdir()
     (living := top / "verify-1").mkdir()
     try:
-        memory_group.remove(group)
-        assert memory_group.make(96 * MIB) == group
+        memory.remove(group)
+        assert memory.make(96 * MIB) == group
         assert not dead.exists() and living.exists()
     finally:
         living.rmdir()
 
 
 def test_without_a_group_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_group, "_VERSIONS", ((str(tmp_path), "memory.max", "memory.swap.max", "memory.events"),))
-    assert memory_group.make(MIB) == "" and not list(tmp_path.iterdir())
-    memory_group.join("")
-    memory_group.remove("")
-    assert not memory_group.ended("")
+    monkeypatch.setattr(memory, "_VERSIONS", ((str(tmp_path), "memory.max", "memory.swap.max", "memory.events"),))
+    assert memory.make(MIB) == "" and not list(tmp_path.iterdir())
+    memory.join("")
+    memory.remove("")
+    assert not memory.ended("")

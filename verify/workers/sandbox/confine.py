@@ -15,18 +15,17 @@ import signal
 import site
 import struct
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 
-from verify.referee.rules import RULES
-
 FILE_BYTES = 1 << 28  # of one file
 PROCESSES, FILES = 512, 1024  # threads count as processes; the limit of a namespace is at least 301
 _PID_MAX_IS_LOCAL = (6, 14)  # the kernel version since which each namespace has its own limit
-_RULES = RULES["sandbox"]
+RULES = tomllib.loads((Path(__file__).parent / "rules.toml").read_text())
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _POISON = 0x01  # glibc fills freed memory with this byte, and new memory with its complement
 NEVER_WRITTEN = 0xFE  # the byte of memory that a solution never wrote
@@ -164,8 +163,8 @@ def _landlock(version: int, limits: Limits, *, proc: bool) -> bool:
     if rules < 0:
         return False
     reading = _EXECUTE | _READ | _LIST
-    devices = [path for pattern in _RULES["devices"] for path in glob.glob(pattern)]
-    shown = ("/proc",) if proc else tuple(f"/proc/{name}" for name in _RULES["proc"])
+    devices = [path for pattern in RULES["devices"] for path in glob.glob(pattern)]
+    shown = ("/proc",) if proc else tuple(f"/proc/{name}" for name in RULES["proc"])
     allowed = dict.fromkeys((*limits.readable, *shown), reading)
     allowed |= dict.fromkeys(devices, reading | _WRITE | _IOCTL)
     allowed |= dict.fromkeys(limits.folders, every) | {_OWN_THREADS: reading | _WRITE | _TRUNCATE}
@@ -219,7 +218,7 @@ def _filter(*, signals: bool) -> bool:
 
 
 def _rows(name: str) -> Iterator[list[str]]:
-    return (row.split() for row in _RULES[name].split(","))
+    return (row.split() for row in RULES[name].split(","))
 
 
 def _checked(words: list[str]) -> list[_Step]:
@@ -236,9 +235,9 @@ def _checked(words: list[str]) -> list[_Step]:
 
 def folders_to_read() -> tuple[str, ...]:
     """Returns the folders of the system, of Python and of its packages, without those of problems."""
-    package = Path(__file__).parents[2]
+    package = Path(__file__).parents[3]
     own = (sys.prefix, sys.base_prefix, *site.getsitepackages(), site.getusersitepackages(), package / "verify")
     added = [*os.environ.get("PYTHONPATH", "").split(os.pathsep), os.environ.get("CUDA_HOME", "")]
-    system = (path for pattern in _RULES["system"] for path in glob.glob(pattern))
+    system = (path for pattern in RULES["system"] for path in glob.glob(pattern))
     found = dict.fromkeys((*system, *map(str, own), *(each for each in added if each and Path(each) != package)))
     return tuple(each for each in found if os.path.exists(each))
