@@ -31,9 +31,8 @@ from verify.cases.structure import EXACT, kept, without_zeros
 
 Inputs = dict[str, Tensor]
 Call = Callable[[Inputs], Sequence[Tensor]]
-Varied = Mapping[
-    str, Sequence[str]
-]  # the structures (verify.cases.structure) of each argument that differs in each call
+# the structures (verify.cases.structure) of each argument that differs in each call
+Varied = Mapping[str, Sequence[str]]
 
 CANARY = 128  # one of so many numbers of an input is wrong until the call begins
 FLUSHED = 4  # times the L2 cache are written before a call: the GPU is busy while the call is prepared

@@ -129,8 +129,7 @@ class Host:
         self._demand()
         if self._built:
             return
-        limits = self.process.confined()
-        self.observed.holds, self.observed.lacks, self.observed.open = limits.holds, limits.lacks, limits.open
+        self.observed.limits = self.process.confined()
         try:
             built, _ = self.process.ask(self._build, tensors, self._build_seconds)
         except KernelError as error:
@@ -165,9 +164,8 @@ class Host:
         given = {**state, **arguments}
         forms = tuple(form_of(name, value) for name, value in given.items())
         again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
-        request = messages.Call(
-            secrets.randbits(50), forms, tuple(state), again, watched
-        )  # a solution cannot guess the number
+        # a solution cannot guess the number
+        request = messages.Call(secrets.randbits(50), forms, tuple(state), again, watched)
         most = functools.partial(self._honest_bytes, arguments, state, 1)
         seconds = self._seconds * (SLOW if seen.calls == 1 else 1)
         try:
@@ -226,14 +224,8 @@ class Host:
             ended, text = time.perf_counter(), last
 
         most = functools.partial(self._honest_bytes, stored, state, count)
-        answer, results = self.process.ask(
-            asked,
-            (*state.values(), *sealed.values()),
-            CHAIN * self._seconds,
-            most,
-            kernel=give,
-            progress=hear,
-        )
+        tensors = (*state.values(), *sealed.values())
+        answer, results = self.process.ask(asked, tensors, CHAIN * self._seconds, most, kernel=give, progress=hear)
         if not ended > began or not re.fullmatch(r"-?[0-9]{1,19}", text):
             self.process.stop()
             raise KernelError(UNFORGEABLE)

@@ -273,9 +273,9 @@ class _Judging:
             own_check=next((each.own_check for each in seen if each.own_check), ""),
             checked=found.checked,
             unchecked=found.unchecked,
-            isolation=list(last.holds),
-            not_isolated=list(last.lacks),
-            given_up=list(last.open),
+            isolation=list(last.limits.holds),
+            not_isolated=list(last.limits.lacks),
+            given_up=list(last.limits.open),
             calls=sum(each.calls for each in seen),
         )
 

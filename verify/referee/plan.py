@@ -8,6 +8,7 @@ import msgspec
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.referee.requests import CallTime
+from verify.workers.sandbox.confine import Confined
 
 SCHEMA = 2  # 2: speed has figures
 # How the names of problems begin: at their own sizes, with weights of a seed, at other sizes.
@@ -45,9 +46,7 @@ class Observed(msgspec.Struct):
     """Observations of a solution besides its results."""
 
     calls: int = 0
-    holds: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-    open: tuple[str, ...] = ()  # limits among those that lack, without which nothing holds it
+    limits: Confined = Confined()
     failed: str = ""  # why it was not built, or its process ended
     own_check: str = ""  # the verdict of the problem's own tolerance on its own inputs
     forged: str = ""

@@ -156,12 +156,11 @@ class Problem:
             function = copy.deepcopy(function).to(device, dtype)
 
         def call(given: Tensors, state: Tensors | None = None) -> list[Tensor]:
-            placed = {name: each.to(memory_format=layout) if each.ndim == 4 else each for name, each in given.items()}
+            placed = {name: _laid_out(each, layout) for name, each in given.items()}
             arguments = value_of(self.entry.arguments, placed)
-            made = (
-                functional_call(function, dict(state), arguments) if state and "" not in state else function(*arguments)
-            )
-            return results_in(made)
+            if not state or "" in state:
+                return results_in(function(*arguments))
+            return results_in(functional_call(function, dict(state), arguments))
 
         return call
 
@@ -280,20 +279,19 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
         operands = tuple(dataclasses.replace(each, project=_project(problem, each.name)) for each in made.op.operands)
         op = dataclasses.replace(made.op, geometry=geometry, operands=operands)
         if plan.device != "cpu" and problem.layout is torch.channels_last:
-            op = dataclasses.replace(op, baseline=_laid_out(op.baseline, problem.layout))
+            op = dataclasses.replace(op, baseline=_on_laid_out(op.baseline, problem.layout))
         found.append(dataclasses.replace(made, op=op, module=module, file=file))
     return found
 
 
-def _laid_out(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
+def _laid_out(value: Any, layout: torch.memory_format) -> Any:
+    """Returns an operand in a layout, which only images have."""
+    return value.to(memory_format=layout) if isinstance(value, Tensor) and value.ndim == 4 else value
+
+
+def _on_laid_out(function: Callable[..., Any], layout: torch.memory_format) -> Callable[..., Any]:
     """Returns a function of the same operands, laid out so."""
-
-    def call(*operands: Tensor | None, **more: Any) -> Any:
-        return function(
-            *(each if each is None or each.ndim != 4 else each.to(memory_format=layout) for each in operands), **more
-        )
-
-    return call
+    return lambda *operands, **more: function(*(_laid_out(each, layout) for each in operands), **more)
 
 
 def _project(problem: Problem, name: str) -> Callable[[Tensor, int], Tensor] | None:
@@ -309,12 +307,7 @@ class Solution:
 
     def __init__(self, plan: Plan, problem: Problem, process: SolutionProcess) -> None:
         forms = tuple(form_of(name, tensor) for name, tensor in problem.made.items())
-        build = Build(
-            file=plan.file,
-            entry=problem.entry,
-            device=plan.device,
-            tensors=forms,
-        )
+        build = Build(file=plan.file, entry=problem.entry, device=plan.device, tensors=forms)
         notes = Path(plan.notes) / f"{problem.name}.json"
         self._device = plan.device
         self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
@@ -381,13 +374,7 @@ def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
     """Returns a declaration whose function is the solution, without gradients."""
     given: Kernel = problem.like
     return dataclasses.replace(
-        given,
-        name=problem.name,
-        function=solution,
-        gradients=(),
-        accepted=frozenset(),
-        requires=(),
-        refuses=False,
+        given, name=problem.name, function=solution, gradients=(), accepted=frozenset(), requires=(), refuses=False
     )
 
 

@@ -1,4 +1,4 @@
-"""Formats of problems, one module each: rules.toml recognises a problem, `problems` reads it (CONTRIBUTING.md)."""
+"""Formats of problems, in modules: rules.toml recognises a problem, `problems` reads it (CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 def named(name: str) -> Any:
     """Returns the module of a format."""
-    return importlib.import_module(f"{__name__}.{name}")
+    row = next(row for row in RULES["format"] if row["name"] == name)
+    return importlib.import_module(f"{__name__}.{row.get('module', name)}")
 
 
 def format_of(problem: str) -> str:

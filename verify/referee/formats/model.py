@@ -1,5 +1,8 @@
 """A file with `Model`, `get_inputs` and `get_init_inputs`; the solution defines `ModelNew`, as in KernelBench.
 
+Or a folder with `reference.py`, which has the same, and `shapes.py`; the solution defines `Model` too. Each entry of
+`SHAPES` sets constants of the reference: `{"rows": 4}` sets `ROWS`. The solution has the same parameters.
+
 The model's parameters are operands: each call has other values, which the solution's module gets under the same names.
 A module with other names is judged with weights that both make after the same seed.
 """
@@ -22,12 +25,19 @@ SAMPLES = 2  # more calls of get_inputs, which show the structure of its tensors
 
 
 def problems(plan: Plan) -> list[Any]:
-    """Returns the problem at the sizes of the file, at others, and with weights by seed."""
-    module = imported(Path(plan.problem))
-    return list(of_model(module, plan, ("ModelNew", "Model"), 1))
+    """Returns the problems of a file, or of a folder for each of its shapes: with weights as operands, and by seed."""
+    path, found = Path(plan.problem), list[Any]()
+    if path.is_file():
+        return list(_of_model(imported(path), plan, ("ModelNew", "Model"), 1))
+    module, shapes = imported(path / "reference.py"), path / "shapes.py"
+    for number, shape in enumerate(imported(shapes).SHAPES if shapes.is_file() else [{}], 1):
+        for name, value in shape.items():
+            setattr(module, name.upper(), value)
+        found += _of_model(module, plan, ("Model", "ModelNew"), number)
+    return found
 
 
-def of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int) -> Iterator[Any]:
+def _of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int) -> Iterator[Any]:
     """Yields the problems of a module with a model, as its functions are now."""
 
     import torch
