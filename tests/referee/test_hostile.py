@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -111,3 +113,28 @@ def test_an_attack_has_its_own_verdict_and_leaves_nothing(tmp_path: Path, capfd:
 @pytest.mark.slow
 def test_what_exhausts_the_machine_has_its_own_verdict_and_leaves_nothing(tmp_path: Path) -> None:
     demand_verdicts(tmp_path, SLOW)
+
+
+@pytest.mark.slow
+def test_a_judge_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
+    """No folder in the temporary one, and no process: also of a solution that never answers."""
+    (place := tmp_path / "temporary").mkdir()
+    paths = written(tmp_path, problem=SMALL, endless=solution("import time\ntime.sleep(600)"))
+    command = [sys.executable, "-m", "verify", "judge", str(paths["problem"]), str(paths["endless"])]
+    plain = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"} | {"TMPDIR": str(place)}
+    process = subprocess.Popen(
+        [*command, "--backend", "cpu", "--allow-weaker"], env=plain, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    until = time.monotonic() + 120
+    while not [*place.glob("*/*/solution.py")] and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(1)
+    family = living({process.pid}, "")
+    process.terminate()
+    errors = process.communicate(timeout=60)[1].decode()
+    assert process.returncode in (1, 3) and "Traceback" not in errors, errors
+    assert not [*place.iterdir()]
+    until = time.monotonic() + END_SECONDS
+    while left := {each for each in family if living({each}, "")}:
+        assert time.monotonic() < until, left
+        time.sleep(LOOK_SECONDS)

@@ -421,6 +421,47 @@ def test_a_late_answer_on_a_busy_machine_is_undecided(
     assert judging._Found(recorded(result(1.0)), [died], None).verdict[0] == "fails"
 
 
+@pytest.mark.parametrize(
+    ("failed", "verdict", "text"),
+    [
+        (
+            "ModuleNotFoundError: No module named 'tilelang'",
+            "undecided",
+            "it needs TileLang, which is not installed here",
+        ),
+        ("OSError: CUDA_HOME environment variable is not set", "undecided", "it needs the CUDA toolkit"),
+        ("RuntimeError: 0 active drivers ([])", "fails", "Triton runs on a GPU or, with --backend interpreter"),
+        ("ModuleNotFoundError: No module named 'mine'", "fails", "mine"),
+    ],
+)
+def test_what_this_machine_lacks_is_no_fault_of_a_solution(failed: str, verdict: str, text: str) -> None:
+    seen = Observed(failed=f"it could not be built: its process says: {failed}")
+    found = judging._Found(recorded(result(1.0)), [seen], None).verdict
+    assert found[0] == verdict and text in found[1]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_what_runs_out_of_memory_beside_others_is_judged_again_alone(
+    jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another solution may have filled the GPU. It comes last, and counts as it is then."""
+    asked = list[tuple[str, int]]()
+
+    def judge(problem: str, solution: str, settings: Settings, *_: object) -> Judgement:
+        asked.append((solution, settings.jobs))
+        full = solution == "b.py" and len(asked) < 3
+        return Judgement(
+            2, "fails" if full else "accepted", problem, solution, "", "CUDA out of memory" if full else ""
+        )
+
+    monkeypatch.setattr(judging, "judge", judge)
+    monkeypatch.setattr(process, "Worker", Here)
+    found = list(judge_many([("p.py", "b.py"), ("p.py", "c.py")], Settings(backend="cpu"), jobs))
+    verdicts = {each.solution: each.verdict for each in found}
+    assert verdicts == {"b.py": "fails" if jobs == 1 else "accepted", "c.py": "accepted"}
+    assert len(asked) == jobs + 1
+
+
 def test_another_result_at_nan_is_a_fact_and_of_a_declaration_wrong() -> None:
     reason = "wrong at 3 infinite or NaN inputs, right at all others"
     found = recorded(msgspec.structs.replace(result(1.0), status="wrong", reason=reason))
