@@ -182,3 +182,19 @@ def test_the_exact_result_is_right_where_float64_loses_what_decides(name: str) -
     verify.assert_close(y, like=function, inputs=(x,))
     with pytest.raises(AssertionError):
         verify.assert_close(wrong, like=function, inputs=(x,))
+
+
+CANCELLING: dict[str, Callable[[Tensor], Tensor]] = {  # their gradients are 0
+    "batch norm": lambda x: functional.batch_norm(x, None, None, training=True).mean(),
+    "smooth L1": lambda x: functional.smooth_l1_loss(x, x.detach() / 2) - (x - x.detach() / 2).square().mean() / 2,
+    "huber": lambda x: functional.huber_loss(x, x.detach() / 2) - (x - x.detach() / 2).square().mean() / 2,
+    "hard sigmoid": lambda x: (functional.hardsigmoid(x) - x / 6).sum(),
+}
+
+
+@pytest.mark.parametrize("name", CANCELLING)
+def test_a_gradient_that_cancels_leaves_no_rounding_of_a_count(name: str) -> None:
+    x = torch.rand(9, 3, generator=torch.Generator().manual_seed(2))
+    op = Definition(CANCELLING[name], ["x"], examples=[(x,)]).op()
+    problem = Problem({"x": x}, {}, {op.outputs[0]: torch.tensor(1.7)}, ("dx",))
+    assert all(abs(point.mp(160)) < mpf(2) ** -140 for point in op.points(problem, "dx", range(9)))

@@ -118,6 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.table, self.kinds = table, kinds
         self.nodes: list[Node] = []
         self.whole = True  # False inside the formula of an operator of `table`
+        self.given: tuple[Any, ...] = ()  # the arguments of that operator
         self.asked = False  # True once the function has called `verify.rounds`
         self.unrounded: dict[Node, Node] = {}  # a result that is rounded to a narrow dtype -> the same before that
         # results of the operators that the function itself calls: tensors in memory, and their dtypes in the case
@@ -246,8 +247,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._traced(args[0], args[0].dtype)
         if func._schema.is_mutable and writing_of(func).without is not None:
             return self._written(func, args, kwargs)
+        count = _reciprocal_of(args[1]) if func is _aten.mul.Tensor and not self.whole else 0
+        if count and args[1] not in self.given:
+            return self._dispatched(_aten.div.Tensor, (args[0], count), kwargs)
         if formula := self.table.get(func) or decomposition_of(func):
             before, self.whole = self.whole, False
+            self.given = tuple(each for each in args if isinstance(each, float)) if before else self.given
             try:
                 with self:  # an operator that writes keeps the wrapper of its formula, which does the write
                     made = (formula if func._schema.is_mutable else formula_of(formula, args))(*args, **kwargs)
@@ -529,6 +534,16 @@ def _evaluated(node: Node, values: Mapping[Node, Any]) -> Any:
     if isinstance(made, Tensor) and made.stride() != node.value.stride():
         made = torch.empty_strided(made.shape, node.value.stride(), dtype=made.dtype, device=made.device).copy_(made)
     return made
+
+
+def _reciprocal_of(value: Any) -> int:
+    """Returns n if a factor is the float64 number nearest to 1 / n, but not 1 / n itself; else 0.
+
+    PyTorch's formulas multiply by the reciprocal of a count. The function that they define divides by the count: what
+    cancels in it, as the gradient of a normalised mean does, must not leave the rounding of 1 / 9.
+    """
+    count = round(1.0 / value) if isinstance(value, float) and 2.0**-31 < abs(value) < 1.0 else 0
+    return count if count & (count - 1) and 1.0 / count == value else 0
 
 
 def at_line() -> str:
