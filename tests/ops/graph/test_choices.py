@@ -439,6 +439,15 @@ def test_a_number_beyond_an_integer_dtype_becomes_what_a_processor_makes_of_it(
     assert not passes(like, BEYOND, T([*integers, 8.0]) * 0.5)
 
 
+def test_nan_as_an_integer_stays_what_it_was_decided_to_be() -> None:
+    def like(x: Tensor) -> Tensor:
+        return torch.sqrt(x.std(-1) + 0.25).to(torch.int8) * T(2.0)
+
+    x = T([[0.5, torch.inf, 1.0], [0.5, 1.0, 4.0]])
+    assert passes(like, x, T([0.0, 2.0]))
+    assert not passes(like, x, T([0.0, 4.0]))
+
+
 # -- any order of equal numbers -----------------------------------------------------------------------------------
 
 

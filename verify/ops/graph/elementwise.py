@@ -70,8 +70,7 @@ class Map(Step):
                 f"like= supports integers up to 2^53 if they are computed from real numbers: {self.origin}",
                 hint="compute larger integers from integer operands alone",
             )
-        run.decisions[id(self)] = found = torch.where(held, own, run.decision(self, lambda: own))
-        return found
+        return torch.where(held, own, run.decision(self, lambda: own))
 
     def holds(self, a: Tensor) -> Tensor:
         """Returns a mask of the numbers in the range of the step's integer dtype."""
