@@ -439,6 +439,13 @@ def test_a_number_beyond_an_integer_dtype_becomes_what_a_processor_makes_of_it(
     assert not passes(like, BEYOND, T([*integers, 8.0]) * 0.5)
 
 
+@pytest.mark.parametrize("largest", [torch.inf, 3e38])
+def test_an_infinity_or_a_number_that_overflows_is_not_the_least(largest: float) -> None:
+    x = T([largest, -0.6, 0.8])
+    assert passes(lambda x: (x * 2 - torch.tanh(x)).argmin(-1), x, T(1))
+    assert not passes(lambda x: (x * 2 - torch.tanh(x)).argmin(-1), x, T(0))
+
+
 def test_nan_as_an_integer_stays_what_it_was_decided_to_be() -> None:
     def like(x: Tensor) -> Tensor:
         return torch.sqrt(x.std(-1) + 0.25).to(torch.int8) * T(2.0)

@@ -446,16 +446,17 @@ class _Samples:
         return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
 
     def reaches(self) -> dict[int, Tensor]:
-        """Maps id(step) to the largest error of each number that decides; infinity where a kernel's number overflows.
+        """Maps id(step) to the largest error of each number that decides.
 
+        A number that overflows in a kernel may be the format's largest. An infinity has no error, as in each kernel.
         Maps -id(step) of a comparison to the largest error of the difference of its two numbers.
         """
         differences = {-key: self._reach_of(-key) for key in self.compared}
         found = {key: reach for key, reach in differences.items() if reach is not None}
         for key in self.deciding:
-            reach, beyond = self._reach_of(key), self.held[key].abs() > self.format.largest
+            reach, beyond = self._reach_of(key), (self.held[key].abs() - self.format.largest).clamp(min=0.0)
             if reach is not None:
-                found[key] = torch.where(beyond, math.inf, reach)
+                found[key] = torch.where(torch.isinf(beyond), 0.0, reach + beyond)
         return found
 
 
