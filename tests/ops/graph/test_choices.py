@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
+from verify.ops.graph.choices import Choices
 
 T = torch.tensor
 
@@ -437,6 +438,40 @@ def test_a_number_beyond_an_integer_dtype_becomes_what_a_processor_makes_of_it(
 
     assert passes(like, BEYOND, T([*integers, 7.0]) * 0.5) is right
     assert not passes(like, BEYOND, T([*integers, 8.0]) * 0.5)
+
+
+def of_excluding(x: Tensor) -> Tensor:
+    above = torch.log1p(x).diff(dim=-2)
+    rest = (above > 0.0).to(x.dtype) - above
+    return torch.where((rest > 1.0) & (rest < 2.0), rest, 0.0)
+
+
+def of_masked(x: Tensor) -> Tensor:
+    largest = functional.one_hot(x.argmax(-1), 3) * (x + 0.3)
+    return torch.where(largest <= x + 0.3, largest, 100.0)
+
+
+@pytest.mark.parametrize(
+    ("like", "x", "other"),
+    [
+        (of_excluding, torch.ones(2, 3, dtype=torch.float16), T([[1.0, 0.0, 0.0]]).half()),
+        (of_masked, T([[0.25, 1.5, -2.0]]), T([[0.0, 100.0, 100.0]])),
+    ],
+)
+def test_decisions_on_one_number_do_not_exclude_each_other(
+    like: Callable[[Tensor], Tensor], x: Tensor, other: Tensor
+) -> None:
+    assert passes(like, x, like(x))
+    assert not passes(like, x, other)
+
+
+def test_a_result_far_beyond_all_choices_is_not_searched_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[Any] = []
+    own = Choices.proposed
+    monkeypatch.setattr(Choices, "proposed", lambda *a, **k: tried.append(a) or own(*a, **k))
+    x = T([0.5, 0.5, -1.0, 0.5, 2.0, 0.5]).repeat(4, 3)
+    assert not passes(lambda x: x.topk(3).indices * x.exp().sum(-1, keepdim=True), x, torch.full((4, 3), -1000.0))
+    assert len(tried) < 150
 
 
 @pytest.mark.parametrize("largest", [torch.inf, 3e38])

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
-from verify.ops.graph.noise import origins
+from verify.ops.graph.noise import only_tests, origins
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
@@ -68,11 +68,12 @@ class Choices:
     program: Program
     run: Run  # with PyTorch's own decisions
     wanted: Sequence[str]
-    # id(step) -> how far a kernel's numbers may be from the real ones; -id(comparison): the difference of its numbers
-    reach: Mapping[int, Tensor]
+    # id(step) -> how far a kernel's numbers may be from the real ones; see `verify.ops.graph.noise`
+    reach: Mapping[Hashable, Tensor]
     noise: Mapping[str, Tensor]
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> the numbers that decide, undisturbed
     base: dict[str, Tensor] = field(default_factory=dict)  # the results under PyTorch's own decisions
+    nears: dict[int, Tensor] = field(default_factory=dict)  # cache of `_near`
 
     @classmethod
     def of(
@@ -80,7 +81,7 @@ class Choices:
         program: Program,
         run: Run,
         wanted: Sequence[str],
-        reach: Mapping[int, Tensor],
+        reach: Mapping[Hashable, Tensor],
         noise: Mapping[str, Tensor],
     ) -> Choices | None:
         """Returns the choices of a program, or None if no decision is free."""
@@ -103,7 +104,7 @@ class Choices:
     @cached_property
     def deciding(self) -> list[Step]:
         """The steps that decide by numbers. Integers that follow from other decisions leave open their order alone."""
-        steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not _only_tests(step)]
+        steps = [step for step in self.program.needed_for(self.wanted) if step.decides and not only_tests(step)]
         return [step for step in steps if isinstance(step, Order) or not all(map(is_whole, step.inputs))]
 
     @cached_property
@@ -181,12 +182,15 @@ class Choices:
 
     # -- which decisions are free ---------------------------------------------------------------------------
 
-    def _near(self, step: Step) -> Tensor | float:
+    def _near(self, step: Step) -> Tensor:
         """Returns how far a kernel's numbers may be from the real ones: if at all, then no less than float64 tells."""
-        found, x = self.reach.get(id(step)), self.numbers.get(id(step))
-        if found is None or x is None:
-            return 0.0 if found is None else found
-        return torch.where(found > 0, torch.maximum(found, x.abs() * torch.finfo(x.dtype).eps), 0.0)
+        if id(step) not in self.nears:
+            found, x = self.reach.get(id(step)), self.numbers.get(id(step))
+            if found is not None and x is not None:
+                found = torch.where(found > 0, torch.maximum(found, x.abs() * torch.finfo(x.dtype).eps), 0.0)
+            none = torch.zeros((), dtype=torch.float64, device=self.run.device)
+            self.nears[id(step)] = none if found is None else found
+        return self.nears[id(step)]
 
     def _is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
@@ -195,10 +199,9 @@ class Choices:
         derivative has two sides.
         """
         if isinstance(step, Map) and step.function in COMPARISONS:
-            near = [torch.as_tensor(self._near(each)) for each in step.inputs]
-            return (given[0] - given[1] == 0) & (near[0] == 0) & (near[1] == 0)
+            return (given[0] - given[1] == 0) & (self._near(step.inputs[0]) == 0) & (self._near(step.inputs[1]) == 0)
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
-            return (given[0] == 0) & (torch.as_tensor(self._near(step.inputs[0])) == 0)
+            return (given[0] == 0) & (self._near(step.inputs[0]) == 0)
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
 
     def _free(self, step: Step, given: Sequence[Tensor]) -> Tensor:
@@ -206,7 +209,7 @@ class Choices:
         x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
             ordered, places = _ranked(step, x).sort(-1, descending=True)
-            reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape).gather(-1, places)
+            reach = near.expand(x.shape).gather(-1, places)
             close = ordered[..., :-1] - reach[..., :-1] <= ordered[..., 1:] + reach[..., 1:]
             if step.stable:  # equal numbers that no kernel rounds keep their order
                 close = close & ((reach[..., :-1] > 0) | (reach[..., 1:] > 0))
@@ -228,7 +231,7 @@ class Choices:
         x = given[0] + side * self._near(step.inputs[0])
         if step.function in (*QUOTIENTS, *REMAINS):
             by = given[1]
-            turned = (x / by) * torch.as_tensor(self._near(step.inputs[1])) / by.abs()
+            turned = (x / by) * self._near(step.inputs[1]) / by.abs()
             down = {**QUOTIENTS, **REMAINS}[step.function]
             x = x + side * turned.abs().nan_to_num(0.0) * by.abs()
             return torch.div(x, by, rounding_mode=down)
@@ -277,11 +280,11 @@ class Choices:
         exactly: 2.0 has the floor 2, whichever of several 2.0 wins.
         """
         if isinstance(step, Order) and step.stable:
-            rounded = (torch.as_tensor(self._near(step.inputs[0])).expand(given[0].shape) > 0).any(-1)
+            rounded = (self._near(step.inputs[0]).expand(given[0].shape) > 0).any(-1)
             return ~(rounded if isinstance(step, First) else rounded[..., None])
         follows = torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
         if isinstance(step, Map) and step.function not in COMPARISONS:
-            near = sum(torch.as_tensor(self._near(each), device=self.run.device) for each in step.inputs)
+            near = sum(map(self._near, step.inputs))
             follows = follows | (near == 0) & ~self._is_tie(step, given)
         return follows
 
@@ -289,7 +292,7 @@ class Choices:
         """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
         least = torch.full((parts.count,), 0.5, dtype=torch.float64, device=self.run.device)
         for step in self.sources:
-            near = torch.as_tensor(self._near(step), dtype=torch.float64, device=self.run.device)
+            near = self._near(step)
             moved = (taken.numbers[id(step)] - taken.real[id(step)]).abs()
             share = torch.where(near > 0, near / moved, math.inf).nan_to_num(math.inf, math.inf)
             if share.numel():
@@ -306,7 +309,7 @@ class Choices:
         """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
         x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
-            reach = torch.as_tensor(near, dtype=x.dtype, device=x.device).expand(x.shape)
+            reach = near.expand(x.shape)
             right = _is_sorted(step, x, reach, proposed)
             if step.stable:
                 right = right & (reach > 0).any(-1)
@@ -400,14 +403,16 @@ class Choices:
     def size(self, step: Step) -> Tensor:
         """Returns how far the numbers of a source are moved: as far as a kernel's may be, operands to break ties.
 
-        Numbers that every kernel computes exactly move with the operands alone. For an order, these are scores of its
-        numbers.
+        What every kernel computes exactly moves with the sources before it alone: b > 0 and 1 - b > 1 exclude each
+        other, although each may be true. For an order, these are scores of its numbers.
         """
         if isinstance(step, Order):
             return torch.ones_like(self.numbers[id(step.inputs[0])])
         x = self.numbers[id(step)]
         if not isinstance(step, Leaf):
-            return torch.as_tensor(self._near(step), dtype=x.dtype, device=x.device).expand(x.shape)
+            near = self._near(step).expand(x.shape)
+            own = self.reach.get(("own", id(step)))
+            return near if own is None else torch.minimum(near, own)
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
         return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
 
@@ -517,11 +522,6 @@ def _ended(step: Map, x: Tensor, above: int) -> Tensor:
     held = torch.where(step.holds(x), x, 0.0).to(torch.int64)
     held = torch.where(torch.isnan(x) & (above == 0) | (x < float(step.within[0])), step.within[0], held)
     return torch.where(x > 0, torch.where(step.holds(x), held, step.within[above]), held)
-
-
-def _only_tests(step: Step) -> bool:
-    """True if a step only tests numbers, so that no kernel decides otherwise."""
-    return isinstance(step, Map) and step.function in ("isnan", "isinf")
 
 
 def is_whole(step: Step) -> bool:

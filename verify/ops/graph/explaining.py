@@ -28,6 +28,7 @@ _ROUNDS = 4  # one exchange may need another before it
 _TRIED = 512  # most exchanges from one start, and fewer
 _WORK = 2**22  # where all of them together would move more numbers
 _EFFORT = 2**14  # or evaluate more steps
+_ENOUGH = 48  # exchanges after which a number that is beyond all values so far counts as unexplainable
 
 
 def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
@@ -50,6 +51,10 @@ class _Search:
         self.choices, self.got = choices, got
         own = {id(step): choices.run.decisions[id(step)] for step in choices.deciding}
         self.found = self.own = Proposal(own, choices.numbers)
+        # the least and the greatest value of each element so far
+        self.low = {name: choices.base[name].to(torch.float64) for name in got}
+        self.high = dict(self.low)
+        self.exchanges = 0
 
     def find(self) -> Decisions:
         """Returns the best decisions that the directions offer.
@@ -61,8 +66,7 @@ class _Search:
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
             for afresh in (False, True):
-                if not self.is_explained(choices.values(self.found.decisions)):
-                    self._exchange(parts, afresh)
+                self._exchange(parts, afresh)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -87,6 +91,9 @@ class _Search:
         """Returns the costs of the parts under the better of two proposals, and both mixed."""
         for taken in self.choices.taken(proposal, parts):
             found = self._cost(taken.values, parts)
+            for name, value in ((name, taken.values[name].to(torch.float64)) for name in self.got):
+                self.low[name] = torch.minimum(self.low[name], value)
+                self.high[name] = torch.maximum(self.high[name], value)
             better = found < cost
             if bool(better.any()):
                 better = better & ~self._barred(taken, parts)
@@ -106,7 +113,7 @@ class _Search:
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
         every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
-        sizes = {key: size for key, size in every.items() if size.numel() and parts.holds(key)}
+        sizes = {key: size for key, size in every.items() if bool(size.any()) and parts.holds(key)}
         at = {key: parts.of(key, ramp(size) if afresh else self._start(key, size)) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
@@ -114,20 +121,22 @@ class _Search:
             return self._better(choices.proposed(moved), parts, torch.full_like(best, math.inf), self.own)
 
         best = self._cost(choices.values(self.found.decisions), parts)
-        if not bool((best > 0.0).any()):  # what is not explained depends on many parts
+        if self._is_settled(best, parts):  # or what is not explained depends on many parts
             return
         cost, turned = judged(at)
         most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
         most = min(most, _EFFORT // len(choices.program.steps))
-        moves, idle = list(islice(self._moves(sizes, best > 0.0, parts), most)), 0
+        moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
+        vain = 0
         for key, one, other, way in islice(moves * _ROUNDS, most):
-            if idle == len(moves) or not bool((cost > 0.0).any()):  # a round without a gain repeats itself
+            if vain == len(moves) or self._is_settled(cost, parts):
                 break
+            self.exchanges += 1
             line = at[key].clone()
             line[:, one], line[:, other] = (way, way) if one == other else (at[key][:, other], at[key][:, one])
             found, new = judged({**at, key: line})
             better = found < cost
-            idle = 0 if bool(better.any()) else idle + 1
+            vain = 0 if bool(better.any()) else vain + 1
             at[key] = torch.where(better.reshape(-1, 1), line, at[key])
             cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
         self.found = _mixed(parts, cost < best, turned, self.found)
@@ -175,6 +184,17 @@ class _Search:
             excess = parts.of(name, self._excess(name, values[name]))
             found = found + torch.where(excess > 1.0, excess.clamp(max=1e300).log1p(), 0.0).sum(-1)
         return found
+
+    def _is_settled(self, cost: Tensor, parts: Parts) -> bool:
+        """True if each part is explained, or has an element far beyond all the values that choices gave it."""
+        open_ = cost > 0.0
+        for name in filter(parts.holds, self.got) if self.exchanges >= _ENOUGH and bool(open_.any()) else ():
+            low, high = self.low[name], self.high[name]
+            got = self.got[name].reshape(low.shape).to(torch.float64)
+            nearest = torch.minimum(torch.maximum(got, 2 * low - high), 2 * high - low)
+            beyond = (self._excess(name, nearest) > 1.0) & ~torch.isnan(nearest)
+            open_ = open_ & ~parts.of(name, beyond).any(-1)
+        return not bool(open_.any())
 
     def is_explained(self, values: Mapping[str, Tensor]) -> bool:
         """True if no result is further from the program's than roundings explain."""

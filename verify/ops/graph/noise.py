@@ -16,7 +16,7 @@ that leaves a decision free, `choices.py` looks for the one that explains a kern
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 
@@ -63,6 +63,8 @@ _STEPWISE = 4.0  # largest error of a kernel that takes the program's steps, in 
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
 _STEEP = 0.5  # noise of an exponent above which the response is not linear: a softmax may take another element
 
+Reaches = dict[Hashable, Tensor]  # see `_Samples.reaches`
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -74,7 +76,7 @@ class Noise:
 
 def noise_of(
     program: Program, run: Run, wanted: Sequence[str], format: Rounding, runs: int = RUNS, *, seed: int = 0
-) -> tuple[dict[str, Noise], dict[int, Tensor]]:
+) -> tuple[dict[str, Noise], Reaches]:
     """Returns the noise of each wanted result, and the largest error of each number that decides (`reaches`)."""
     sampled = _Samples(program, run, wanted, format)
     sampled.measure(runs + runs // 2 if sampled.is_small() else runs, seed)
@@ -125,7 +127,8 @@ class _Samples:
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
         self.weighed = weighted_sums(self.steps)
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
-        deciding = [each for step in self.steps if step.decides for each in step.inputs if each.real]
+        takes = [step for step in self.steps if step.decides and not only_tests(step)]
+        deciding = [each for step in takes for each in step.inputs if each.real]
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
         self.divisors = {id(b): step for step in self.steps if (b := constant_divisor(step)) is not None}
         self.deciding = {id(each) for step in deciding for each in (step, *origins(step))} | self.divisors.keys()
@@ -176,7 +179,7 @@ class _Samples:
             value = step.value(self.run, given)
             deviation = deviation_of(step, self.run, value, given, self.format, self.chains)
             if (remainder := self.divisors.get(id(step))) is not None:
-                deviation = lost_in(self.format.stored.get(id(remainder), torch.float32), value) / _STEPWISE
+                deviation = lost_in(self.format.stored.get(id(remainder), self.format.kind), value) / _STEPWISE
         if id(step) in self.spread and isinstance(step, Contract):
             terms = terms_of(step, given, self.format)
             self.chains[id(step)] = Chain(torch.zeros_like(value), terms.squares, terms.count.expand(value.shape))
@@ -445,18 +448,28 @@ class _Samples:
             return None
         return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
 
-    def reaches(self) -> dict[int, Tensor]:
+    def reaches(self) -> Reaches:
         """Maps id(step) to the largest error of each number that decides.
 
         A number that overflows in a kernel may be the format's largest. An infinity has no error, as in each kernel.
-        Maps -id(step) of a comparison to the largest error of the difference of its two numbers.
+        Maps -id(step) of a comparison to the largest error of the difference of its two numbers, and ("own", id(step))
+        to what is not the error of numbers before it that decide too; nothing if that is not known.
         """
         differences = {-key: self._reach_of(-key) for key in self.compared}
-        found = {key: reach for key, reach in differences.items() if reach is not None}
+        found: Reaches = {key: reach for key, reach in differences.items() if reach is not None}
         for key in self.deciding:
             reach, beyond = self._reach_of(key), (self.held[key].abs() - self.format.largest).clamp(min=0.0)
             if reach is not None:
                 found[key] = torch.where(torch.isinf(beyond), 0.0, reach + beyond)
+        inexact = set[int]()  # ids of the steps that have roundings since the numbers that decide
+        for step in self.steps:
+            follows = any(id(each) in inexact for each in step.inputs)
+            if id(step) not in self.deciding:
+                rounds = id(step) in self.roundings or id(step) in self.stored
+                inexact |= {id(step)} if step.real and (follows or rounds) else set()
+            elif not follows and id(step) not in self.stored:
+                size, deviation = self.held[id(step)].abs(), self.roundings.get(id(step), 0.0)
+                found["own", id(step)] = NEAR * (size * deviation if isinstance(deviation, float) else deviation)
         return found
 
 
@@ -554,6 +567,11 @@ def _is_exact(step: Step) -> bool:
 def _plainly(step: Step, run: Run, given: list[Tensor]) -> Tensor:
     """Returns the value of a step. A rounding to a format rounds anew."""
     return step.evaluated(given) if isinstance(step, Map) and step.stepped else step.value(run, given)
+
+
+def only_tests(step: Step) -> bool:
+    """True if a step only tests numbers, so that no kernel decides otherwise."""
+    return isinstance(step, Map) and step.function in ("isnan", "isinf")
 
 
 def _compares(step: Step) -> bool:

@@ -24,7 +24,7 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
 from verify.ops.graph.special import FUNCTIONS
-from verify.ops.graph.steps import Move, Plain, Run, Step
+from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
 
 Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]
 PROMOTED: Accumulate = "14 bits, promoted every 128"
@@ -315,7 +315,8 @@ def _of_map(
     less = step.function == "exact" and getattr(step.inputs[1], "function", "") == "subtract"
     size = (1 - value).abs() if less else value.abs()  # a kernel may compute b of 1 - b again
     held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
-    if joins and (step.centred or bool(held.any()) or any(id(each) in chains for each in step.inputs)):
+    masked = any(getattr(moved_from(each)[-1], "function", "") == "number" for each in step.inputs)  # 1 a is a
+    if joins and (step.centred or masked or bool(held.any()) or any(id(each) in chains for each in step.inputs)):
         terms = [chains.get(id(each)) or Chain.of(x) for each, x in zip(step.inputs, given, strict=True)]
         if step.function == "multiply":  # kernels distribute (a + b) c; none multiplies out two sums, as in one pass
             both = (terms[0].count > 1) & (terms[1].count > 1)
@@ -382,10 +383,8 @@ def _of_joined(
     )
     exact = held & (made.quantum > 0) & (~several & some | all_)
     exact = exact | (product & (made.count == 0))
-    if product:  # a power of two changes no digit
-        exact = (
-            exact | (held & _is_power(first) & (second.quantum > 0)) | (held & _is_power(second) & (first.quantum > 0))
-        )
+    if product:  # a power of two changes no digit, be the other number computed or not
+        exact = exact | _is_power(first) | _is_power(second)
     lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
     size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
     if bool(several.any()):
@@ -395,8 +394,8 @@ def _of_joined(
 
 
 def _is_power(chain: Chain) -> Tensor:
-    """True for numbers that are one power of two."""
-    return (chain.count == 1) & (chain.quantum * chain.quantum == chain.squares)
+    """True for numbers that are one power of two, which no kernel rounds."""
+    return (chain.count == 1) & (chain.quantum > 0) & (chain.quantum * chain.quantum == chain.squares)
 
 
 def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Tensor | float | None:
