@@ -843,3 +843,11 @@ def test_each_quotient_adds_the_rounding_of_a_constant_divisor(
     verify.assert_close((x.double() - divisor).to(dtype), like=lambda x: like(x, 0.1), inputs=(x,))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close((x.double() - 0.102).to(dtype), like=lambda x: like(x, 0.1), inputs=(x,))
+
+
+def test_a_float64_kernel_holds_all_digits_of_a_constant_divisor() -> None:
+    x = drawn(64).double() + 100
+    y = torch.remainder(x, 0.001)
+    verify.assert_close(y, like=lambda x: torch.remainder(x, 0.001), inputs=(x,))
+    with pytest.raises(AssertionError, match="is wrong"):
+        verify.assert_close(y * (1 + 1e-6), like=lambda x: torch.remainder(x, 0.001), inputs=(x,))
