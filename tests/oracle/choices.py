@@ -50,6 +50,7 @@ def evaluate(
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
     run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice)
+    run.outer = max([run.unit, *(2.0 ** -SMALL[kind] for kind in kinds if kind in SMALL)])
     given: list[Any] = []
     leaves: list[np.ndarray] = []
     for x in inputs:

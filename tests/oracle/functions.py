@@ -381,13 +381,13 @@ def log_softmax(row: Sequence[Number]) -> list[Number]:
     return stored
 
 
-def normed(row: Sequence[Number], eps: float, centre: bool) -> list[Number]:
+def normed(row: Sequence[Number], eps: float, centre: bool, keep: Callable[[Number], Number]) -> list[Number]:
     off = [x - m for m in [mean(row)] for x in row] if centre else list(row)
-    by = SMOOTH["rsqrt"](dot(off, off) / len(off) + eps)
+    by = keep(SMOOTH["rsqrt"](dot(off, off) / len(off) + eps))
     if centre and Run.now.source:  # the form of PyTorch's kernels is the noisier one
-        shift = mean(row) * by
+        shift = keep(mean(row)) * by
         return [x * by - shift for x in row]
-    return [x * by for x in off]
+    return [x * by for m in [keep(mean(row))] for x in [x - m for x in row]] if centre else [x * by for x in off]
 
 
 def deviation(row: Sequence[Number], unbiased: bool = True) -> Number:
@@ -518,9 +518,12 @@ def affine(y: np.ndarray, weight: Any, bias: Any) -> np.ndarray:
     return y if bias is None else each(lambda a, b: a + b, y, bias)
 
 
-def normed_over(x: np.ndarray, groups: int, eps: float, centre: bool = True) -> np.ndarray:
+def normed_over(
+    x: np.ndarray, groups: int, eps: float, centre: bool = True, keep: Callable[[Number], Number] = lambda x: x
+) -> np.ndarray:
+    """Normalises groups. keep: what PyTorch does with the mean and the deviation before it uses them."""
     rows = x.reshape(groups, -1)
-    return filled([v for row in rows for v in normed(list(row), eps, centre)], x.shape)
+    return filled([v for row in rows for v in normed(list(row), eps, centre, keep)], x.shape)
 
 
 @handles("layer_norm")
@@ -535,13 +538,13 @@ def _(out: Any, x: Any, shape: Sequence[int], weight: Any = None, eps: Any = Non
 
 
 HANDLERS["group_norm"] = lambda out, x, groups, *_, **__: normed_over(array(x), len(array(x)) * groups, 1e-5)
-HANDLERS["instance_norm"] = lambda out, x, **_: normed_over(array(x), math.prod(out.shape[:2]), 1e-5)
+HANDLERS["instance_norm"] = lambda out, x, **_: normed_over(array(x), math.prod(out.shape[:2]), 1e-5, keep=kept)
 
 
 @handles("batch_norm")
 def _(out: Any, x: Any, *_: Any, **__: Any) -> Any:
     wide = np.moveaxis(array(x), 1, 0)
-    return np.moveaxis(normed_over(wide, len(wide), 1e-5), 0, 1)
+    return np.moveaxis(normed_over(wide, len(wide), 1e-5, keep=kept), 0, 1)
 
 
 # Products and windows.

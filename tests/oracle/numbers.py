@@ -90,6 +90,8 @@ class Run:
         self.sided: set[int] = set()  # comparisons of equal given numbers
         self.decisive: set[int] = set()  # places on the tape of numbers whose roundings decide
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
+        self.outer = self.unit  # the same of what PyTorch stores between operators
+        self.inner = self.unit  # and of what it computes in this operator, which may be float32 in a float64 program
         self.source = None if disturbed is None else random.Random(disturbed)
         self.tape: list[Number] = []
         self.step = 0  # the operator of PyTorch that runs; of an element, where their gradients are stored one by one
@@ -142,8 +144,8 @@ def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
 class Number:
     """A number on the tape."""
 
-    __slots__ = """adds drift error exact grad grad_open grid kink loose open outer parents place push saved shares
-    step terms value""".split()
+    __slots__ = """adds drift error exact grad grad_open grid inner kink loose open outer parents place push saved
+    shares step terms value""".split()
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
@@ -154,7 +156,7 @@ class Number:
         self.grad, self.outer, self.exact = None, 0.0, True  # exact: 16 bits hold it and its gradient
         self.saved: Callable[[], Sequence[Any]] | None = None  # slopes of the parents, from what a kernel keeps
         self.shares: dict[int, Any] = {}  # of the gradient, by the operators that they come from
-        self.step = 0
+        self.step, self.inner = 0, Run.now.inner
         self.grid: tuple[int, int] | None = None  # the format that the gradient is rounded to, too
 
     def __add__(self, other: Any) -> Number:
@@ -253,7 +255,7 @@ def made(
     if rounds and (terms is NEVER or not held(value)):
         error += abs(float(value)) * run.unit
         if run.source:
-            found.value = run.shaken(value, run.unit)
+            found.value = run.shaken(value, run.inner)
     found.error, found.drift, found.loose, found.push = error, drift, loose, push
     found.open = found.open or error != error or drift != drift
     found.place, found.step = len(run.tape), run.step
@@ -330,12 +332,17 @@ def stored(x: Number, digits: int, least: int, computed: bool) -> Number:
 def kept(x: Number) -> Number:
     """Returns a number that PyTorch stores between the operators that it composes a function of."""
     run = Run.now
-    if run.source and run.digits:
-        x = made(x.value, ((x, 1),), rounds=False)
-        x.outer = 2.0**-run.digits
-        x.exact = False
-        if mp.isfinite(x.value) and x.value._mpf_[3] > run.digits:
-            x.value = run.shaken(x.value, x.outer)
+    if not run.digits:
+        return x
+    x = made(x.value, ((x, 1),), rounds=False)
+    wide = mp.isfinite(x.value) and x.value._mpf_[3] > run.digits
+    if wide:
+        size = abs(float(x.value)) * 2.0**-run.digits
+        x.error, x.terms = x.error + size, None
+        pushed(x, size, -2 - x.place)
+    if run.source:
+        x.outer, x.exact = 2.0**-run.digits, False
+        x.value = run.shaken(x.value, x.outer) if wide else x.value
         run.step += 1
     return x
 
@@ -490,13 +497,16 @@ def backward(outputs: Iterable[tuple[Number, Any]]) -> None:
         if not number.exact:
             number.grad = run.shaken(number.grad, number.outer)
         unclear = number.open or number.kink or number.grad_open
-        if number.grid:
+        if number.grid:  # what arrives may have been stored in 16 bits, which is a choice's to say
             near = float(abs(number.grad)) * run.unit if number.grad._mpf_[3] > number.grid[0] + 1 else 0.0
+            if near and run.choice is not None:
+                number.grad, near = number.grad * (1 + mpf(NEAR * run.outer * run.choice.push(~number.place))), 0.0
+                run.decisive.add(~number.place)
             number.grad, opened = nearest(number.grad, *number.grid, near)
             unclear = unclear or opened
         slopes = number.saved() if run.source and number.saved else [slope for _, slope in number.parents]
         for (parent, _), slope in zip(number.parents, slopes, strict=True):
-            share = run.shaken(number.grad * slope, run.unit)
+            share = run.shaken(number.grad * slope, number.inner)
             alone = not parent.shares and bool(number.outer or number.exact) and abs(slope) in (0, 1)
             parent.exact = parent.exact and alone
             parent.shares[number.step] = share + parent.shares[number.step] if number.step in parent.shares else share

@@ -142,6 +142,7 @@ def called(function: Any, name: str, arguments: Sequence[Any], named: dict[str, 
     start = len(Run.now.tape)
     kinds = [each.dtype for each in (shadow if isinstance(shadow, (tuple, list)) else [shadow])]
     Run.now.step, Run.now.digits = Run.now.step + 1, max(SMALL.get(kind, 0) for kind in kinds)
+    Run.now.inner = max(Run.now.unit, 2.0**-24) if name not in CASTS and any(map(narrower, kinds)) else Run.now.unit
     named = {key: value for key, value in named.items() if value is not None or key == "dim"}
     if name in ("zeros_like", "ones_like", "full_like", "new_zeros"):
         return shadow
@@ -221,7 +222,7 @@ def moved(function: Any, arguments: Sequence[Any], named: dict[str, Any]) -> Any
     def picked(result: torch.Tensor) -> np.ndarray:
         numbers = [pool[int(place)] for place in result.flatten().tolist()]
         copies = Counter(map(id, numbers))  # the gradient of each copy is stored
-        numbers = [kept(n) if copies[id(n)] > 1 else n for n in numbers]
+        numbers = [kept(n) if copies[id(n)] > 1 and Run.now.source else n for n in numbers]
         if unclear:
             numbers = [
                 made(n.value, [(each, int(each is n)) for each in (n,)], rounds=False, open=True) for n in numbers

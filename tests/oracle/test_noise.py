@@ -61,6 +61,14 @@ def cube(x: Any) -> Any:
     return x**3
 
 
+def batch(x: Any) -> Any:
+    return functional.batch_norm(x, None, None, training=True)
+
+
+def in_float32(x: Any) -> Any:
+    return x.float().exp()
+
+
 def remainder(x: Any) -> Any:
     return torch.fmod(x, 0.001)
 
@@ -84,6 +92,8 @@ ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
         (twice, T([2.0]).to(BRAIN), T([1.0, 1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # the sum of both is stored
         (mean_of_sizes, T([1.0, 2.0, 3.0]).to(BRAIN), T(1.0).to(BRAIN), 1, 1e-3, 1e-2),  # 1 / 3 is stored
         (cube, T([1.0]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # its slope, too
+        (batch, T([[100.0], [100.0625]]).to(HALF), T([[1.0], [0.5]]).to(HALF), 0, 1e-2, 2.0),  # the mean is stored
+        (in_float32, T([0.5, 2.0]).double(), T([1.0, 0.5]), 1, 1e-9, 1e-6),  # a float64 program has float32 steps
         (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
     ],
 )

@@ -139,3 +139,23 @@ def test_copies_of_one_number_have_choices() -> None:
 
     found = choices(ordered, [T([3.0, 1.0, 2.0])], [None])
     assert len({tuple(int(v) for v in each.values[0]) for each in found}) > 1
+
+
+def test_a_gradient_is_rounded_to_a_narrow_format_after_it_was_stored() -> None:
+    """14.0938 lies between two bfloat16 numbers, and float16 holds 14.1425 up to 0.004."""
+
+    def cast(x: Any) -> Any:
+        return x.bfloat16().to(x.dtype) * 2
+
+    x, dy = T([1.0]).half(), T([7.07126]).half()
+    assert all(explains(cast, x, [T([2.0]), T([dx])], dy) for dx in (14.125, 14.0625))
+    assert not explains(cast, x, [T([2.0]), T([14.0])], dy)
+
+
+def test_a_stored_step_of_a_function_may_decide() -> None:
+    def floored(x: Any) -> Any:
+        return (torch.nn.functional.tanhshrink(x) * 316.0).floor()  # tanh(x) is stored: 0.565 +- 0.0011
+
+    x = T([0.640625]).bfloat16()
+    found = {float(each.values[0][0]) for each in Choices(floored, [x], [None]).others(40)}
+    assert min(found) < 22 and max(found) > 25 and found <= set(range(17, 32))
