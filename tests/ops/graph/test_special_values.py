@@ -126,3 +126,22 @@ def test_a_number_that_the_format_holds_makes_no_nan_of_an_infinity() -> None:
     assert passes(right, _gated, x, w)
     right[0] = NAN
     assert not passes(right, _gated, x, w)
+
+
+@pytest.mark.parametrize("row", [[1.0, NAN, 2.0, NAN, 3.0], [INF, 1.0, NAN, NAN, INF], [NAN] * 5])
+@pytest.mark.parametrize("name", ["cummax", "cummin"])
+def test_the_last_nan_of_a_running_extreme_has_the_gradient(name: str, row: list[float]) -> None:
+    def like(x: Tensor) -> Tensor:
+        return getattr(x, name)(-1).values  # type: ignore[no-any-return]
+
+    x, dy = T([row], requires_grad=True), T([[1.0, 2.0, 4.0, 8.0, 16.0]])
+    (dx,) = torch.autograd.grad(like(x), x, dy)
+    given = x.detach()
+    assert passes(like(given), like, given, grads=(dx,), upstream=dy)
+    assert not passes(like(given), like, given, grads=(dx.roll(1, -1) + 1,), upstream=dy)
+
+
+def test_the_place_of_a_median_beside_nan_is_that_of_a_nan() -> None:
+    x = T([[1.0, NAN, 2.0, NAN, 3.0], [INF, 1.0, 0.5, NAN, INF], [1.0, 3.0, 2.0, 0.0, 5.0]])
+    assert passes(T([1, 3, 2]), lambda x: x.median(-1).indices, x)
+    assert not passes(T([2, 3, 2]), lambda x: x.median(-1).indices, x)

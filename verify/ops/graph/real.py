@@ -122,18 +122,32 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return (x - largest).exp().cumsum(dim).log() + largest
 
 
+class _Extreme(torch.autograd.Function):
+    """The larger or the smaller of two numbers. The last of equal numbers gets the gradient, or the last NaN."""
+
+    @staticmethod
+    def forward(ctx: Any, later: Tensor, before: Tensor, largest: bool) -> Tensor:
+        ctx.save_for_backward(later, before)
+        ctx.largest = largest
+        return later.clamp(min=before) if largest else later.clamp(max=before)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        later, before = ctx.saved_tensors
+        wins = (later >= before if ctx.largest else later <= before) | torch.isnan(later)
+        return torch.where(wins, grads[0], 0.0), torch.where(wins, 0.0, grads[0]), None
+
+
 def _running(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """Returns the formula for cummax or cummin.
 
-    PyTorch computes the positions. The rewriter refuses a program that uses them. The last of equal numbers gets the
-    gradient: a limit that a number meets leaves it as it is.
+    PyTorch computes the positions. The rewriter refuses a program that uses them.
     """
 
     def function(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         parts = list(x.unbind(dim)) if x.ndim else [x]
-        limit = "min" if name == "cummax" else "max"
         for place in range(1, len(parts)):
-            parts[place] = parts[place].clamp(**{limit: parts[place - 1]})
+            parts[place] = _Extreme.apply(parts[place], parts[place - 1], name == "cummax")  # type: ignore[no-untyped-call]
         values = torch.stack(parts, dim) if x.ndim else x
         made = getattr(torch.return_types, name)
         return made((values, getattr(torch, name)(x.detach(), dim)[1]))  # type: ignore[no-any-return]
@@ -199,13 +213,13 @@ def _median(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     value = _or_nan(ordered, ordered[..., at])
     if dim is None:
         return value
-    found = [each.unsqueeze(dim) if keepdim else each for each in (value, places[..., at])]
-    return torch.return_types.median(found)  # type: ignore[arg-type]
+    found = [value, _or_nan(ordered, places[..., at], places[..., -1])]
+    return torch.return_types.median([each.unsqueeze(dim) if keepdim else each for each in found])  # type: ignore[arg-type]
 
 
-def _or_nan(ordered: Tensor, value: Tensor) -> Tensor:
-    """Returns the last number of an ordered row, in place of another of it, if it is NaN."""
-    return torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1], value)
+def _or_nan(ordered: Tensor, value: Tensor, last: Tensor | None = None) -> Tensor:
+    """Returns the last number of an ordered row, or its place `last`, instead of another value if it is NaN."""
+    return torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1] if last is None else last, value)
 
 
 def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
