@@ -40,6 +40,7 @@ class Map(Step):
 
     function: str = ""  # a name of `ELEMENTWISE`, `FUNCTIONS` or `STEPPED`
     centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
+    halved: bool = False  # True: kernels compute it as (1 + erf(x)) / 2 or (1 + tanh(x)) / 2
     within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:

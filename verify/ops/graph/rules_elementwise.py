@@ -167,18 +167,18 @@ def _tanh_argument(r: Rewriter, a: Step) -> tuple[Step, Step]:
 
 @rule("gelu")
 def _gelu(r: Rewriter, a: Step, approximate: str = "none") -> Step:
-    share = r.map("ndtr", a) if approximate == "none" else r.map("sigmoid", _tanh_argument(r, a)[0])
-    return r.map("multiply", a, share)
+    x, name = (a, "ndtr") if approximate == "none" else (_tanh_argument(r, a)[0], "sigmoid")
+    return r.map("multiply", a, r.map(name, x, halved=True))
 
 
 @rule("gelu_backward")
 def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") -> Step:
     if approximate == "none":
-        slope = r.map("add", r.map("ndtr", a), r.map("multiply", a, r.map("normal", a)))
+        slope = r.map("add", r.map("ndtr", a, halved=True), r.map("multiply", a, r.map("normal", a)))
     else:
         u, du = _tanh_argument(r, a)
         bell = r.map("multiply", r.map("multiply", a, du), _sigmoid_slope(r, u))
-        slope = r.map("add", r.map("sigmoid", u), bell)
+        slope = r.map("add", r.map("sigmoid", u, halved=True), bell)
     return r.map("multiply", grad, slope)
 
 
