@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -585,3 +586,84 @@ def test_copies_that_an_index_makes_are_chosen_by_their_places() -> None:
         verify.assert_close(torch.tensor(place), like=like, inputs=(x, index))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close(torch.tensor(2), like=like, inputs=(x, index))
+
+
+# -- rounded numbers, and choices that no single direction has ------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("share", "right"),
+    [([1.0, 0.0], True), ([0.0, 1.0], True), ([0.5, 0.5], True), ([0.0, 0.0], False), ([0.7, 0.3], False)],
+)
+def test_numbers_that_a_rounding_makes_equal_tie(share: list[float], right: bool) -> None:
+    """What breaks the ties of operands is lost in the rounding, and the gradient's own rounding decides nothing."""
+    up, x = T([1 / 3]), T([[1.001, 1.0005]])
+    dx = (up * T([share])).bfloat16().float()
+    assert passes(lambda x: (x.bfloat16().float() * 2).amax(-1) / 2, x, T([1.0]), dx, up) == right
+
+
+def test_operands_of_zeros_tie() -> None:
+    def like(x: Tensor) -> Tensor:
+        share = x.softmax(-1)
+        return torch.where(share >= share.amax(-1, True), share * 2, 0.0).cummax(-1).values
+
+    x, up = torch.zeros(1, 2, dtype=torch.float64), T([[0.75, -0.25]], dtype=torch.float64)
+    y, first = torch.ones_like(x), T([[0.25, -0.25]], dtype=torch.float64)
+    for dx, right in ((first, True), (first * 0.9, False), (first.flip(-1), False)):
+        assert passes(like, x, y, dx, up) == right
+
+
+def test_an_average_of_equal_operands_stays_where_copies_are_exchanged() -> None:
+    """PyTorch's amin divides the gradient among equal numbers, whichever column is kept or chosen."""
+
+    def like(x: Tensor) -> Tensor:
+        least = x.amin(-2)
+        return (least.topk(7, -1).values.sum(-1, keepdim=True) * least).kthvalue(3, -1).values
+
+    x, up = torch.full((2, 8), 1.3), T(1.0)
+    dx = torch.full((2, 8), 1.3 / 2)
+    dx[:, 1] = 0
+    dx[:, 5] += 7 * 1.3 / 2
+    assert passes(like, x, like(x), dx, up)
+    assert not passes(like, x, like(x), dx * 0.99, up)
+
+
+def test_each_of_several_near_ties_may_fall_in_its_own_way() -> None:
+    """Of two equal rows a kernel's log_softmax may round each element in its own way."""
+    other = [[1.446, 0.926, -0.498], [0.283, 1.655, -0.172], [1.775, 0.134, -1.462], [0.869, -0.864, -1.23]]
+    x, up = (
+        T([[-0.128, -0.368, 1.254]] * 2 + other),
+        T([[-2.17, -0.46, -0.83], [0.38, 0.47, -0.36], [-0.43, -0.19, -0.72]]),
+    )
+
+    def like(x: Tensor) -> Tensor:
+        lost = ((x > x.amin(-1, True)) * x).log_softmax(-1).abs().log1p()
+        return lost.cummin(-2).values.topk(3, -2).values.square()
+
+    for rows in itertools.product((0, 1), repeat=3):
+        leaf = x.clone().requires_grad_()
+        c = ((leaf > leaf.amin(-1, True)) * leaf).log_softmax(-1).abs().log1p()
+        second = torch.stack([c[row, at] for at, row in enumerate(rows)])
+        [dx] = torch.autograd.grad(torch.stack([c[0], second, torch.minimum(second, c[2])]).square(), leaf, up)
+        assert passes(like, x, like(x), dx, up), rows
+    assert not passes(like, x, like(x), dx * 1.001, up)
+
+
+@pytest.mark.parametrize(
+    ("y", "right"), [(1000.0, True), (1008.0, True), (1016.0, True), (1100.0, False), (900.0, False)]
+)
+def test_a_number_that_is_rounded_to_an_integer_has_the_error_of_its_steps(y: float, right: bool) -> None:
+    """In bfloat16 31.6 squared lies anywhere from 992 to 1,016, and its ceiling too."""
+    x = T([1 / 1000.14], dtype=torch.float64).bfloat16()
+    assert passes(lambda x: torch.ceil((1 / x.sqrt()) ** 2 * 2) / 2, x, T([y]).bfloat16()) == right
+
+
+def test_a_result_that_is_nearly_a_spacing_off_is_explained_by_another_choice() -> None:
+    """asinh(20.5) is 1.7 spacings from asinh(20), which a kernel returns that stores 20.0000003 in bfloat16."""
+    x = T([[20.0, 5.0]]).bfloat16()
+
+    def like(x: Tensor) -> Tensor:
+        return torch.asinh(torch.ceil(x.logsumexp(-1) * 2) / 2)
+
+    for integer, right in ((20.0, True), (20.5, True), (21.0, False), (19.5, False)):
+        assert passes(like, x, torch.asinh(T([integer])).bfloat16()) == right

@@ -10,10 +10,10 @@ wherever they are compared, sorted or used as positions. So no operator needs a 
     decisions = explaining(choices, {"y": y, "dx": dx})       # those that explain a kernel's results best
 
 The result is judged by the program's value under these decisions. Directions p are proposed: none (PyTorch's own
-convention), all numbers up or down, the first or the last of equal elements wins, PyTorch's roundings, and those read
-off the results: what the kernel kept, selected or gave a gradient to wins, or loses. `verify.ops.graph.explaining` then
-moves and exchanges single numbers. A proposal is accepted only where the decision is free at the numbers that earlier
-decisions lead to, so a poor search may reject a right kernel, but never accepts a wrong one.
+convention), all numbers up or down, the first or the last of equal elements wins, PyTorch's roundings, those read off
+the results (what the kernel kept, selected or gave a gradient to wins, or loses), and some at random. Then
+`verify.ops.graph.explaining` moves and exchanges single numbers. A proposal is accepted only where the decision is free
+at the numbers that earlier decisions lead to, so a poor search may reject a right kernel, never accept a wrong one.
 """
 
 from __future__ import annotations
@@ -34,12 +34,18 @@ from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.selecting import First, Order
 from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
+from verify.ops.graph.stored import in_order
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
 _LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
 _SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
 _ALONE = 8  # sources of which each is moved alone
+# signs by which ties are broken, errors point, and copies of one number come first; 0: not at all
+_SIGNS = ((1, 1, 1), (-1, -1, -1), *product((1, -1), (0,), (1, -1)), *product((0,), (1, -1, 0), (1, -1)))
+_SIGNS += (*product((1, -1), (1, -1), (1, -1)),)[1:-1]
+_AT_RANDOM = 32  # directions; of half of them equal operands stay equal
+_SHARES = (0.5, 0.25, 0.125, 0.0625)  # of the largest errors of numbers that are rounded to integers
 
 
 @dataclass
@@ -116,12 +122,16 @@ class Choices:
     @property
     def outputs(self) -> list[str]:
         """The results that are no gradient of an operand."""
+        return list(filter(self._is_output, self.wanted))
+
+    def _is_output(self, name: str) -> bool:
         leaves = self.program.leaves
+        return not (name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves)
 
-        def is_gradient(name: str) -> bool:
-            return name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves
-
-        return [name for name in self.wanted if not is_gradient(name)]
+    @cached_property
+    def forward(self) -> set[int]:
+        """The ids of the steps that outputs depend on."""
+        return set(map(id, self.program.needed_for(list(filter(self._is_output, self.program.results)))))
 
     @cached_property
     def _ties(self) -> dict[int, Tensor]:
@@ -352,10 +362,11 @@ class Choices:
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
             if isinstance(step, Order):
-                if rounded is not None:  # equal numbers may come in another order there
-                    run.decisions[id(step)] = step.evaluated(given[0].to(rounded))
-                elif id(step) in moved and not step.stable:
-                    run.decisions[id(step)] = _in_order(step, given[0], moved[id(step)])
+                x = given[0] if rounded is None else given[0].to(rounded)
+                if id(step) in moved and not step.stable:
+                    run.decisions[id(step)] = _in_order(step, x, moved[id(step)])
+                elif rounded is not None:  # equal numbers may come in another order there
+                    run.decisions[id(step)] = step.evaluated(x)
                 elif id(step) in decided and not step.stable:
                     places, own = decided[id(step)], step.evaluated(given[0])
                     right = _is_sorted(step, given[0], torch.zeros_like(given[0]), places)
@@ -389,9 +400,10 @@ class Choices:
 
     @cached_property
     def sources(self) -> list[Step]:
-        """The operands, and the steps that make the numbers which decide, before they are moved to where they do."""
-        steps = self.program.needed_for(self.wanted)
-        every: list[Step] = [step for step in steps if isinstance(step, Leaf) and step.real and step.operand]
+        """The operands, rounded numbers, and the steps that make the numbers which decide, before these are moved."""
+        every: list[Step] = [step for step in self.program.needed_for(self.wanted) if isinstance(step, Leaf)]
+        every += [step for step in in_order(each for own in self.deciding for each in own.inputs) if _is_rounded(step)]
+        every = [step for step in every if step.real and (not isinstance(step, Leaf) or step.operand)]
         every += [each for step in self.deciding for number in step.inputs for each in origins(number)]
         return list({id(each): each for each in every}.values())
 
@@ -409,12 +421,14 @@ class Choices:
         if isinstance(step, Order):
             return torch.ones_like(self.numbers[id(step.inputs[0])])
         x = self.numbers[id(step)]
-        if not isinstance(step, Leaf):
+        if not _breaks_ties(step):
             near = self._near(step).expand(x.shape)
             own = self.reach.get(("own", id(step)))
             return near if own is None else torch.minimum(near, own)
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
-        return _TIE * (size + size.amax() * 2.0**-10 if size.numel() else size) + 1e-300
+        if size.numel():
+            size = size + torch.where(size.amax() > 0, size.amax(), 1.0) * 2.0**-10
+        return _TIE * size + 1e-300
 
     def directions(self, got: Mapping[str, Tensor]) -> Iterator[Proposal]:
         """Yields the proposals, the likeliest first."""
@@ -424,18 +438,20 @@ class Choices:
         for name, value in got.items():
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
-        for sign in (1.0, -1.0):
-            yield self.proposed({key: size * ramps[key] * sign for key, size in sizes.items()})
-        given = [*(step for step in self.sources if isinstance(step, Leaf)), *self.orders]
-        for signs in product((1.0, -1.0), repeat=2):  # x + tiny p, and no rounding
-            ways = ((id(step), signs[isinstance(step, Order)]) for step in given)
-            yield self.proposed({key: sizes[key] * ramps[key] * sign for key, sign in ways})
+        kinds = {id(step): 0 if _breaks_ties(step) else 2 if isinstance(step, Order) else 1 for step in sources}
+        for signs in _SIGNS:
+            yield self.proposed({key: sizes[key] * ramps[key] * signs[kinds[key]] for key in sizes})
         alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
         for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign for key in keys})
-        kinds = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
-        for kind in dict.fromkeys([torch.float32, *(kind for kind in kinds if kind.itemsize < 4)]):
-            yield self.proposed({}, rounded=kind)
+        if any(isinstance(step, Map) and step.stepped for step in self.deciding):  # as far as roundings usually go
+            for share, sign in product(_SHARES, (1.0, -1.0)):
+                yield self.proposed({key: size * (share * sign) for key, size in sizes.items()})
+        dtypes = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
+        for dtype in dict.fromkeys([torch.float32, *(dtype for dtype in dtypes if dtype.itemsize < 4)]):
+            for sign in (0, 1, -1) if self.orders else (0,):  # copies of one number in their own order, or by places
+                scores = {id(step): sizes[id(step)] * ramps[id(step)] * sign for step in self.orders if sign}
+                yield self.proposed(scores, rounded=dtype)
         if any(isinstance(step, Map) and step.function == "integer" for step in self.deciding):
             for end in (1, 0):
                 yield self.proposed({}, beyond=end)
@@ -448,6 +464,12 @@ class Choices:
                 marks = {id(step): sign * kept for step in alike}
                 rest = {key: ramps[key] * 2.0**-6 for key in sizes}
                 yield self.proposed({key: sizes[key] * (marks.get(key, 0.0) + rest[key]) for key in sizes})
+
+        generator = torch.Generator().manual_seed(0)
+        for number in range(_AT_RANDOM):
+            coins = {key: torch.rand(size.shape, generator=generator, dtype=size.dtype) for key, size in sizes.items()}
+            ways = {key: (2 * each - 1).to(self.run.device) * sizes[key] for key, each in coins.items()}
+            yield self.proposed({key: way * (number % 2 or kinds[key] > 0) for key, way in ways.items()})
 
     def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Proposal]:
         """Yields the decisions that an integer result shows, if it is one: an order, a comparison, or a conversion."""
@@ -522,6 +544,15 @@ def _ended(step: Map, x: Tensor, above: int) -> Tensor:
     held = torch.where(step.holds(x), x, 0.0).to(torch.int64)
     held = torch.where(torch.isnan(x) & (above == 0) | (x < float(step.within[0])), step.within[0], held)
     return torch.where(x > 0, torch.where(step.holds(x), held, step.within[above]), held)
+
+
+def _breaks_ties(step: Step) -> bool:
+    """True for operands, and for rounded numbers: what breaks the ties of operands does not reach those."""
+    return isinstance(step, Leaf) or _is_rounded(step)
+
+
+def _is_rounded(step: Step) -> bool:
+    return isinstance(step, Map) and step.stepped and step.real
 
 
 def is_whole(step: Step) -> bool:

@@ -65,8 +65,8 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            for afresh in (False, True):
-                self._exchange(parts, afresh)
+            for afresh, averaged in ((False, False), (True, False), (False, True)):
+                self._exchange(parts, afresh, averaged)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -102,16 +102,18 @@ class _Search:
                 break
         return cost, than
 
-    def _exchange(self, parts: Parts, afresh: bool) -> None:
+    def _exchange(self, parts: Parts, afresh: bool, averaged: bool) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
         at least one of them into its place. It is tried in all parts at once. With `afresh` the first of equal
-        numbers wins at first, else those that win in what is best so far.
+        numbers wins at first, else those that win in what is best so far. With `averaged` equal operands stay equal: of
+        those the definition may average.
         """
         choices = self.choices
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
-        every = {id(step): choices.size(step) for step in choices.sources}
+        sources = [step for step in choices.sources if not (averaged and isinstance(step, Leaf))]
+        every = {id(step): choices.size(step) for step in sources}
         every |= {-id(step): choices.size(step) for step in copies}
         sizes = {key: size for key, size in every.items() if bool(size.any()) and parts.holds(key)}
         at = {key: parts.of(key, ramp(size) if afresh else self._start(key, size)) for key, size in sizes.items()}
@@ -210,8 +212,10 @@ class _Search:
         got, value = got.to(torch.float64), value.to(torch.float64)
         noise = self.choices.noise.get(name)
         # the noise is that of PyTorch's choice: another one has roundings where its own gradient is 0
-        spacing = (value.abs() * kind.eps + kind.tiny * kind.eps) * (4 if kind.bits >= 32 else 1)
-        unit = spacing if noise is None else spacing + 2 * noise.nan_to_num(0.0, 0.0, 0.0)
+        ulp = torch.ldexp(torch.full_like(value, kind.eps / 2), torch.frexp(value)[1]).clamp(min=kind.tiny * kind.eps)
+        unit = ulp * (4 if kind.bits >= 32 else 1)
+        if noise is not None:
+            unit = torch.maximum(unit, ulp / 2 + 2 * noise.nan_to_num(0.0, 0.0, 0.0))
         apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
         same = (got == value) | (torch.isnan(got) & torch.isnan(value))
         return torch.where(same, 0.0, apart)
@@ -228,7 +232,7 @@ class _Search:
         if any(not torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
             values = choices.values(taken.plain, numbers)
             masks += [(name, _differ(taken.values[name], values[name])) for name in choices.outputs]
-            masks += [(at, _differ(taken.real[at], each)) for at, each in numbers.items()]
+            masks += [(at, _differ(taken.real[at], each)) for at, each in numbers.items() if at in choices.forward]
             masks += [(name, torch.isnan(x) & ~torch.isnan(choices.base[name])) for name, x in taken.values.items()]
         for key, mask in masks:
             found = found | (parts.of(key, mask).any(-1) if parts.holds(key) else mask.any())
