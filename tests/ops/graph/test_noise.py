@@ -779,6 +779,10 @@ def _steps_of(dtype: torch.dtype) -> dict[str, tuple[Function, Function, tuple[T
         most = x.amax(-1, keepdim=True)
         return q(q(q(q(q(x - most).exp()).sum(-1)).log()) + most[:, 0])
 
+    def softmax(x: Tensor) -> Tensor:
+        e = (x - x.amax(-2, keepdim=True)).exp()
+        return q(e) / e.sum(-2, keepdim=True)
+
     x, pairs = drawn(512, 9).to(dtype), (drawn(2, 4096) + torch.tensor([[8.0], [0.0]])).to(dtype).double()
     # of all pairs, the one whose square is furthest off, 63 times
     worst = (q(q(pairs[0] - pairs[1]).square()) / (pairs[0] - pairs[1]).square() - 1).abs().argmax()
@@ -788,10 +792,13 @@ def _steps_of(dtype: torch.dtype) -> dict[str, tuple[Function, Function, tuple[T
         "logsumexp": (lambda x: x.logsumexp(-1), logsumexp, (x,)),
         "mse_loss": (functional.mse_loss, lambda x, y: q(q(q(x - y).square()).mean()), tuple(equal)),
         "logit": (torch.logit, lambda x: q(q(x / q(1 - x)).log()), (near_half,)),
+        "prod": (lambda x: x.prod(-1), lambda x: reduce(lambda a, b: q(a * b), x.unbind(-1)), (x,)),
+        "rsqrt": (torch.rsqrt, lambda x: 1 / q(x.sqrt()), (x.abs() + 0.01,)),
+        "softmax": (lambda x: x.softmax(-2), softmax, (x.mT,)),
     }
 
 
-@pytest.mark.parametrize("name", ["logsumexp", "mse_loss", "logit"])
+@pytest.mark.parametrize("name", ["logsumexp", "mse_loss", "logit", "prod", "rsqrt", "softmax"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_steps_that_pytorch_computes_in_16_bits_are_right(name: str, dtype: torch.dtype) -> None:
     like, by_steps, inputs = _steps_of(dtype)[name]
@@ -801,6 +808,21 @@ def test_steps_that_pytorch_computes_in_16_bits_are_right(name: str, dtype: torc
     verify.assert_close(exact.to(dtype), like=like, inputs=inputs)
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close((exact * (1.1 if name == "logit" else 1.03)).to(dtype), like=like, inputs=inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_gradient_of_a_pool_may_be_added_up_in_16_bits(dtype: torch.dtype) -> None:
+    """The thirds of three upstream gradients cancel, and each of their sums is rounded."""
+    x, up = drawn(1, 64, 9).to(dtype), drawn(1, 64, 9, seed=1).to(dtype)
+    up[..., 2] = -(up[..., 0] + up[..., 1])
+    wide = functional.pad(up / 3, (1, 1))
+    dx = (wide[..., :-2] + wide[..., 1:-1]) + wide[..., 2:]
+    like = partial(functional.avg_pool1d, kernel_size=3, stride=1, padding=1)
+    y = like(x.double()).to(dtype)
+    verify.assert_close(y, like=like, inputs=(x,), upstream=up, grads=(dx,))
+    for wrong in (dx * 1.05, dx * 0):
+        with pytest.raises(AssertionError, match="dx0 is wrong"):
+            verify.assert_close(y, like=like, inputs=(x,), upstream=up, grads=(wrong,))
 
 
 @pytest.mark.parametrize("like", [functional.huber_loss, functional.binary_cross_entropy])

@@ -259,6 +259,9 @@ def deviation_of(
     of steps before it to their chains, if these have several terms. That of the step is added.
     """
     chains = {} if chains is None else chains
+    inside = isinstance(step, Spread) or getattr(step, "function", "") in ("product", "rsqrt", "exp")
+    if inside and step.narrow and format.stored:  # PyTorch rounds partial products and sums, and the root, to 16 bits
+        format = replace(format, kind=step.narrow)
     if isinstance(step, Positioned):
         return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
     if isinstance(step, Move) or (isinstance(step, Map) and step.function == "negative"):
