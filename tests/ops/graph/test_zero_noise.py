@@ -198,6 +198,20 @@ def test_a_rounding_to_a_format_passes_errors_of_several_spacings() -> None:
         verify.assert_close((exact + 40 * few).bfloat16().float(), like=like, inputs=(x,))
 
 
+@pytest.mark.parametrize("seed", [1, 5, 6])
+def test_equal_probabilities_are_all_rounded_in_one_direction(seed: int) -> None:
+    """Scores of 4e6 are multiples of 0.25 in float32: most probabilities of a row are equal, and rounded alike."""
+    q, k, v = (1000 + drawn(rows, 17, seed=3 * seed + at) / 100 for at, rows in enumerate((4, 129, 129)))
+
+    def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return verify.rounds((q @ k.mT / 17**0.5).softmax(-1), "bfloat16") @ v
+
+    scores = (q.double() @ k.double().mT / 17**0.5).float().double()
+    found = at_hand(attention, {"q": q, "k": k, "v": v})
+    assert bool((units((scores.softmax(-1).bfloat16().double() @ v.double()).float(), found) < 8).all())
+    assert bool((units(found.value * 1.1, found) > 8).all())
+
+
 def test_the_gradient_of_a_norm_may_be_computed_term_by_term() -> None:
     """dy a + x b + c, as PyTorch has it on a CPU: at a mean of 30, x b and c are larger than the gradient."""
     for seed in range(4):

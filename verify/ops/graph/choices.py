@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
-from verify.ops.graph.noise import only_tests, origins
+from verify.ops.graph.noise import SPACINGS, only_tests, origins
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
@@ -39,7 +39,6 @@ from verify.ops.graph.stored import in_order
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
 _LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
-_SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
 _ALONE = 8  # sources of which each is moved alone
 # signs by which ties are broken, errors point, and copies of one number come first; 0: not at all
 _SIGNS = ((1, 1, 1), (-1, -1, -1), *product((1, -1), (0,), (1, -1)), *product((0,), (1, -1, 0), (1, -1)))
@@ -233,7 +232,7 @@ class Choices:
         free = (low != high) & ~torch.isnan(x)
         if (grid := GRIDS.get(step.function.removeprefix("to "))) is not None:  # the noise passes several spacings
             size = x.abs().clamp(min=2.0**grid.least)
-            free = free & ((high - low).abs() <= _SPACINGS * 2.0**-grid.precision * size)
+            free = free & ((high - low).abs() <= SPACINGS * 2.0**-grid.precision * size)
         return free | self._is_tie(step, given)
 
     def _jumps(self, step: Map, given: Sequence[Tensor], side: float) -> Tensor:

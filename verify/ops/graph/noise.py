@@ -36,6 +36,7 @@ from verify.ops.graph.forms import (
 )
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import (
     EXPONENTIALS,
     Chain,
@@ -52,6 +53,7 @@ from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, ends_of, moved_from
 
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
+SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
 RUNS = 16
 _MORE_RUNS, _OTHER_SEED = 48, 1009  # used before elements are called wrong
 _STEP = 2.0**-30  # size of a disturbance, relative to the number
@@ -269,14 +271,17 @@ class _Samples:
         if self.is_chaotic():
             self.sample(runs // 2, seed + 1, 1.0)
         self.round()
+        self.blurred = {id(step): mask for step in self.steps if (mask := self._is_blurred(step)) is not None}
+        if self.blurred:
+            self.sample(runs // 2, seed + 2, 1.0, self._on_grid)
 
-    def sample(self, runs: int, seed: int, shrink: float) -> None:
+    def sample(self, runs: int, seed: int, shrink: float, make: Make | None = None) -> None:
         """Runs the program `runs` times with disturbances and raises `deviations` to the changes seen.
 
         Disturbances are the roundings times `shrink`.
         """
         first = self.runs == 0
-        make, self.shrink = self._disturbed if first else self._disturbed_alone, shrink
+        make, self.shrink = make or (self._disturbed if first else self._disturbed_alone), shrink
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         few = {name: [] for name, value in self.truth.items() if value.numel() <= _FEW}  # type: dict[str, list[Tensor]]
 
@@ -357,6 +362,29 @@ class _Samples:
         unit = unit_of(self.format.stored[id(step)]) * self.shrink
         moved = torch.addcmul(value, value, self.coins.like(value), value=unit)
         return value, torch.where(self.stored[id(step)], moved, value)
+
+    def _is_blurred(self, step: Step) -> Tensor | None:
+        """Returns a mask of the numbers whose errors pass several spacings of the format that a step rounds them to."""
+        grid = GRIDS.get(step.function.removeprefix("to ")) if isinstance(step, Map) else None
+        reach = None if grid is None else self._reach_of(id(step.inputs[0]))
+        if grid is None or reach is None:
+            return None
+        mask = reach > SPACINGS * 2.0**-grid.precision * self.held[id(step.inputs[0])].abs().clamp(min=2.0**grid.least)
+        return mask if bool(mask.any()) else None
+
+    def _on_grid(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """Evaluates a step with a disturbance, and rounds it to its format.
+
+        Scores of 4e6 are multiples of 0.25. So a row of a kernel's softmax has few different numbers, and to round it
+        to 16 bits moves all equal ones in one direction.
+        """
+        if id(step) in self.bent and (mask := self.blurred.get(id(step))) is not None:
+            before = self.held[id(step.inputs[0])]
+            value = _plainly(step, self.run, [before]) + (given[0] - before)
+            value = torch.where(mask, _plainly(step, self.run, given), value)
+            return value, value
+        shown, value = self._disturbed_alone(step, given)
+        return shown, value.to(self.format.kind).to(value.dtype) if step.real else value
 
     def _again(self, step: Step, given: list[Tensor]) -> Tensor:
         """Evaluates a step again, but not a long sum if no disturbance reaches its inputs."""
