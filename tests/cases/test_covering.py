@@ -15,7 +15,7 @@ from verify.cases.classes import class_of_recipe
 from verify.cases.covering import CLASSES, CaseEffort, covering, empty_sizes, own_recipes
 from verify.cases.layouts import lay_out
 from verify.cases.plan import plan
-from verify.cases.values import LEAST, NOT_FINITE, ROW_REGIMES
+from verify.cases.values import AT_BOUNDS, LEAST, NOT_FINITE, ROW_REGIMES, SIGNS
 from verify.declare.declaration import Kernel
 from verify.records.record import DEMANDING, EXTREME, ORDINARY
 
@@ -62,7 +62,7 @@ def test_a_run_has_every_recipe_with_more_than_16_rows_or_columns_and_two_long_d
             for fill in {each.fill for each in group.cases}
         }
         # nothing is promised at extreme inputs: the least numbers would give no verdict
-        assert {*ROW_REGIMES} - {LEAST} == set(widest) - {*own_recipes(kernel.op)}
+        assert {*ROW_REGIMES} - {LEAST} == set(widest) - {SIGNS, *own_recipes(kernel.op)}
         assert all(size > 16 for size in widest.values())
         assert any(sorted(case.dims)[-2] >= 65 for case in group.cases)
         assert 0 < group.pairs[0] < group.pairs[1]
@@ -72,7 +72,8 @@ def test_another_dtype_covers_other_pairs() -> None:
     kernel = declared(softmax, **ROWS)
     first, second = (plan(kernel, dtype, "interpreter", 0)[0] for dtype in kernel.dtypes)
     assert first.pairs[1] == second.pairs[1] and first.pairs[0] < second.pairs[0]
-    chosen = [{(case.dims, case.fill) for case in each.cases if case.fill != "randn"} for each in (first, second)]
+    plain = ("randn", SIGNS)
+    chosen = [{(case.dims, case.fill) for case in each.cases if case.fill not in plain} for each in (first, second)]
     assert not chosen[0] & chosen[1]
 
 
@@ -169,7 +170,7 @@ def test_a_run_has_other_layouts_if_the_kernel_takes_them() -> None:
     (group,) = plan(declared(product, **settings), "float32", "interpreter", 0)
     laid = {each for case in group.cases for each in case.layouts.items()}
     assert laid >= {(name, layout) for name in ("x", "w") for layout in ("transposed", "stepped")}
-    assert ("dy", "transposed") in laid and ("dy", "expanded") in laid
+    assert laid >= {("dy", "transposed"), ("dy", "expanded"), ("dy", "one number")}  # the last is that of .sum()
     assert all(len(case.layouts) <= 1 for case in group.cases)  # so that a finding names the operand
     (group,) = plan(declared(product, **settings, layouts="contiguous"), "float32", "interpreter", 0)
     assert not any(case.layouts for case in group.cases)
@@ -183,18 +184,19 @@ def test_sizes_come_twice_with_other_numbers() -> None:
 
 
 def test_nan_and_infinities_lie_in_the_same_rows_of_operands_of_one_shape() -> None:
-    """Two states may be empty at once. One operand alone has NaN too, beside ordinary ones."""
+    """Two states may be empty at once. Elsewhere one operand alone has NaN, beside ordinary ones."""
     kernel = declared(torch.logaddexp, shapes={"a": "n d", "b": "n d"}, dtypes=["float32"], gradients=True)
 
     def made(dims: tuple[int, int], only: str = "") -> list[torch.Tensor]:
         case = case_of(kernel, "float32", dims=dims, fill=NOT_FINITE, only=only)
         return [value for value in inputs_of(kernel.op, case, "cpu").values() if value is not None]
 
-    for dims in ((12, 5), (1, 40)):
+    for dims in ((12, 5), (1, 120)):
         a, b = made(dims)
         empty = a == -math.inf
         assert bool((empty & (b == -math.inf)).any()) and bool(a.isnan().any()) and bool((a == math.inf).any())
         assert bool(a.isfinite().any()) and not torch.equal(a[a.isfinite()], b[b.isfinite()])
+        assert bool((a.isnan() & b.isfinite()).any()) and bool((b.isnan() & a.isfinite()).any())
     a, b = made((12, 5), "b")
     assert bool(a.isfinite().all()) and bool(b.isnan().any())
     assert bool((a != b).any()) and class_of_recipe(NOT_FINITE) == EXTREME
@@ -211,16 +213,54 @@ def test_a_promised_magnitude_a_domain_or_a_sum_has_no_infinities() -> None:
         return {case.fill for case in group.cases}
 
     assert NOT_FINITE in recipes(torch.exp) and NOT_FINITE not in recipes(softmax)
+    assert NOT_FINITE in recipes(lambda x: x.abs().amax(-1), where="d >= 1")  # a maximum adds nothing up
     for limited in ({"largest": 8.0}, {"domain": {"x": "0 <= x"}}):
         assert NOT_FINITE not in recipes(torch.exp, **limited)
 
 
 def test_values_near_a_small_constant_of_the_definition() -> None:
+    """The number beside the constant is about as large, whatever lies between it and the operands."""
     kernel = declared(lambda x: x / ((x * x).sum(-1, keepdim=True).sqrt() + 1e-6), **ROWS)
-    assert own_recipes(kernel.op) == ("zero rows", "near 1e-06")
-    x = inputs_of(kernel.op, case_of(kernel, "float32", dims=(8, 8), fill="near 1e-06"), "cpu")["x"]
-    assert x is not None and 1e-7 < float(x.abs().mean()) < 1e-5
+    zero_rows, near = own_recipes(kernel.op)
+    assert (zero_rows, float(near.removeprefix("near "))) == ("zero rows", pytest.approx(1e-6, rel=20))
     assert class_of_recipe("near 1e-06") == ORDINARY and class_of_recipe("near 1e-12") == DEMANDING
+    v = {"shapes": {"v": "n d"}, "domain": {"v": "0 <= v"}, "dtypes": ["float32"]}
+    for like, least, most in (
+        (lambda v: 1 / (v.sqrt() + 1e-8), 1e-17, 1e-14),
+        (lambda v: v.clamp(min=1e-4).log(), 1e-5, 1e-2),
+        (lambda v: (v * v).mean(-1).rsqrt() * (v.mean(-1) + 1e-5), 1e-6, 1e-2),
+    ):
+        *_, near = own_recipes(declared(like, **v).op)
+        assert least < float(near.removeprefix("near ")) < most
+    assert own_recipes(declared(lambda x: x.sum(-1) * 1e-6, **ROWS).op) == ("zero rows",)  # shows everywhere
+
+
+def test_a_long_row_is_negative_throughout_and_another_one_positive() -> None:
+    """Padding with 0 joins a maximum only there. Of long columns, one is negative and one is positive."""
+    kernel = declared(lambda x: x.amax(-1), shapes={"x": "n d"}, where="d >= 4", dtypes=["float32"])
+    for dims, dim in (((4, 300), 1), ((300, 4), 0)):
+        x = inputs_of(kernel.op, case_of(kernel, "float32", dims=dims, fill=SIGNS), "cpu")["x"]
+        assert x is not None and bool((x < 0).all(dim).any()) and bool((x > 0).all(dim).any())
+        assert int(((x < 0).any(dim) & (x > 0).any(dim)).sum()) == 2 and class_of_recipe(SIGNS) == ORDINARY
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    assert max(case.dims[1] for case in group.cases if case.fill == SIGNS) > 4096
+    whole = {"shapes": {"a": "m k", "b": "n k"}, "integers": {"a": "-128 <= a < 128", "b": "-128 <= b < 128"}}
+    (group,) = plan(declared(lambda a, b: (a[:, None] * b).sum(-1), **whole), "float32", "interpreter", 0)
+    assert max(case.dims[1] for case in group.cases if case.fill == AT_BOUNDS[1]) > 4096  # beyond 2^24, if added up
+
+
+def test_a_tensor_has_two_long_dimensions_and_more_elements_than_16_bits_count() -> None:
+    kernel = declared(lambda w, at: w[at], shapes={"w": "v d", "at": "n"}, integers={"at": "0 <= at < v"})
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    cases = [case for case in group.cases if case.dims[0] * case.dims[1] > 1 << 16]
+    last = [inputs_of(kernel.op, case, "cpu")["at"] for case in cases]
+    assert any(at is not None and int(at.max()) == case.dims[0] - 1 for case, at in zip(cases, last, strict=True))
+
+
+def test_few_integers_differ_between_two_cases_of_the_same_sizes() -> None:
+    """What a kernel keeps by the sizes, such as a mask, is wrong in the second one."""
+    drawn = [whole_numbers("0 <= k <= s", 3, seed) for seed in range(8)]
+    assert len(set(map(tuple, drawn))) > 4 and {each[-1] for each in drawn} >= {1000}
 
 
 def test_a_gap_behind_the_second_to_last_dimension() -> None:

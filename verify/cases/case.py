@@ -22,7 +22,7 @@ from verify.ops.op import Op, Operand, Problem, up_to
 from verify.truth import formats
 from verify.truth.ulp import widen
 
-_MANY = 1 << 40
+_MANY, _FEW = 1 << 40, 4
 Size = Annotated[int, msgspec.Meta(ge=0, lt=_MANY)]
 
 
@@ -193,6 +193,7 @@ def _filled(
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
     """Returns an integer operand at random: half of its numbers small or near a multiple of 64, and both ends.
 
+    Of up to 4 numbers the last one is an end, and the others are free: two cases have other numbers.
     In one case of four its numbers are the same for 32 to 256 places, the first ones low: blocks of a mask, tokens that
     all go to one expert. In another one they stay in a low part of the range: no sequence has the longest length.
     """
@@ -213,10 +214,10 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     chance = Stream(case.seed, f"whole/{operand.name}", torch.device("cpu"))
     form = int(chance.below(1, 4, "form")) if not structure and high - low <= 1 << 31 else 0
     if form == 3 and not operand.boolean:
-        drawn = drawn % (1 << int(chance.below(1, (high - low).bit_length(), "part")))
+        drawn = drawn % (2 << int(chance.below(1, max((high - low).bit_length() - 1, 1), "part")))
     elif count > 1 and not structure:
-        drawn[0], drawn[-1] = 0, high - low - 1
-    if count > 2 and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
+        drawn[0], drawn[-1] = 0 if count > _FEW else drawn[0], high - low - 1
+    if count > _FEW and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
         drawn[count // 2] = -low  # nothing between others, such as an empty sequence
     if form == 2:
         drawn = drawn[torch.arange(count, device=drawn.device) // (32 << int(chance.below(1, 4, "run")))]

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from itertools import combinations, product
 
 from verify.cases.case import Case, case_of, inputs_of
-from verify.cases.sizes import Dims, constants_of, estimated_work, fitted, sizes_of
+from verify.cases.constants import near_constants
+from verify.cases.sizes import Dims, Work, adds_up, fitted, sizes_of
 from verify.cases.values import AT_BOUNDS, LEAST, NEAR, NOT_FINITE, ROW_REGIMES, ZERO_ROWS
 from verify.declare.declaration import Kernel
 from verify.ops.graph.shapes import Related
-from verify.ops.op import Op, Problem, up_to
+from verify.ops.op import Op, Operand, Problem, up_to
 from verify.records.record import EXTREME
 
 # Sizes of each class; the first that fits the budget is taken. A kernel handles a dimension in blocks of 16 to 1,024:
@@ -34,12 +35,12 @@ CLASSES: Mapping[str, tuple[int, ...]] = {
     "over a block": (129, 65),
     "long": (257, 513, 300, 1025),
 }
-# Pairs with the largest sum of ranks are covered first. Two long dimensions are worth more than a long one beside one
-# that is over a block.
-_RANKS = {"long": 4, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
+# Pairs with the largest sum of ranks are covered first: two long dimensions, if some tensor has both. It then has more
+# than 2^16 elements, the range of narrow offsets.
+_RANKS = {"long": 5, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
 _PLAIN_MORE = 1  # further turns of the plain recipe, after all others
 # Layouts of one operand, or of the gradient that arrives at one output.
-_OPERAND, _ARRIVING = ("transposed", "stepped"), ("transposed", "expanded")
+_OPERAND, _ARRIVING = ("transposed", "stepped"), ("transposed", "expanded", "one number")
 
 Choice = tuple[int, int]  # the number of a factor, and of one of its levels
 
@@ -92,13 +93,21 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
     promised at extreme inputs, the least numbers are left out: no verdict would follow from them.
     """
     largest = kernel.largest.get(dtype)
-    data = [each for each in kernel.op.operands if each.role == "data" and each.range is None and each.derive is None]
-    endless = kernel.op.gate == "plain" and any(
-        each.domain is None and up_to(largest, each.name) == math.inf for each in data
+    endless = not adds_up(kernel.op) and any(
+        each.domain is None and up_to(largest, each.name) == math.inf for each in _numbers(kernel.op)
     )
     silent = kernel.limit_of(dtype, EXTREME) is None
     rows = (each for each in ROW_REGIMES if not (silent and each == LEAST))
     return (*rows, *own_recipes(kernel.op), *([NOT_FINITE] if endless else []))
+
+
+def has_numbers(op: Op) -> bool:
+    """True if an operand holds real numbers that are drawn."""
+    return bool(_numbers(op))
+
+
+def _numbers(op: Op) -> list[Operand]:
+    return [each for each in op.operands if each.role == "data" and each.range is None and each.derive is None]
 
 
 def chosen_case(kernel: Kernel, dtype: str, chosen: Chosen, seed: int) -> Case:
@@ -137,7 +146,7 @@ def own_recipes(op: Op) -> tuple[str, ...]:
     bounded = tuple(
         name for place, name in enumerate(AT_BOUNDS) if whole or any(each.bounds[place] for each in op.domains.values())
     )
-    return (ZERO_ROWS, *bounded, *(f"{NEAR}{constant:g}" for constant in constants_of(op)))
+    return (ZERO_ROWS, *bounded, *(f"{NEAR}{size:g}" for size in near_constants(op)))
 
 
 class _Sizes:
@@ -153,7 +162,8 @@ class _Sizes:
         )
         self._found: dict[tuple[int, tuple[str, ...]], Dims | None] = {}
         self.plain = sizes_of(kernel.op, 1 << 12)[0] if geometry.named else geometry.dims_of(3, 5, 2)
-        self.work = estimated_work(kernel.op)
+        self.work = Work.of(kernel.op)
+        self._places = [names.index(root) for root in self.related.roots]
 
     def _of_root(self, root: str, place: int) -> dict[str, tuple[int, ...]]:
         found: dict[str, tuple[int, ...]] = {}
@@ -167,6 +177,10 @@ class _Sizes:
                 turn = place % len(fitting) if name == "small" else 0  # dimensions differ, so none passes for another
                 found[name] = (*fitting[turn:], *fitting[:turn])
         return found or {"small": (self.kernel.op.geometry.sizes_by_name(self.plain)[root],)}
+
+    def join(self, a: int, b: int) -> bool:
+        """True if some tensor has the dimensions of both places in `classes`."""
+        return self.work.joins(self._places[a], self._places[b])
 
     def dims(self, chosen: Sequence[str], work: int) -> Dims | None:
         """Returns sizes of these classes, in the order of the free dimensions; None if none are within the budget."""
@@ -184,7 +198,7 @@ class _Sizes:
 
     def _allowed(self, sizes: Sequence[int], work: int) -> Dims | None:
         dims = self.related.dims(dict(zip(self.related.roots, sizes, strict=True)))
-        if min(dims, default=0) <= 0 or not self.kernel.allows(dims) or self.work(dims) > work:
+        if min(dims, default=0) <= 0 or not self.kernel.allows(dims) or self.work.at(dims) > work:
             return None
         shapes = self.kernel.op.shapes(dims, self.kernel.op.params).values()
         return dims if max(map(math.prod, shapes), default=0) <= self.effort.elements else None
@@ -270,19 +284,17 @@ class _Greedy:
 
     def _pairs(self) -> dict[tuple[Choice, Choice], int]:
         """Maps each pair that some case within the budget has to its rank. Pairs of two plain choices come last."""
+        count = len(self.sizes.classes)
         choices = [[(place, level) for level in range(len(levels))] for place, levels in enumerate(self.factors)]
         pairs = [(a, b) for one, other in combinations(choices, 2) for a in one for b in other]
         return {
-            (a, b): self._rank(a) + self._rank(b) + (self._level(a) == self._level(b))
+            (a, b): self._rank(a) + self._rank(b) - (4 if b[0] < count and not self.sizes.join(a[0], b[0]) else 0)
             for a, b in pairs
             if self._dims(dict([a, b])) is not None
         }
 
-    def _level(self, choice: Choice) -> str:
-        return self.factors[choice[0]][choice[1]]
-
     def _rank(self, choice: Choice) -> int:
-        return _RANKS.get(self._level(choice), 0) + bool(choice[1])
+        return _RANKS.get(self.factors[choice[0]][choice[1]], 0) + bool(choice[1])
 
     def _uses(self, choices: Sequence[Choice]) -> int:
         return sum(self.used.get(choice, 0) for choice in choices)

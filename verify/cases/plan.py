@@ -23,11 +23,12 @@ from verify.cases.covering import (
     covering,
     empty_sizes,
     factors_of,
+    has_numbers,
     run_recipes,
 )
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
-from verify.cases.values import MATRIX_REGIMES, ROW_REGIMES
+from verify.cases.values import AT_BOUNDS, MATRIX_REGIMES, ROW_REGIMES, SIGNS
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
@@ -257,8 +258,11 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         ]
     else:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
-        alone = [*plain, *long_dims(kernel, dtype, REACHES[scale]), *empty_sizes(kernel)]
-        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys(alone)]
+        long = long_dims(kernel, dtype, REACHES[scale])
+        # sums of integers exceed what float32 holds where they are many and large
+        of_long = (SIGNS,) if has_numbers(kernel.op) else (SIGNS, AT_BOUNDS[1])
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys([*plain, *empty_sizes(kernel)])]
+        chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long if dims not in plain]
         covered = pairs_of(kernel, dtype, scale)
         # other numbers of the same sizes show what a kernel keeps from call to call
         chosen, pairs = [*chosen, *covered.cases, chosen[0]], (covered.covered, covered.pairs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -15,7 +15,7 @@ import torch
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.ops.geometry import ByGeometry, Shapes
-from verify.ops.graph.reducing import Contract
+from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.shapes import NamedDims, Related, numbers_in, sizes_alone, sizes_within
 from verify.ops.graph.steps import Leaf, Move, Plain
 from verify.ops.op import Op, Problem
@@ -26,7 +26,6 @@ _fitted: dict[tuple[str, str, Dims], Dims | None] = {}
 _known: dict[tuple[str, int], tuple[Dims, ...]] = {}
 # One more than whole blocks, so that the last block has one element; one less; and whole blocks.
 LONG = (65, 129, 257, 1024, 1025, 4095, 4097, 65_537)
-_TINY, _SMALL = 2.0**-60, 2.0**-7  # a constant in between is small beside ordinary numbers, and not a least number
 _STEP = 1 << 11  # evaluating this many elements takes as long as a step's own overhead
 
 
@@ -145,7 +144,7 @@ def _is_last(op: Op, place: int, dims: Dims) -> bool:
 
 def work_of(op: Op, dims: Dims) -> float:
     """Returns the elements of all steps of an op's program for some sizes; infinity if it refuses these sizes."""
-    program = _program_of(op, dims)
+    program = program_of(op, dims)
     if program is None:
         return math.inf
     return float(sum(_STEP + math.prod(step.shape) * _terms(step) for step in program.steps))
@@ -154,51 +153,61 @@ def work_of(op: Op, dims: Dims) -> float:
 _PRIMES = (101, 103, 107, 109, 113, 127, 131, 137, 139, 149)  # one per dimension: they show which ones a step has
 
 
-def estimated_work(op: Op) -> Callable[[Dims], float]:
-    """Returns a function that estimates the elements of all steps, without a trace for each size.
+@dataclass(frozen=True)
+class Work:
+    """Estimates the elements of all steps of a program, without a trace for each size.
 
-    Each step has a product of dimensions as its size. One trace with a prime for each shows which.
+    steps: maps the powers of the dimensions in the size of a step to the sum of factors. Empty: one step has every
+        dimension.
     """
-    primes, steps = _PRIMES[: len(op.geometry.dims)], Counter[Dims]()
-    program = None
-    with suppress(Exception):  # a function may refuse such sizes
-        program = _program_of(op, primes) if op.meaning is not None and op.geometry.dims else None
-    for step in program.steps if program is not None else ():
-        size, powers = math.prod(step.shape) * _terms(step), []
-        for prime in primes:
-            powers.append(0)
-            while size and size % prime == 0:
-                size, powers[-1] = size // prime, powers[-1] + 1
-        steps[tuple(powers)] += size
-    if not steps:  # one step that has every dimension
-        return lambda dims: float(math.prod(dims))
-    return lambda dims: float(sum(n * math.prod(map(pow, dims, powers)) for powers, n in steps.items()))
+
+    steps: Mapping[Dims, int]
+
+    @staticmethod
+    def of(op: Op) -> Work:
+        """Traces the program once, with a prime for each dimension, which shows the dimensions of each step."""
+        primes, steps = _PRIMES[: len(op.geometry.dims)], Counter[Dims]()
+        program = None
+        with suppress(Exception):  # a function may refuse such sizes
+            program = program_of(op, primes) if op.meaning is not None and op.geometry.dims else None
+        for step in program.steps if program is not None else ():
+            size, powers = math.prod(step.shape) * _terms(step), []
+            for prime in primes:
+                powers.append(0)
+                while size and size % prime == 0:
+                    size, powers[-1] = size // prime, powers[-1] + 1
+            steps[tuple(powers)] += size
+        return Work(steps)
+
+    def at(self, dims: Dims) -> float:
+        """Returns the elements of all steps for some sizes."""
+        if not self.steps:
+            return float(math.prod(dims))
+        return float(sum(n * math.prod(map(pow, dims, powers)) for powers, n in self.steps.items()))
+
+    def joins(self, a: int, b: int) -> bool:
+        """True if some tensor has both dimensions, given by their places."""
+        return not self.steps or any(powers[a] and powers[b] for powers in self.steps)
 
 
 def computed_by(op: Op, dims: Dims) -> float:
     """Returns how many numbers an op's program computes for some sizes, without those that it moves or is given."""
-    program = _program_of(op, dims)
+    program = program_of(op, dims)
     if program is None:
         return math.inf
     return float(sum(math.prod(step.shape) for step in program.steps if not isinstance(step, Leaf | Plain | Move)))
 
 
-def constants_of(op: Op) -> tuple[float, ...]:
-    """Returns the small constants of a PyTorch function, the largest first, such as 1e-6 that is added to a norm.
-
-    Numbers of that size show whether a kernel has the constant.
-    """
-    if op.meaning is None:
-        return ()
-    program = _program_of(op, op.geometry.examples[0] if op.geometry.examples else sizes_of(op, 1 << 12)[0])
-    plain = [
-        step for step in (program.steps if program else ()) if isinstance(step, Plain) and not step.of and step.real
-    ]
-    values = {abs(float(each)) for step in plain for each in step.compute([]).reshape(-1)[:1]}
-    return tuple(sorted((each for each in values if _TINY < each <= _SMALL), reverse=True))[:2]
+def adds_up(op: Op) -> bool:
+    """True if a PyTorch function adds terms up. One that finds the largest of them does not."""
+    program = program_of(op, op.geometry.examples[0] if op.geometry.examples else sizes_of(op, 1 << 12)[0])
+    if program is None or op.gate == "plain":
+        return program is None
+    sums = any(isinstance(each, Reduce) and each.function in ("sum", "product") for each in program.steps)
+    return sums or bool(program.sums(list(program.results), reduces=False))
 
 
-def _program_of(op: Op, dims: Dims) -> Any:
+def program_of(op: Op, dims: Dims) -> Any:
     """Returns an op's program for some sizes; None if it refuses these sizes."""
     assert op.meaning is not None
     shapes = op.shapes(dims, op.params)

@@ -448,11 +448,23 @@ def _special(wanted: WantedRows) -> Tensor:
     return _by_row(wanted, [bell, strange, bell, small])
 
 
+def _signs(wanted: WantedRows) -> Tensor:
+    """Returns normal rows between negative and positive ones. Of few long rows, the columns take turns.
+
+    Padding with 0 joins a maximum only where all numbers are negative, and a minimum where all are positive.
+    """
+    bell = wanted.bell()
+    rows = torch.arange(wanted.count, device=wanted.device)[:, None]
+    turn = (_columns(wanted) if wanted.count > wanted.width else rows) % 4
+    return torch.where(turn == 1, -bell.abs(), torch.where(turn == 3, bell.abs(), bell))
+
+
 def _not_finite(wanted: WantedRows) -> Tensor:
     """Returns ordinary rows between rows with a NaN, with infinities, of -inf alone, and with -inf in front.
 
-    Rows of several operands have the same kind: -inf stands for what is empty, in all of them. Elements of a vector
-    take turns like rows.
+    Rows of several operands have the same kind: -inf stands for what is empty, in all of them. After each turn of all
+    kinds, the next rows have kinds at random, so that one operand is ordinary where another is not. Elements of a
+    vector take turns like rows.
     """
     if wanted.count == 1 < wanted.width:
         return _not_finite(replace(wanted, count=wanted.width, width=1)).reshape(1, wanted.width)
@@ -467,17 +479,26 @@ def _not_finite(wanted: WantedRows) -> Tensor:
         torch.where(at == place, -math.inf, bell),
     ]
     joint = replace(wanted, stream=replace(wanted.stream, name=NOT_FINITE))
-    return _by_row(joint, kinds)
+    rows = torch.arange(wanted.count, device=wanted.device)
+    apart = wanted.stream.below(wanted.count, len(kinds), "apart")
+    return _chosen_rows(kinds, torch.where(rows // len(kinds) % 2 == 1, apart, _turns(joint, len(kinds))))
 
 
 def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
     """Returns rows of the kinds in turn, from one by chance."""
-    first = wanted.stream.below(1, len(kinds), "kind")
-    turn = (torch.arange(wanted.count, device=wanted.device) + first) % len(kinds)
-    return torch.stack(list(kinds))[turn, torch.arange(wanted.count, device=wanted.device)]
+    return _chosen_rows(kinds, _turns(wanted, len(kinds)))
+
+
+def _turns(wanted: WantedRows, count: int) -> Tensor:
+    return (torch.arange(wanted.count, device=wanted.device) + wanted.stream.below(1, count, "kind")) % count
+
+
+def _chosen_rows(kinds: Sequence[Tensor], chosen: Tensor) -> Tensor:
+    return torch.stack(list(kinds))[chosen, torch.arange(len(chosen), device=chosen.device)]
 
 
 CONFIDENT, MEDLEY, SPECIAL, ZERO_ROWS, NOT_FINITE = "confident", "medley", "special", "zero rows", "not finite"
+SIGNS = "signs"  # for long rows, where a block is filled up
 LEAST = "tiny 1e-38"
 ENDLESS = (SPECIAL, NOT_FINITE)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
@@ -511,11 +532,12 @@ ROW: dict[str, RowRecipe] = {
     SPECIAL: _special,
     ZERO_ROWS: _zero_rows,
     NOT_FINITE: _not_finite,
+    SIGNS: _signs,
 }
 # only for `verify judge`
 SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
-_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, *SHIFTS)
+_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, SIGNS, *SHIFTS)
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(_NOT_ALL))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.

@@ -68,14 +68,15 @@ class Program:
         """Returns 12 hex digits that identify the recorded calls, before any rewriting."""
         return digest_of(*self.recorded)
 
-    def sums(self, wanted: Sequence[str]) -> bool:
+    def sums(self, wanted: Sequence[str], *, reduces: bool = True) -> bool:
         """True if results add terms up, or the program mixes dtypes. Errors are then measured in units of its noise.
 
+        `reduces` counts reductions. The largest of some numbers is one, which has no noise of its own.
         Two numbers count as terms if they depend on different operands, or on different parts of one, as in
         x cos - y sin: rounding either to any format loses their difference. If a function of one number cancels, the
         formula is at fault, so that does not count.
         """
-        adds = (Contract, Reduce, Running, Spread)
+        adds = (Contract, Running, Spread, *([Reduce] if reduces else []))
         steps = self.needed_for(wanted)
         if self.mixed or any(isinstance(getattr(step, "inner", step), adds) and step.real for step in steps):
             return True
@@ -91,8 +92,7 @@ class Program:
                 follows[id(step)] = frozenset().union(*(follows[id(each)] for each in step.inputs))
             if isinstance(step, Map) and step.function in ("add", "subtract"):
                 first, second = (follows[id(each)] for each in step.inputs)
-                inputs = all(isinstance(each, Leaf) for each in step.inputs)
-                if first and second and first != second and not inputs:
+                if first and second and first != second and not all(isinstance(each, Leaf) for each in step.inputs):
                     return True
         return False
 
