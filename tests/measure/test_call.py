@@ -253,6 +253,25 @@ def test_changing_an_input_in_forward() -> None:
     assert refusal(clobber) == "k must not change its inputs; x differs after the call"
 
 
+def test_a_result_lies_in_new_memory_as_pytorchs_does() -> None:
+    """A later change of the result in place would change the operand."""
+
+    def unclipped(x: Tensor) -> Tensor:
+        return x.clamp(-9, 9) if bool((x.abs() > 9).any()) else x
+
+    shapes = {"like": lambda x: x.clamp(-9, 9), "shapes": {"x": "n d"}, "gradients": False}
+    wrong, view, sliced = (kernel(name="k", **(shapes | more))(f) for f, more in (  # type: ignore[arg-type]
+        (unclipped, {}), (lambda x: x.mT, {"like": lambda x: x.mT}), (lambda x: x[:, 1:], {"like": lambda x: x[:, 1:]})
+    ))  # fmt: skip
+    with pytest.raises(
+        KernelError, match="k must return y in new memory, as PyTorch does; it returned the memory of x"
+    ):
+        run_kernel(wrong, Case(dtype="float32", dims=(4, 6), fill="normal"), "cpu")
+    for each in (view, sliced):
+        assert run_kernel(each, FORWARD, "cpu").results
+    assert run_kernel(wrong, Case(dtype="float32", dims=(0, 6), fill="normal"), "cpu").results
+
+
 def test_changing_the_sign_of_a_zero_is_a_change() -> None:
     def negate_zero(x: Tensor) -> Tensor:
         y = gelu(x)

@@ -24,10 +24,11 @@ from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, UsageError, closest, from_zero, said_by
-from verify.measure.call import Measured, items_of, outputs_of, run_tensors, unlike_plain
+from verify.measure.call import Measured, run_tensors
 from verify.measure.case import BASELINE, KERNEL, Question, judge_case, question_of
 from verify.measure.element import worst_element
 from verify.measure.findings import Findings
+from verify.measure.form import items_of, outputs_of, unlike_plain
 from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit, finite

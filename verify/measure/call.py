@@ -19,16 +19,15 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.values import ENDLESS, SMALL
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, OtherDtype, Refused, RefusedBackward, UsageError, said_by
+from verify.errors import KernelError, Refused, RefusedBackward, UsageError, said_by
+from verify.measure.form import Form, check_output, demand_own_memory, demand_values, outputs_of
 from verify.measure.state import working_folder
 from verify.ops import autograd
-from verify.truth import formats
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
 from verify.truth.ulp import fetched, same_bits
 
@@ -193,6 +192,7 @@ def run_kernel(
         shape = op.result_shapes(case.dims, op.resolve(case.params))[name]
         form = Form(shape, kernel.torch_dtype(case.dtype, name), torch.device(device), about)
         check_output(label, name, tensor, form, hint=True)
+    demand_own_memory(kernel, case, given, graph.outputs)
 
     results = graph.values
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
@@ -428,98 +428,6 @@ def is_fault(error: BaseException) -> bool:
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
 
 
-def items_of(returned: Any) -> tuple[Any, ...]:
-    """Returns the items that a call returned: one, or those of a sequence or a mapping."""
-    if isinstance(returned, Mapping):
-        returned = tuple(returned.values())
-    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
-
-
-def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
-    """Returns the tensors that a call returned, by name.
-
-    Integers and conditions are converted to float64, which is exact for every valid index of a tensor.
-    """
-    items = items_of(returned)
-    if len(items) != len(outputs):
-        raise KernelError(
-            f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
-        )
-    for name, item in zip(outputs, items, strict=True):
-        _demand_values(label, name, item)
-        if name in integers and item.is_floating_point():
-            raise KernelError(f"{label} must return integers or conditions as {name}; it returned {item.dtype}")
-    named_ = zip(outputs, items, strict=True)
-    return {name: item.to(torch.float64) if name in integers else item for name, item in named_}
-
-
-def _demand_values(label: str, name: str, item: Any) -> None:
-    """Raises KernelError unless a result is a plain tensor."""
-    if not isinstance(item, Tensor):
-        raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
-    if what := unlike_plain(item):
-        raise KernelError(f"{label} must return {name} as a plain tensor with its values in memory; it returned {what}")
-
-
-def unlike_plain(item: Any) -> str:
-    """Returns what an object is in place of a plain tensor of real numbers whose values are in its memory; else "".
-
-    A subclass, a sparse tensor or a lazy negation may compute when it is read. The time and the bits would not be the
-    kernel's own.
-    """
-    if not isinstance(item, Tensor):
-        return type(item).__name__
-    if type(item) not in (Tensor, Parameter):
-        return f"the subclass {type(item).__qualname__}"
-    if item.layout is not torch.strided or item.is_nested:
-        return f"one with the layout {item.layout}" + (", nested" if item.is_nested else "")
-    if item.is_neg() or item.is_conj() or item._is_zerotensor():
-        return "a lazy view, whose values are computed when it is read"
-    if item.is_complex() or item.is_quantized:
-        return f"one of {item.dtype}"
-    if item.numel() and item.untyped_storage().nbytes() < _reach(item):
-        return f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
-    return ""
-
-
-def _reach(tensor: Tensor) -> int:
-    """Returns the bytes of storage needed up to the last element."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
-
-
-@dataclass(frozen=True)
-class Form:
-    """Holds the form that an output must have. `about` is the part of the message that explains the shape."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None  # None: any floating-point dtype
-    device: torch.device
-    about: str
-
-    @staticmethod
-    def like(tensor: Tensor, case: Case) -> Form:
-        """Returns the form of a tensor that a call on this case returned."""
-        return Form(tuple(tensor.shape), tensor.dtype, tensor.device, f"for dims {case.dims}")
-
-
-def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
-    """Raises KernelError unless an output has this form. With `hint` the message shows how to declare another dtype."""
-    shape, dtype, device = form.shape, form.dtype, form.device
-    if tuple(tensor.shape) != shape:
-        text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"
-        raise KernelError(f"{label} must return {name} {text}")
-    if not tensor.is_floating_point():
-        raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
-    if dtype is not None and tensor.dtype != dtype:
-        other = formats.of(tensor.dtype).name
-        declared = f" (if that is meant: output_dtypes={{{name!r}: {other!r}}})" if hint else ""
-        text = f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}"
-        raise OtherDtype(text, name, other)
-    if tensor.device.type != device.type:
-        raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
-
-
 def no_gradient(name: str) -> str:
     """Returns the note on a gradient that a kernel neither provides nor promises."""
     return f"no gradient {name}: autograd has no path to it"
@@ -560,7 +468,7 @@ def _gradients(
         if gradient is None:
             missing.append("d" + name)
             continue
-        _demand_values(label, "d" + name, gradient)
+        demand_values(label, "d" + name, gradient)
         if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
             raise KernelError(
                 f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "

@@ -19,7 +19,8 @@ from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.budget import give_back
-from verify.measure.call import INFERENCE, Form, Measured, check_output, demand_parts, rows_and_columns, sent_all
+from verify.measure.call import INFERENCE, Measured, demand_parts, rows_and_columns, sent_all
+from verify.measure.form import Form, check_output
 from verify.measure.lent import borrowed, lent
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.measure.tensors import KINDS, bytes_in, tensor_of, view_of

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
-from verify.measure.call import Form, Unchanged, call_tensors, check_output, gradients_of
+from verify.measure.call import Unchanged, call_tensors, gradients_of
+from verify.measure.form import Form, check_output
 from verify.ops.op import Op
 from verify.search.sweep.space import PAIR_BITS, Space
 from verify.truth.formats import Format, named, torch_dtype

@@ -1,0 +1,138 @@
+"""Checks the form of what a kernel returns: tensors with their values in memory, of a shape, a dtype and a device.
+
+`KernelError` gives the rule and what was received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from verify.cases import Case
+from verify.declare.declaration import Kernel
+from verify.errors import KernelError, OtherDtype
+from verify.truth import formats
+
+
+def items_of(returned: Any) -> tuple[Any, ...]:
+    """Returns the items that a call returned: one, or those of a sequence or a mapping."""
+    if isinstance(returned, Mapping):
+        returned = tuple(returned.values())
+    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+
+
+def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
+    """Returns the tensors that a call returned, by name.
+
+    Integers and conditions are converted to float64, which is exact for every valid index of a tensor.
+    """
+    items = items_of(returned)
+    if len(items) != len(outputs):
+        raise KernelError(
+            f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
+        )
+    for name, item in zip(outputs, items, strict=True):
+        demand_values(label, name, item)
+        if name in integers and item.is_floating_point():
+            raise KernelError(f"{label} must return integers or conditions as {name}; it returned {item.dtype}")
+    named_ = zip(outputs, items, strict=True)
+    return {name: item.to(torch.float64) if name in integers else item for name, item in named_}
+
+
+def demand_values(label: str, name: str, item: Any) -> None:
+    """Raises KernelError unless a result is a plain tensor."""
+    if not isinstance(item, Tensor):
+        raise KernelError(f"{label} must return a torch.Tensor for {name}; it returned {type(item).__name__}")
+    if what := unlike_plain(item):
+        raise KernelError(f"{label} must return {name} as a plain tensor with its values in memory; it returned {what}")
+
+
+def unlike_plain(item: Any) -> str:
+    """Returns what an object is in place of a plain tensor of real numbers whose values are in its memory; else "".
+
+    A subclass, a sparse tensor or a lazy negation may compute when it is read. The time and the bits would not be the
+    kernel's own.
+    """
+    if not isinstance(item, Tensor):
+        return type(item).__name__
+    if type(item) not in (Tensor, Parameter):
+        return f"the subclass {type(item).__qualname__}"
+    if item.layout is not torch.strided or item.is_nested:
+        return f"one with the layout {item.layout}" + (", nested" if item.is_nested else "")
+    if item.is_neg() or item.is_conj() or item._is_zerotensor():
+        return "a lazy view, whose values are computed when it is read"
+    if item.is_complex() or item.is_quantized:
+        return f"one of {item.dtype}"
+    if item.numel() and item.untyped_storage().nbytes() < _reach(item):
+        return f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
+    return ""
+
+
+def _reach(tensor: Tensor) -> int:
+    """Returns the bytes of storage needed up to the last element."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
+
+
+@dataclass(frozen=True)
+class Form:
+    """Holds the form that an output must have. `about` is the part of the message that explains the shape."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None  # None: any floating-point dtype
+    device: torch.device
+    about: str
+
+    @staticmethod
+    def like(tensor: Tensor, case: Case) -> Form:
+        """Returns the form of a tensor that a call on this case returned."""
+        return Form(tuple(tensor.shape), tensor.dtype, tensor.device, f"for dims {case.dims}")
+
+
+def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
+    """Raises KernelError unless an output has this form. With `hint` the message shows how to declare another dtype."""
+    shape, dtype, device = form.shape, form.dtype, form.device
+    if tuple(tensor.shape) != shape:
+        text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"
+        raise KernelError(f"{label} must return {name} {text}")
+    if not tensor.is_floating_point():
+        raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
+    if dtype is not None and tensor.dtype != dtype:
+        other = formats.of(tensor.dtype).name
+        declared = f" (if that is meant: output_dtypes={{{name!r}: {other!r}}})" if hint else ""
+        text = f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}"
+        raise OtherDtype(text, name, other)
+    if tensor.device.type != device.type:
+        raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
+
+
+def demand_own_memory(
+    kernel: Kernel, case: Case, given: Mapping[str, Tensor | None], outputs: Mapping[str, Tensor]
+) -> None:
+    """Raises KernelError if an output lies in the memory of an operand, and PyTorch's does not.
+
+    A later change of one in place would change the other.
+    """
+    op, held = kernel.op, {_memory(value): name for name, value in given.items() if value is not None}
+    borrowed = {
+        name: held[_memory(value)] for name, value in outputs.items() if value.numel() and _memory(value) in held
+    }
+    if not borrowed:
+        return
+    theirs = zip(op.all_outputs, items_of(op.baseline(*given.values(), **op.resolve(case.params))), strict=False)
+    new = {name for name, value in theirs if _memory(value) not in held}
+    for name, operand in borrowed.items():
+        if name in new:
+            raise KernelError(
+                f"{kernel.name} must return {name} in new memory, as PyTorch does; it returned the memory of {operand} "
+                f"for dims {case.dims}"
+            )
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
