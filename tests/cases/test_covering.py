@@ -169,7 +169,7 @@ def test_a_run_has_other_layouts_if_the_kernel_takes_them() -> None:
     settings = {**PRODUCT, "gradients": True}
     (group,) = plan(declared(product, **settings), "float32", "interpreter", 0)
     laid = {each for case in group.cases for each in case.layouts.items()}
-    assert laid >= {(name, layout) for name in ("x", "w") for layout in ("transposed", "stepped")}
+    assert laid >= {(name, layout) for name in ("x", "w") for layout in ("transposed", "stepped", "expanded")}
     assert laid >= {("dy", "transposed"), ("dy", "expanded"), ("dy", "one number")}  # the last is that of .sum()
     assert all(len(case.layouts) <= 1 for case in group.cases)  # so that a finding names the operand
     (group,) = plan(declared(product, **settings, layouts="contiguous"), "float32", "interpreter", 0)
@@ -255,6 +255,14 @@ def test_a_tensor_has_two_long_dimensions_and_more_elements_than_16_bits_count()
     cases = [case for case in group.cases if case.dims[0] * case.dims[1] > 1 << 16]
     last = [inputs_of(kernel.op, case, "cpu")["at"] for case in cases]
     assert any(at is not None and int(at.max()) == case.dims[0] - 1 for case, at in zip(cases, last, strict=True))
+
+
+def test_two_dimensions_are_equal_in_some_case() -> None:
+    """A kernel may find a dimension by its size."""
+    kernel = declared(lambda x: x.mean(1), shapes={"x": "b m n"}, where="m >= 1", dtypes=["float32"])
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    for one, other in ((0, 1), (1, 2)):
+        assert any(case.dims[one] == case.dims[other] > 3 for case in group.cases)
 
 
 def test_few_integers_differ_between_two_cases_of_the_same_sizes() -> None:

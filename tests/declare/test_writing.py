@@ -23,7 +23,7 @@ from verify.records.record import KernelRun
 
 @pytest.fixture(autouse=True)
 def _two_regimes(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_cases(monkeypatch, "randn", "mean 1e3")
+    few_cases(monkeypatch, "randn", "signs", "mean 1e3")
 
 
 def measured(kernel: verify.Kernel, backend: Backend) -> KernelRun:

@@ -585,7 +585,7 @@ def running_sums(x: torch.Tensor) -> torch.Tensor:
 
 def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(REACHES, "small", replace(REACHES["small"], columns=129))
-    few_cases(monkeypatch, "randn")
+    few_cases(monkeypatch, "randn", "signs")
     said = {"shapes": {"x": "n d"}, "where": "n <= 100 and d <= 129", "dtypes": ["float32"]}
     run = measured(verify.kernel(like=running_sums, **said)(running_sums))
     assert run.sizes == {"n": 100, "d": 129}

@@ -25,9 +25,11 @@ def measured(function: Any, backend: Backend, **said: Any) -> Result:
     return result
 
 
-def test_wrong_integers_are_counted(backend: Backend) -> None:
+def test_wrong_integers_are_counted(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "mean 1e3")
+
     def places(x: Tensor) -> Tensor:
-        return x.half().argmax(-1)
+        return (x.half() if x.mean() > 100 else x).argmax(-1)
 
     result = measured(places, backend, like=lambda x: x.argmax(-1))
     if backend.scale == "large":

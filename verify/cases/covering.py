@@ -35,12 +35,12 @@ CLASSES: Mapping[str, tuple[int, ...]] = {
     "over a block": (129, 65),
     "long": (257, 513, 300, 1025),
 }
-# Pairs with the largest sum of ranks are covered first: two long dimensions, if some tensor has both. It then has more
-# than 2^16 elements, the range of narrow offsets.
+# Pairs with the largest sum of ranks are covered first: two long dimensions of one tensor, which then has more than
+# 2^16 elements, the range of narrow offsets. They are equal, as where a kernel finds a dimension by its size.
 _RANKS = {"long": 5, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
 _PLAIN_MORE = 1  # further turns of the plain recipe, after all others
 # Layouts of one operand, or of the gradient that arrives at one output.
-_OPERAND, _ARRIVING = ("transposed", "stepped"), ("transposed", "expanded", "one number")
+_OPERAND, _ARRIVING = ("transposed", "stepped", "expanded"), ("transposed", "expanded", "one number")
 
 Choice = tuple[int, int]  # the number of a factor, and of one of its levels
 
@@ -288,13 +288,19 @@ class _Greedy:
         choices = [[(place, level) for level in range(len(levels))] for place, levels in enumerate(self.factors)]
         pairs = [(a, b) for one, other in combinations(choices, 2) for a in one for b in other]
         return {
-            (a, b): self._rank(a) + self._rank(b) - (4 if b[0] < count and not self.sizes.join(a[0], b[0]) else 0)
+            (a, b): self._rank(a) + self._rank(b) + (self._of_sizes(a, b) if b[0] < count else 0)
             for a, b in pairs
             if self._dims(dict([a, b])) is not None
         }
 
+    def _level(self, choice: Choice) -> str:
+        return self.factors[choice[0]][choice[1]]
+
     def _rank(self, choice: Choice) -> int:
-        return _RANKS.get(self.factors[choice[0]][choice[1]], 0) + bool(choice[1])
+        return _RANKS.get(self._level(choice), 0) + bool(choice[1])
+
+    def _of_sizes(self, a: Choice, b: Choice) -> int:
+        return (self._level(a) == self._level(b)) - 4 * (not self.sizes.join(a[0], b[0]))
 
     def _uses(self, choices: Sequence[Choice]) -> int:
         return sum(self.used.get(choice, 0) for choice in choices)

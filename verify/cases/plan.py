@@ -258,11 +258,12 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         ]
     else:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
-        long = long_dims(kernel, dtype, REACHES[scale])
+        long = [dims for dims in long_dims(kernel, dtype, REACHES[scale]) if dims not in plain]
         # sums of integers exceed what float32 holds where they are many and large
         of_long = (SIGNS,) if has_numbers(kernel.op) else (SIGNS, AT_BOUNDS[1])
-        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in dict.fromkeys([*plain, *empty_sizes(kernel)])]
-        chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long if dims not in plain]
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in plain]
+        chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long]
+        chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in empty_sizes(kernel) if dims not in plain]
         covered = pairs_of(kernel, dtype, scale)
         # other numbers of the same sizes show what a kernel keeps from call to call
         chosen, pairs = [*chosen, *covered.cases, chosen[0]], (covered.covered, covered.pairs)

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from verify.cases import Case
+from verify.cases.values import SIGNS
 from verify.measure.counting import tally
 from verify.measure.findings import Blind
 from verify.measure.judge import JudgedBy
@@ -71,5 +72,6 @@ def case_of(cases: Sequence[Case]) -> Case | None:
     """Returns the largest case with ordinary inputs and at most `_MOST` elements, for this search; None if there is
     none.
     """
-    fit = [case for case in cases if case.fill == "randn" and not case.values and 0 < math.prod(case.dims) <= _MOST]
+    ordinary = [case for case in cases if case.fill in ("randn", SIGNS) and not case.values]
+    fit = [case for case in ordinary if 0 < math.prod(case.dims) <= _MOST]
     return max(fit, key=lambda case: (bool(case.upstream), math.prod(case.dims)), default=None)
