@@ -44,6 +44,7 @@ from verify.measure.judge import (
 )
 from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
+from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
 from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
@@ -283,6 +284,9 @@ def judge_case(
             theirs=theirs,
         )
         judged[by] = judging.findings(results, known.get(by, {}))
+    for name, item in judged.get(KERNEL, {}).items():
+        wrong = check_limit(kernel, question.case.dtype, name, item.parts).status == "wrong"
+        judged[KERNEL][name] = msgspec.structs.replace(item, wrong=[wrong])
     ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
     if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
         for name, findings in judged[KERNEL].items():

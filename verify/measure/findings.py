@@ -54,6 +54,7 @@ class Findings(msgspec.Struct, frozen=True):
     digest: str = ""  # digest of all elements, if only some of them were judged
     near: Peaks = {}  # the largest errors by neighbourhoods, of a kernel that is held against PyTorch
     cases: list[Case] = []  # the cases that gave this result
+    wrong: list[bool] = []  # for each of these cases, True if it alone shows that the result is wrong
     format: str = ""  # that of the result
 
     def merge(self, later: Findings) -> Findings:
@@ -75,6 +76,7 @@ class Findings(msgspec.Struct, frozen=True):
             mistake=self.mistake or later.mistake,
             near=join(join({}, self.near), later.near) if later.near else self.near,
             cases=self.cases + later.cases,
+            wrong=self.wrong + later.wrong,
             format=later.format or self.format,
         )
 

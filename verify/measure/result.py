@@ -14,6 +14,7 @@ from verify.declare.declaration import Kernel
 from verify.measure.findings import Findings, PartName
 from verify.measure.tally import BIAS_LIMIT, Bias, Tally
 from verify.measure.trivial import EMPTY, rungs
+from verify.measure.where import where
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
 from verify.records.readings import APART, FEWEST, NONFINITE, ends
@@ -269,6 +270,7 @@ def result_of(
         "baseline_worst": beside.ordinary[:1],
         "worst": shown[: None if judged.reason and own else KEEP_RIGHT],
         "reason": f"{findings.mistake}. {judged.reason}" if judged.reason and findings.mistake else judged.reason,
+        "where": where(kernel.op.geometry, findings.cases, findings.wrong) if judged.status == "wrong" and own else "",
         "format": INTEGERS if result in kernel.op.integers else "" if findings.format == dtype else findings.format,
     }
     return Result(

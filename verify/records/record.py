@@ -275,6 +275,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
     # The format of the result, in whose ULP it is judged, if that is not `dtype`. Its cases have `dtype`.
     format: str = ""
+    where: str = ""  # in which cases a wrong result is wrong
 
     @property
     def counts(self) -> bool:

@@ -57,7 +57,7 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Repor
     """Returns the block of a wrong result. `record` is the path of the saved `run`."""
     result, worst = found.result, found.worst
     reason, besides = _why(found)
-    facts = [("why", reason), *element(worst, counts=result.counts)]
+    facts = [("why", reason), ("where", found.where), *element(worst, counts=result.counts)]
     if worst is not None and _is_scaled(worst, result.gate):
         facts.append(("error", result_words.error_text(worst, result.gate, counts=result.counts)))
     if found.also:

@@ -64,6 +64,13 @@ class ResultFacts:
         """Returns for example `my_gelu y bfloat16`."""
         return f"{self.owner.name} {clean(self.result.output)} {clean(self.result.dtype)}"
 
+    @property
+    def where(self) -> str:
+        """Returns in which cases the result is wrong, if the record has it, and which other results are right."""
+        alike = [each for each in self.owner.run.results if (each.dtype, each.status) == (self.result.dtype, "ok")]
+        right = f"; right: {', '.join(each.output for each in alike)}" if alike else ""
+        return clean(self.result.where + right) if self.result.where else ""
+
     @cached_property
     def kind(self) -> Kind:
         """Returns the word of the field for the result. A peer is not judged, so it is never "wrong"."""
