@@ -16,7 +16,6 @@ import argparse
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -46,14 +45,14 @@ def tried(chosen: list[dict[str, str]], records: Path, options: argparse.Namespa
     command += ["--jobs", str(options.jobs), "--timeout", f"{options.seconds:g}s"]
     command += ["--backend", options.backend] if options.backend else []
     command += ["--profile", options.profile, "--without", "error contract"] if options.profile else []
-    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ}, start_new_session=True)
+    process = subprocess.Popen(command, env={"OMP_NUM_THREADS": "1", **os.environ})
     try:
         process.wait(options.limit or None)
     except subprocess.TimeoutExpired:
         print(f"stopped after {options.limit:g} s; the same command goes on from {records}")
     finally:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGTERM)
+            process.terminate()
             process.wait()
     lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
     said = {row["target"]: row for row in map(json.loads, lines)}

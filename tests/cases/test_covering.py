@@ -13,7 +13,7 @@ import verify
 from verify.cases import Case, case_of, inputs_of
 from verify.cases.classes import class_of_recipe
 from verify.cases.covering import CLASSES, CaseEffort, covering, empty_sizes, own_recipes
-from verify.cases.layouts import lay_out
+from verify.cases.layouts import LAYOUTS, lay_out
 from verify.cases.plan import plan
 from verify.cases.values import AT_BOUNDS, LEAST, NOT_FINITE, ROW_REGIMES, SIGNS
 from verify.declare.declaration import Kernel
@@ -201,7 +201,8 @@ def test_nan_and_infinities_lie_in_the_same_rows_of_operands_of_one_shape() -> N
     assert bool(a.isfinite().all()) and bool(b.isnan().any())
     assert bool((a != b).any()) and class_of_recipe(NOT_FINITE) == EXTREME
     (group,) = plan(kernel, "float32", "interpreter", 0)
-    assert [case.upstream for case in group.cases if case.fill == NOT_FINITE] == [""]
+    [case] = [case for case in group.cases if case.fill == NOT_FINITE]
+    assert (case.upstream, case.layouts, case.only) == ("", {}, "")  # an expanded operand has one row of it
 
 
 def test_a_promised_magnitude_a_domain_or_a_sum_has_no_infinities() -> None:
@@ -269,6 +270,14 @@ def test_few_integers_differ_between_two_cases_of_the_same_sizes() -> None:
     """What a kernel keeps by the sizes, such as a mask, is wrong in the second one."""
     drawn = [whole_numbers("0 <= k <= s", 3, seed) for seed in range(8)]
     assert len(set(map(tuple, drawn))) > 4 and {each[-1] for each in drawn} >= {1000}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_has_a_single_number_and_nothing(layout: str) -> None:
+    """The gradient that arrives at a loss has no dimension."""
+    for shape in ((), (0, 3), (1, 1)):
+        laid = lay_out(torch.full(shape, 2.0), layout)
+        assert laid.shape == shape and bool((laid == 2).all())
 
 
 def test_a_gap_behind_the_second_to_last_dimension() -> None:

@@ -126,8 +126,8 @@ def covering(
     """Returns cases of a kernel that cover pairs of size classes and of the levels of other factors.
 
     The first of the other factors is the recipe of values, and the first level of each is the plain one. A round has a
-    case for each recipe and some more; in the very first one, recipes of `own_recipes` are for all operands. first:
-    number of rounds before these, whose pairs are covered already.
+    case for each recipe and some more; in the very first one, recipes of `own_recipes` are for all operands, which are
+    contiguous. first: number of rounds before these, whose pairs are covered already.
 
     A declaration with examples has no sizes to choose.
     """
@@ -251,8 +251,8 @@ class _Greedy:
         for number, level in product(range(first + rounds), turns):
             fixed = [(recipe, level)]
             own = self.factors[recipe][level] not in ROW_REGIMES  # of the definition: its constants, bounds, infinities
-            if number == 0 and own and "only" in self.names:
-                fixed.append((recipe + self.names.index("only"), 0))
+            if number == 0 and own:  # an expanded operand has one row of it
+                fixed += [(recipe + at, 0) for at, name in enumerate(self.names) if name in ("only", "layout")]
             levels = dict([*fixed, *self._seed(fixed, open_pairs)])
             if len(levels) == 1 and number > first:
                 continue  # all pairs of this recipe are covered

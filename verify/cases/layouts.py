@@ -96,7 +96,7 @@ def _expanded_last(tensor: Tensor) -> Tensor:
 
 def _one_number(tensor: Tensor) -> Tensor:
     """Repeats the first element everywhere, with stride 0, as `.sum().backward()` does."""
-    return tensor.reshape(-1)[:1].clone().expand(tensor.shape) if tensor.numel() else tensor.contiguous()
+    return tensor.reshape(-1)[0].clone().expand(tensor.shape) if tensor.numel() else tensor.contiguous()
 
 
 def _overlapping(tensor: Tensor) -> Tensor:
