@@ -1,4 +1,4 @@
-"""The second formula of every shipped op whose exact values are those of a program: mpmath, by hand.
+"""The second formula of every shipped op: mpmath, by hand.
 
 It shares no code with the programs. `test_op_formulas.py` compares both, `solving.py` solves for the landmarks.
 Let Phi be the normal distribution function and phi its density:
@@ -21,10 +21,11 @@ from typing import Any
 
 from mpmath import mp
 
+from tests.ops.exactly import dot, dyadic, dyadics, exact_product, magnitude, summed, to_mp, whole
+from tests.ops.norm_formulas import norm
 from verify.ops import Problem
-from verify.ops.dyadic import dot, dyadic, dyadics
-from verify.ops.elements import pick, to_mp, whole
-from verify.ops.precision import GUARD, exact_product, magnitude, mp_bits, summed
+from verify.ops.elements import pick
+from verify.ops.precision import GUARD, mp_bits
 
 Function = Callable[..., Any]  # of an exact mpf of any length, with prec=: an mpf with an error below 2^-(prec - 8)
 
@@ -332,4 +333,6 @@ def formula(op: str, problem: Problem, result: str, index: int) -> Function:
     """An element of a result of an op, as a function of the precision."""
     if op == "linear":
         return linear(problem, result, index)
+    if "norm" in op:
+        return norm(op, problem, result, index)
     return softmax(problem, result, index) if op == "softmax" else elementwise(op, problem, result, index)

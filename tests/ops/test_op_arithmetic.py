@@ -14,13 +14,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp
 
+from tests.ops.exactly import (
+    add_rows,
+    at_exponent,
+    dot,
+    dyadic,
+    dyadics,
+    exact_product,
+    magnitude,
+    multiply_rows,
+    summed,
+)
 from verify import ops
 from verify.cases import Case, inputs_of, problem_of, upstream_of
 from verify.ops import compensated
 from verify.ops.compensated import add, deviations, divide, is_exact, tree_sum, two_sum
-from verify.ops.dyadic import add_rows, at_exponent, dot, dyadic, dyadics, multiply_rows
 from verify.ops.elements import mpf_to_arb, pick, to_arb
-from verify.ops.precision import arb_bits, exact_product, magnitude, mp_bits, summed
+from verify.ops.precision import arb_bits, mp_bits
 from verify.truth.ulp import same_bits
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

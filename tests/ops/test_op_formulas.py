@@ -17,12 +17,13 @@ from tests.ops.formulas import formula
 from verify.cases import counter
 from verify.cases.case import Case
 from verify.measure.certify import build, variants
-from verify.ops import Problem, get
+from verify.ops import Problem, get, names
 from verify.ops.op import Op, Point
 from verify.truth.exact import digits
 
 PREC = 110
 ELEMENTWISE = ("gelu", "silu", "geglu", "swiglu", "geglu_split", "swiglu_split")
+ROW_OPS = ("softmax", *(name for name in names() if "norm" in name))
 ROWS = ("randn", "mean 1e4", "nearly constant", "outlier", "huge 1e30", "spread")
 MATRICES = ("randn", "mean 1e3", "outlier", "spread")
 
@@ -61,8 +62,8 @@ def elementwise(name: str, elements: int, seed: int) -> int:
     return count
 
 
-def rows(seed: int, most: int) -> int:
-    op = get("softmax")
+def rows(name: str, seed: int, most: int) -> int:
+    op = get(name)
     dims = [(3, width) for width in (1, 2, 31, 64)]
     cases = [(fill, shape) for fill in ROWS for shape in dims]
     return sum(compared(op, problem_of(op, {}, shape, fill, seed, "float32"), most) for fill, shape in cases)
@@ -83,8 +84,9 @@ def test_an_elementwise_program_is_its_formula(name: str) -> None:
     assert elementwise(name, 128, seed=0) >= 800
 
 
-def test_the_program_of_softmax_is_its_formula() -> None:
-    assert rows(seed=0, most=60) >= 1_000
+@pytest.mark.parametrize("name", ROW_OPS)
+def test_a_program_of_rows_is_its_formula(name: str) -> None:
+    assert rows(name, seed=0, most=30) >= 700
 
 
 def test_the_program_of_a_linear_layer_is_its_formula() -> None:
@@ -92,13 +94,13 @@ def test_the_program_of_a_linear_layer_is_its_formula() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*ELEMENTWISE, "softmax", "linear"])
+@pytest.mark.parametrize("name", [*ELEMENTWISE, *ROW_OPS, "linear"])
 def test_a_hundred_thousand_elements_of_each_op(name: str) -> None:
     count = seed = 0
     while count < 100_000:
         seed += 1
-        if name == "softmax":
-            count += rows(seed, 200)
+        if name in ROW_OPS:
+            count += rows(name, seed, 200)
         else:
             count += layers(seed, 20) if name == "linear" else elementwise(name, 4_096, seed)
 

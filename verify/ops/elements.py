@@ -8,7 +8,7 @@ from typing import Any
 
 import flint
 import torch
-from mpmath import libmp, mp
+from mpmath import mp
 from torch import Tensor
 
 
@@ -25,17 +25,6 @@ def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
         chosen = torch.take(source, positions)
     widened: list[float] = chosen.to(torch.float64).tolist()
     return widened
-
-
-def whole(tensor: Tensor) -> list[float]:
-    """Returns all elements in row-major order as floats."""
-    values: list[float] = tensor.detach().to(torch.float64).reshape(-1).tolist()
-    return values
-
-
-def to_mp(value: float) -> Any:
-    """Returns the same number as an mpf."""
-    return mp.make_mpf(libmp.from_float(value))  # takes half the time of mp.mpf
 
 
 def to_arb(value: float) -> Any:

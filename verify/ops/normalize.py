@@ -45,11 +45,9 @@ from verify.ops.compensated import (
     tensor_of,
     tree_sum,
 )
-from verify.ops.equal_rows import merged
 from verify.ops.geometry import Rowwise
 from verify.ops.graph.baseline import exact_points
-from verify.ops.normalize_exact import Normalization, Rows, column_of, element_of
-from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
+from verify.ops.op import Fast, Landmarks, Op, Operand, Problem
 
 # Each row is scaled by a power of two, so that squares neither overflow nor underflow. The exponent of the row's
 # largest element is clamped to this range first: from _LOWEST with a positive eps, which exceeds smaller squares, and
@@ -288,17 +286,6 @@ def normalization(
     data = [each.name for each in operands if each.role == "data"]
     vectors = ["d" + each.name for each in operands if each.role != "data"]  # their gradients add up over the rows
     fast = partial(_fast, centre=centre, summands=summands)
-    program = exact_points([each.name for each in operands], outputs, baseline, fast, vectors, data)
-
-    def points(problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
-        column = result in vectors
-        norm = Normalization(Rows(merged(problem, data) if column else problem), centre, summands)
-        formulas = [
-            column_of(norm, result, index) if column else element_of(norm, result, *divmod(index, norm.rows.width))
-            for index in indices
-        ]
-        pairs = zip(formulas, program(problem, result, indices), strict=True)
-        return [Point(formula, point.arb) for formula, point in pairs]
 
     return Op(
         name=name,
@@ -306,7 +293,7 @@ def normalization(
         operands=operands,
         outputs=outputs,
         fast=fast,
-        points=points,
+        points=exact_points([each.name for each in operands], outputs, baseline, fast, vectors, data),
         baseline=baseline,
         params={"eps": eps},
         gate="scaled",

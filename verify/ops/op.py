@@ -4,7 +4,7 @@ An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, a
 callables define its meaning:
 
 * `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision, one
-  in mpmath and one in Arb. Both evaluate the program of a PyTorch function; the norms have formulas in mpmath instead.
+  in mpmath and one in Arb. Both evaluate the program of a PyTorch function.
 * `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of its terms.
   `verify.measure.certify` measures its distance from `points`.
 * `baseline(...)` is the code that PyTorch users run today, in the dtype of the operands.

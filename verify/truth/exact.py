@@ -1,9 +1,9 @@
 """Judges single elements exactly: raises the precision until rounding and error are decided (Ziv's strategy).
 
-Two routes lead to every exact value: mpmath evaluates a stable formula, and Arb encloses the value in a ball. With
-`like=`, both evaluate the same steps: they check the arithmetic, and trust the definition. If the two cannot be
-the same real number, the harness is wrong, and `TruthError` stops the run. Arb alone judges in bulk, since it is
-several times faster. mpmath joins for every number that is printed.
+Two routes lead to every exact value: Arb encloses it in a ball, and mpmath evaluates the same steps. So they check each
+other's arithmetic, and trust the definition. If the two cannot be the same real number, the harness is wrong, and
+`TruthError` stops the run. Arb alone judges in bulk, since it is several times faster. mpmath joins for every
+number that is printed.
 
 Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last bit", ACM TOMS 17 (1991).
 """

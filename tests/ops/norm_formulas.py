@@ -1,14 +1,11 @@
-"""Evaluates exact elements of a row normalisation in mpmath, by integers. Arb evaluates PyTorch's program instead.
+"""The second formula of the norms: mpmath, by integers. It shares no code with the program that a run evaluates.
 
-This route uses that every input is an integer times a power of two. So it computes the sum, N^2 times the
-variance, and the bracket of the gradient in integers. Only the final division and square root are rounded. In units of
-the row's exponent, let S = sum X and Q = sum X^2. Let A = N X - S and D = N Q - S^2 + eps N^2. Let G = w dy and
+It uses that every input is an integer times a power of two. So it computes the sum, N^2 times the variance, and the
+bracket of the gradient in integers. Only the final division and square root are rounded. In units of the row's
+exponent, let S = sum X and Q = sum X^2. Let A = N X - S and D = N Q - S^2 + eps N^2. Let G = w dy and
 T = sum G A. Then
 
     xhat = A / sqrt(D),     ds = ((N G - sum G) D - A T) / D^(3/2).
-
-It stays a formula because it is fast: with the program in mpmath a run takes 1.6 times as long, most of it in sums over
-the rows.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from typing import Any, NamedTuple
 from mpmath import mp
 from torch import Tensor
 
-from verify.ops.dyadic import (
+from tests.ops.exactly import (
     Dyadic,
     Dyadics,
     add_rows,
@@ -30,11 +27,14 @@ from verify.ops.dyadic import (
     dot,
     dyadic,
     dyadics,
+    exact_product,
     multiply_rows,
+    summed,
+    to_mp,
+    whole,
 )
-from verify.ops.elements import pick, to_mp, whole
-from verify.ops.op import Problem
-from verify.ops.precision import exact_product, summed
+from verify.ops import Problem, get
+from verify.ops.elements import pick
 
 Formula = Callable[[int], Any]  # of a precision: see `Point.mp`
 
@@ -294,3 +294,12 @@ def column_of(norm: Normalization, result: str, column: int) -> Formula:
     rows_sum = norm.upstream("s")
     ds = [0.0] * count if rows_sum is None else norm.rows.column(rows_sum, column)
     return _summed(lambda: [norm.gradient_mp(row, column) for row in range(count)] + list(map(to_mp, ds)))
+
+
+def norm(op: str, problem: Problem, result: str, index: int) -> Formula:
+    """Returns one element of a result of a norm."""
+    operands = get(op).operands
+    summands = tuple(each.name for each in operands if each.name not in ("weight", "bias"))
+    own = Normalization(Rows(problem), op.startswith("layer"), summands)
+    vector = any(result == "d" + each.name for each in operands if each.role != "data")
+    return column_of(own, result, index) if vector else element_of(own, result, *divmod(index, own.rows.width))
