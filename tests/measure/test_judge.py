@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tests.truth.every_value import all_values
 from verify import ops
-from verify.errors import KernelError, TruthError
+from verify.errors import BeyondEffort, KernelError, TruthError
 from verify.measure import judge as judging
 from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by
 from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition
-from verify.ops.op import Op, Problem
+from verify.ops.op import Op, Point, Problem
 from verify.records.record import value_of
 from verify.truth.exact import nearest
 from verify.truth.fast import Truth, evaluate
@@ -78,6 +78,21 @@ def test_elements_of_which_nothing_is_known_are_open_and_no_figure_counts_them()
     assert value_of(open_ones(wrong).figures().max_upper) > 1000, "what is known is held against it"
     wrong[10] = torch.nan
     assert open_ones(wrong).figures().max_upper == "nan"
+
+
+def test_of_an_element_that_no_route_decides_the_least_error_is_proven_not_the_middle() -> None:
+    def beyond(precision: int) -> Any:
+        raise BeyondEffort("too many terms")
+
+    op = replace(GELU, points=lambda _problem, _result, indices: [Point(beyond, beyond) for _ in indices])
+    fmt, x = named("float32"), torch.tensor([1.0])
+    truth, ulp = evaluate(GELU, gelu(x), {"y": fmt})["y"], 2.0**-24  # gelu(1) is 0.84
+    blurred = replace(truth, bound=torch.full((1,), 3 * ulp, dtype=torch.float64))
+    got = truth.value.float() + 5 * ulp
+    figures = judge_by(JudgedBy(op, gelu(x), "y", blurred, fmt), got, effort=Effort(sample=0)).tallies[0].figures()
+    assert (round(value_of(figures.max_ulp)), round(value_of(figures.max_upper))) == (2, 8)
+    more = judge_by(JudgedBy(op, gelu(x), "y", truth, fmt), got, effort=Effort(sample=0)).tallies[0].figures()
+    assert round(value_of(more.max_ulp)) == round(value_of(more.max_upper)) == 5
 
 
 def largest(tally: Tally, gate: str = "plain") -> float:

@@ -221,11 +221,13 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
     """Returns the tallies with the maxima and leaders of the elements that were judged exactly (flat index -> bits).
 
     Thousands of elements may share one error to within the certificate, as in a tail that is 100% wrong. The largest is
-    known only among the judged ones; `upper` covers the others.
+    known only among the judged ones; `upper` covers the others. Elements that no route could decide keep an interval:
+    the least that it allows is proven, not its middle.
     """
     where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
-    figures = [error[where].tolist() for error, _ in found.figures]
-    rows = list(zip(segments[where].tolist(), judged.items(), *figures, strict=True))
+    ends = [(error - width).nan_to_num(0.0, math.inf).clamp(min=0) for error, width in found.figures]
+    least = [each[where].tolist() for each in ends]
+    rows = list(zip(segments[where].tolist(), judged.items(), found.upper[where].tolist(), *least, strict=True))
     parts = []
     for segment, part in enumerate(tallies):
         mine = [row for row in rows if row[0] == segment]
@@ -233,9 +235,9 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
             scaled = part.scaled
             part = msgspec.structs.replace(
                 part,
-                plain=Maximum(number(max(row[2] for row in mine)), part.plain.upper),
-                scaled=None if scaled is None else Maximum(number(max(row[3] for row in mine)), scaled.upper),
-                leaders=worst(Leader(number(row[-1]), *row[1]) for row in mine),
+                plain=Maximum(number(max(row[3] for row in mine)), part.plain.upper),
+                scaled=None if scaled is None else Maximum(number(max(row[4] for row in mine)), scaled.upper),
+                leaders=worst(Leader(number(row[2]), *row[1]) for row in mine),
                 rest=(scaled or part.plain).upper,
             )
         parts.append(part)
