@@ -239,15 +239,15 @@ def _measure(request: measure.Measure, backend: Backend, progress: OnProgress) -
 
 def _call(request: measure.CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.budget import give_back
-    from verify.measure.call import run_judged
     from verify.measure.remote_call import bits_of_results, let_go
+    from verify.measure.repeated import run_judged
 
     let_go(backend)
     if not request.case:
         return WithBytes(measure.Bits([], [], ()), ())
     kernel, case = _one_case(request.target, request.case, backend)
     _compile_anew(case.dtype)
-    reply = bits_of_results(run_judged(kernel, case, backend.device))
+    reply = bits_of_results(run_judged(kernel, case, backend.device, again=request.again))
     give_back(backend)
     return reply
 

@@ -17,7 +17,8 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import LONGEST, KernelError, Refused
 from verify.measure import call as measure
-from verify.measure.call import INFERENCE, Unchanged, copies, describe, inferred, run_baseline, run_kernel, run_tensors
+from verify.measure.call import Unchanged, copies, describe, run_baseline, run_kernel, run_tensors
+from verify.measure.repeated import INFERENCE, inferred, run_judged
 from verify.truth import ulp
 from verify.truth.ulp import bits_of, same_bits
 from verify.workers.requests import Failure
@@ -147,6 +148,20 @@ def test_a_call_for_inference_is_shown_where_its_bits_differ() -> None:
 
     with pytest.raises(KernelError, match="k for inference must not change its inputs; x differs after the call"):
         inferred(declare(overwrites), case, run_kernel(declare(overwrites), case, "cpu"))
+
+
+def test_a_kernel_that_returns_one_buffer_again_is_told_by_what_later_calls_change() -> None:
+    def in_turn(count: int) -> Callable[[Tensor], Tensor]:
+        buffers, calls = [torch.empty(0) for _ in range(count)], iter(range(99))
+        return lambda x: buffers[next(calls) % count].resize_(x.shape).copy_(gelu(x))
+
+    told = "k must not change what it has returned: later calls with other values change y of an earlier call"
+    for count in (1, 2):
+        with pytest.raises(KernelError, match=told):
+            run_judged(declare(in_turn(count)), FORWARD, "cpu", again=True)
+    right = run_judged(declare(gelu), FORWARD, "cpu", again=True).results["y"]
+    kept = gelu(torch.ones(right.shape))  # the same numbers whatever the values: nothing changes them
+    assert torch.equal(run_judged(declare(lambda x: kept), FORWARD, "cpu", again=True).results["y"], kept)
 
 
 def test_an_operand_that_a_case_leaves_out_is_none_to_a_kernel_that_takes_it() -> None:

@@ -579,6 +579,19 @@ def test_a_wrong_kernel_whose_calls_differ_says_that(later: float, said: str) ->
     assert (found.status, found.unrepeatable) == ("wrong", said)
 
 
+def test_a_kernel_that_returns_one_buffer_again_and_again_is_an_error() -> None:
+    """A result that the next call overwrites is right when it is read at once."""
+    buffers: dict[torch.Size, torch.Tensor] = {}
+
+    @verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False, name="k")
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        return buffers.setdefault(x.shape, torch.empty_like(x)).copy_(silu(x))
+
+    found = measured(kernel)
+    assert found.status == "error"
+    assert "must not change what it has returned: later calls with other values change y" in found.message
+
+
 def running_sums(x: torch.Tensor) -> torch.Tensor:
     return x.double().cumsum(-1).to(x.dtype)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, case_of
-from verify.cases.sizes import estimated_work
+from verify.cases.sizes import work_of
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
 from verify.diagnose.requests import BitClass, SameBits, SettingBits
@@ -67,7 +67,6 @@ def _cases(subject: Subject) -> list[Case]:
     plain = plain_case(subject, shapes[0])
     all_rows = [rows.dimension for rows in separate_rows(kernel, plain)]
     names = kernel.op.geometry.dims or ("",) * len(plain.dims)
-    work = estimated_work(kernel.op) if kernel.op.geometry.named else math.prod
     dims = plain.dims
     for at, name in enumerate(names):
         if name in all_rows:
@@ -75,7 +74,9 @@ def _cases(subject: Subject) -> list[Case]:
         else:
             larger = max((each[at] for each in shapes if at < len(each) and each[at] <= _WIDEST), default=dims[at])
         longer = [(*dims[:at], larger // part, *dims[at + 1 :]) for part in (1, 4, 16) if larger // part > dims[at]]
-        fitting = (each for each in longer if kernel.allows(each) and work(each) <= _WORK[subject.backend.scale])
+        fitting = (
+            each for each in longer if kernel.allows(each) and _work(kernel, each) <= _WORK[subject.backend.scale]
+        )
         dims = next(fitting, dims)
     fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
     regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
@@ -83,6 +84,10 @@ def _cases(subject: Subject) -> list[Case]:
         case_of(kernel, subject.dtype, dims=dims, fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
         for fill, seed in regimes
     ]
+
+
+def _work(kernel: Kernel, dims: tuple[int, ...]) -> float:
+    return work_of(kernel.op, dims) if kernel.op.geometry.named else math.prod(dims)
 
 
 def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:

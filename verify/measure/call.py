@@ -11,7 +11,7 @@ import math
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -338,63 +338,6 @@ def run_tensors(
     """Returns the outputs and gradients of one call on given tensors; without `upstream`, the outputs only."""
     graph = call_tensors(kernel, inputs, params, differentiate=bool(upstream))
     return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
-
-
-# A kernel may take another path if nothing is saved for a backward pass. All other judged calls ask for gradients.
-INFERENCE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
-    "where no operand requires a gradient": nullcontext,
-    "under torch.no_grad()": torch.no_grad,
-    "under torch.inference_mode()": torch.inference_mode,
-}
-
-
-def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
-    """Repeats a measured call in each mode of inference. Returns the outputs by mode, only where their bits differ."""
-    if not case.upstream:
-        return {}
-    near, unchanged = measured.to_read, Unchanged()
-    given = sent_all(near.inputs, next(iter(measured.results.values())).device)
-    runs = []
-    for mode, entered in INFERENCE.items():
-        called = replace(kernel, name=f"{kernel.name} {mode}")
-        with entered():
-            outputs = call_tensors(called, given, case.params, differentiate=entered is torch.no_grad).values
-        for name, tensor in outputs.items():
-            wanted = measured.results[name]
-            check_output(called.name, name, tensor, Form.like(wanted, case))
-        runs.append(outputs)
-    unchanged.watch_inputs(f"{kernel.name} for inference", near.inputs, given)
-    runs = unchanged.demand(*runs)
-    trained = [near.results[name] for name in kernel.outputs]
-    return {
-        mode: copies(outputs)
-        for mode, outputs in zip(INFERENCE, runs, strict=True)
-        if not same_bits(list(outputs.values()), trained)
-    }
-
-
-def alone(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
-    """Repeats a measured call with a gradient for one operand alone, for each operand.
-
-    Returns the gradients whose bits differ from those of the measured call, by a text that names the operand.
-    """
-    near, found = measured.to_read, {}
-    names = [operand.name for operand in kernel.differentiable if "d" + operand.name in measured.results]
-    for name in names if len(names) > 1 else ():
-        called = replace(kernel, gradients=(name,), name=f"{kernel.name} where only {name} requires a gradient")
-        device = measured.results["d" + name].device
-        given, arriving = sent_all(near.inputs, device), sent_all(near.upstream, device)
-        gradients = copies(run_tensors(called, given, case.params, arriving))
-        wanted = {"d" + name: gradients["d" + name]}
-        if not same_bits(list(sent_all(wanted, "cpu").values()), [near.results["d" + name].cpu()]):
-            found[f"where only {name} requires a gradient"] = wanted
-    return found
-
-
-def run_judged(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Returns all results of a kernel on one case that `verify run` judges."""
-    measured = run_kernel(kernel, case, device)
-    return measured if kernel.peer else replace(measured, inference=inferred(kernel, case, measured))
 
 
 def run_baseline(kernel: Kernel, case: Case, device: str, made: Measured | None = None) -> Measured:

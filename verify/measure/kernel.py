@@ -24,18 +24,8 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import (
-    Allowance,
-    Budget,
-    beyond,
-    differing,
-    needed,
-    peak_memory,
-    sampled,
-    total_memory,
-    turn,
-)
-from verify.measure.call import Measured, run_baseline, run_judged
+from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, total_memory, turn
+from verify.measure.call import Measured, run_baseline
 from verify.measure.case import (
     BASELINE,
     KERNEL,
@@ -54,6 +44,7 @@ from verify.measure.findings import Findings
 from verify.measure.neighbourhood import excess
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
+from verify.measure.repeated import run_judged, running_here
 from verify.measure.requests import Measure
 from verify.measure.result import check_limit, result_of
 from verify.measure.special import special_values
@@ -116,7 +107,7 @@ def measure_kernel(
     """
     started, seconds = time.monotonic(), asked.seconds + asked.judging
     expect = run.expect if isinstance(run, RemoteKernel) and asked.judges > 1 else lambda case: None
-    run = run or (lambda case: run_judged(kernel, case, backend.device))
+    run = run or running_here(kernel, backend.device)
     calls = Calls(patient(run) if backend.streams else run)
     runner = CaseRunner(
         kernel,

@@ -19,9 +19,10 @@ from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.budget import give_back
-from verify.measure.call import INFERENCE, Measured, demand_parts, rows_and_columns, sent_all
+from verify.measure.call import Measured, demand_parts, rows_and_columns, sent_all
 from verify.measure.form import Form, check_output
 from verify.measure.lent import borrowed, lent
+from verify.measure.repeated import INFERENCE, is_first
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.measure.tensors import KINDS, bytes_in, tensor_of, view_of
 from verify.truth import formats
@@ -71,6 +72,7 @@ class RemoteKernel:
     def __init__(self, kernel: Kernel, target: str, device: str, begin: BeginKernel) -> None:
         self._kernel, self._target, self._device, self._begin = kernel, target, device, begin
         self._expected: Case | None = None
+        self._asked = {*kernel.dtypes} if kernel.peer else set[str]()
         self._begun: tuple[str, Callable[[], Outcome]] | None = None  # the case of a call that goes on
 
     def expect(self, case: Case) -> None:
@@ -83,14 +85,14 @@ class RemoteKernel:
         if begun is not None:
             begun[1]()
 
-    def _begin_call(self, case: str, most: int) -> Callable[[], Outcome]:
-        return self._begin(msgspec.json.encode(CallKernel(self._target, case)), most)
+    def _begin_call(self, case: str, most: int, *, again: bool = False) -> Callable[[], Outcome]:
+        return self._begin(msgspec.json.encode(CallKernel(self._target, case, again)), most)
 
-    def _reply(self, case: str, most: int) -> Reply:
+    def _reply(self, case: str, most: int, *, again: bool = False) -> Reply:
         """Returns the reply to a call, which may have begun already."""
         if self._begun is not None and self._begun[0] != case:
             self.end()
-        _, wait = self._begun or ("", self._begin_call(case, most))
+        _, wait = self._begun or ("", self._begin_call(case, most, again=again))
         self._begun = None
         return demand_reply(wait())
 
@@ -103,7 +105,8 @@ class RemoteKernel:
         else:
             shapes |= {name: op.result_shapes(case.dims, params)[name] for name in kernel.outputs}
         most = WIDEST * (1 + len(INFERENCE)) * sum(map(math.prod, shapes.values()))
-        reply = self._reply(case.to_json(), most)
+        again = self._begun is None and is_first(self._asked, case)
+        reply = self._reply(case.to_json(), most, again=again)
         try:
             bits = msgspec.json.decode(reply.value, type=Bits)
         except msgspec.DecodeError:

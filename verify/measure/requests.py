@@ -68,11 +68,13 @@ class Bits(msgspec.Struct, frozen=True):
 class CallKernel(Request[Bits], frozen=True, tag="call"):
     """Calls a kernel on a case, in a process that does nothing else. The results travel beside the reply.
 
-    Large results on a GPU stay there until the same request without a case says that they were copied.
+    Large results on a GPU stay there until the same request without a case says that they were copied. With `again`,
+    what a call returned must outlive later calls.
     """
 
     target: str
     case: str
+    again: bool = False
 
 
 class ListSideEffects(Request[list[SideEffect]], frozen=True, tag="side_effects"):
