@@ -46,6 +46,12 @@ def sinks(q, k, v, sink):
     return torch.softmax(scores, -1)[..., :-1] @ v
 
 
+def of_sequences(q, k, v, lengths):
+    """Each token attends to the keys of its sequence."""
+    own = (torch.arange(q.shape[0])[:, None] >= lengths.cumsum(0)).sum(1)
+    return (q[:, None] @ k[own].mT).softmax(-1) @ v[own]
+
+
 IN_THREE = {"q": ("query", 1, 2), "k": ("key", 1, 2), "v": ("value", 1, -1)}
 IN_FOUR = {"q": ("query", 2, 3), "k": ("key", 2, 3), "v": ("value", 2, -1)}
 CASES: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any], dict[str, tuple[str, int, int]]]] = {
@@ -76,6 +82,12 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any], dict[
         {"q": ("query", 1, 3), "k": ("key", 1, 3), "v": ("value", 1, -1)},
     ),
     "sinks": (sinks, {**HEADS, "sink": "h"}, {}, IN_THREE),
+    "sequences, by integers that zeros would break": (
+        of_sequences,
+        {"q": "t d", "k": "b s d", "v": "b s d", "lengths": "b"},
+        {"integers": {"lengths": "1 <= lengths <= t, sum t"}},
+        {"q": ("query", 0, 1), "k": ("key", 1, 2), "v": ("value", 1, -1)},
+    ),
     "linear cross entropy": (
         lambda x, w, label: functional.cross_entropy(x @ w, label),
         {"x": "n d", "w": "d v", "label": "n"},

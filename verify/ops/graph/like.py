@@ -152,7 +152,7 @@ class _Like:
         names = self.meaning.names
         dims = self._small_dims()
         shapes = self._shapes(dims)
-        self.ranges |= self._derived_ranges(shapes)
+        integers = self._possible_integers(shapes)
         program = self._first_program({name: shapes[name] for name in names})
         outputs = self.outputs or tuple(program.results)
         elementwise = self.shapes is None
@@ -188,7 +188,7 @@ class _Like:
             integers=program.integers,
             meaning=self,
             definition=self.meaning.source,
-            scores=scores_of(program),
+            scores=scores_of(program, integers),
         )
 
     def _first_program(self, shapes: Mapping[str, Shape]) -> Program:
@@ -239,21 +239,20 @@ class _Like:
         self.identities[dims] = "".join([*found, *(each.identity(sources) for each in self.derived.values())])
         return self.identities[dims]
 
-    def _derived_ranges(self, shapes: Mapping[str, Shape]) -> dict[str, Range]:
-        """Returns the range "all integers" for each derived integer operand.
+    def _possible_integers(self, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """Returns integers that the structures of operands allow, and adds the range of each derived integer operand.
 
-        Calls each function of derive= once to see whether it returns integers.
+        Calls each function of derive= once.
         """
-        found: dict[str, Range] = {}
-        if not self.derived:  # zeros of the shape of an example may be gigabytes
-            return found
-        given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in shapes}
+        # without derive= only these: zeros of the shape of an example may be gigabytes
+        kept = [name for name in shapes if self.derived or getattr(self.ranges.get(name), "structure", None)]
+        given = {name: self._sample(name, shapes, self._dtype(name, torch.float64)) for name in kept}
         for name, each in self.derived.items():
             made = each.kind(given)
             given[name] = made
             if not made.is_floating_point():
-                found[name] = Range.of_all(made.dtype == torch.bool)
-        return found
+                self.ranges[name] = Range.of_all(made.dtype == torch.bool)
+        return {name: value for name, value in given.items() if not value.is_floating_point()}
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         """Returns an operand with its role, which depends on its name and on the module's parameters."""

@@ -8,10 +8,12 @@ alone, never at the operands' names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
@@ -22,19 +24,31 @@ from verify.ops.op import ScorePart, Scores
 _LISTED = 1 << 27  # elements of a step whose positions may be listed
 
 
-def scores_of(program: Program) -> Scores | None:
+@dataclass(frozen=True)
+class _Traced:
+    program: Program
+    integers: Mapping[str, Tensor]  # operands with a structure, such as lengths that have a sum; others are zeros
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.program.steps
+
+
+def scores_of(program: Program, integers: Mapping[str, Tensor] | None = None) -> Scores | None:
     """Maps the operands of the first softmax over a product to their parts: query, key and, if found, value.
 
     Returns None without such a softmax. The query and the key must be two operands, multiplied with all their features:
-    a projection in between, or one packed operand, gives None.
+    a projection in between, or one packed operand, gives None. `integers` are values that operands with a structure may
+    have.
     """
+    traced = _Traced(program, integers or {})
     for total in program.steps:
         if isinstance(total, Reduce) and total.function == "sum" and _is_exponential(total.inputs[0]):
             exponentials = total.inputs[0]
             product = next((step for step in _upstream(exponentials) if isinstance(step, Contract)), None)
-            found = None if product is None else _parts(program, total, product)
+            found = None if product is None else _parts(traced, total, product)
             if found is not None:
-                value = _value(program, exponentials)
+                value = _value(traced, exponentials)
                 return {**found, **({} if value is None or value[0] in found else dict([value]))}
     return None
 
@@ -54,41 +68,41 @@ def _upstream(step: Step) -> Iterator[Step]:
             seen |= {id(one) for one in each.inputs}
 
 
-def _parts(program: Program, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
+def _parts(traced: _Traced, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
     """Returns the operands that are query and key of a product, whose exponentials `total` adds up; None if unclear."""
     _, rows, columns = product.shape
     inner = product.inputs[0].shape[2]
     # uses the last sum: under a causal mask the last query sees the most keys
-    summed = _places(program, total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
+    summed = _places(traced, total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
     row, column = (len(np.unique(each)) > 1 for each in np.divmod(summed, columns))
     if row == column:
         return None
-    left = _part(program, product.inputs[0], np.arange(inner), np.arange(rows) * inner)
-    right = _part(program, product.inputs[1], np.arange(inner) * columns, np.arange(columns))
+    left = _part(traced, product.inputs[0], np.arange(inner), np.arange(rows) * inner)
+    right = _part(traced, product.inputs[1], np.arange(inner) * columns, np.arange(columns))
     if left is None or right is None or left[0] == right[0]:
         return None
     query, key = (right, left) if row else (left, right)
     return {query[0]: ScorePart("query", *query[1:]), key[0]: ScorePart("key", *key[1:])}
 
 
-def _part(program: Program, side: Step, features: Places, tokens: Places) -> tuple[str, int, int] | None:
+def _part(traced: _Traced, side: Step, features: Places, tokens: Places) -> tuple[str, int, int] | None:
     """Returns the operand behind one side of a product, and its axes of tokens and of features."""
     leaf = _operand(side)
     if leaf is None:
         return None
-    along = _axis(program, side, features, leaf)
+    along = _axis(traced, side, features, leaf)
     if along is None or leaf.shape[along] != len(features):
         return None
-    across = _axis(program, side, tokens, leaf, beside=along)
+    across = _axis(traced, side, tokens, leaf, beside=along)
     # with one token no axis varies, so this assumes the axis beside the features
     across = (along - 1 if along else 1) if across is None and len(tokens) == 1 and len(leaf.shape) > 1 else across
     return None if across is None or across == along else (leaf.name, across, along)
 
 
-def _value(program: Program, exponentials: Step) -> tuple[str, ScorePart] | None:
+def _value(traced: _Traced, exponentials: Step) -> tuple[str, ScorePart] | None:
     """Returns the operand that the softmax averages, with its axis of tokens; None if none is found."""
     following = {id(exponentials)}
-    for step in program.steps:
+    for step in traced.steps:
         if not any(id(each) in following for each in step.inputs):
             continue
         if not isinstance(step, Contract):
@@ -100,7 +114,7 @@ def _value(program: Program, exponentials: Step) -> tuple[str, ScorePart] | None
         leaf = _operand(side)
         if leaf is None:
             return None
-        axis = _axis(program, side, np.arange(inner) * (columns if first else 1), leaf)
+        axis = _axis(traced, side, np.arange(inner) * (columns if first else 1), leaf)
         return None if axis is None else (leaf.name, ScorePart("value", axis))
     return None
 
@@ -114,13 +128,13 @@ def _operand(side: Step) -> Leaf | None:
     return max(leaves, key=lambda leaf: int(np.prod(leaf.shape)))
 
 
-def _axis(program: Program, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
+def _axis(traced: _Traced, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
     """Returns the one axis of an operand along which the needed elements differ; None if there is not exactly one.
 
     The needed elements are those that the wanted elements of `step` depend on. The axis `beside` does not count: a
     rotation or a norm of a token needs several of its features.
     """
-    coordinates = np.unravel_index(_places(program, step, wanted, leaf), leaf.shape)
+    coordinates = np.unravel_index(_places(traced, step, wanted, leaf), leaf.shape)
     varying = [axis for axis, each in enumerate(coordinates) if axis != beside and len(np.unique(each)) > 1]
     return varying[0] if len(varying) == 1 else None
 
@@ -137,12 +151,13 @@ def _leaves(program: Program) -> Iterator[Leaf]:
             ahead += [*each.inputs, *getattr(each, "by", ()), *getattr(each, "of", ())]
 
 
-def _places(program: Program, step: Step, wanted: Places, of: Step) -> Places:
+def _places(traced: _Traced, step: Step, wanted: Places, of: Step) -> Places:
     """Returns the elements of `of` that the wanted elements of `step` need; none if that takes gigabytes."""
+    program = traced.program
     leaves = {
         each.name: torch.zeros((), dtype=torch.float64 if each.real else torch.int64).expand(each.shape)
         for each in _leaves(program)
-    }
+    } | dict(traced.integers)
     part = Program(program.steps, {"part": step}, program.leaves)
     listed = [each for each in part.needed_for(["part"]) if isinstance(each, Spread | Move) and not _is_view(each)]
     if any(math.prod(one.shape) > _LISTED for each in listed for one in (each, *each.inputs)):
