@@ -1,11 +1,16 @@
-"""The table of docs/public-kernels.md: python -m benchmarks.public_kernels RUN.json --page docs/public-kernels.md
+"""The verdicts on public kernels: python -m benchmarks.public_kernels RUN.json [--page docs/public-kernels.md]
 
-RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages.
+RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages, or with the
+files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. With
+--page the page gets the table of all figures.
 """
 
 from __future__ import annotations
 
 import argparse
+import tomllib
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from benchmarks.like_rules import write
@@ -15,6 +20,12 @@ from verify.report import result_words
 from verify.report.present import present
 
 DTYPES = ("float32", "bfloat16", "float16")
+EXPECTED = Path(__file__).parents[1] / "examples" / "public" / "expected.toml"
+#: What a run says of a kernel that is right, and of one that has a fault.
+WORDS = {
+    "right": {"pass": "right, passes", "wrong": "FALSE ALARM", "none": "right, no verdict"},
+    "fault": {"pass": "FAULT NOT SEEN", "wrong": "fault, named", "none": "fault, no verdict"},
+}
 
 
 def table(run: Run) -> str:
@@ -59,13 +70,51 @@ def _cell(result: Result) -> str:
     return f"{classes} ({result_words.baseline_of(result)})"
 
 
+def judged(run: Run, kernel: KernelRun) -> tuple[str, str]:
+    """Returns "pass", "wrong", "none" or "skipped" for a kernel, and the reason in a line."""
+    reasons = [f"{each.output} {each.dtype}: {each.reason}" for each in kernel.results if each.status != "ok"]
+    gaps = [f"{gap.kind}: {gap.text}" for gap in run.incomplete if gap.target == kernel.target]
+    why = " | ".join([*([kernel.message] if kernel.message else []), *reasons, *gaps])
+    if kernel.status in ("wrong", "error", "crashed"):
+        return "wrong", why
+    return {"ok": "pass", "skipped": "skipped"}.get(kernel.status, "none"), why
+
+
+def compared(run: Run, expected: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields each kernel of which something is expected, with that, what the run makes of it, and why."""
+    for kernel in run.kernels:
+        path, _, name = kernel.target.partition("::")
+        if said := expected.get(Path(path).stem, {}).get(name):
+            verdict, why = judged(run, kernel)
+            yield f"{Path(path).stem}::{name}", said, WORDS[said.split()[0]].get(verdict, verdict), why
+
+
+def verdicts(run: Run) -> str:
+    """A line for each kernel that is not as expected, and counts of all."""
+    expected = tomllib.loads(EXPECTED.read_text())
+    found = list(compared(run, expected))
+    counts = Counter(word for _, _, word, _ in found)
+    lines = [f"{len(found)} kernels of {len({name.split('::')[0] for name, *_ in found})} files, {run.backend}", ""]
+    lines += [f"{count:4}  {word}" for word, count in sorted(counts.items())]
+    named = {said.split()[1] for _, said, word, _ in found if word == "fault, named"}
+    unseen = sorted({said.split()[1] for _, said, *_ in found if said != "right"} - named, key=int)
+    lines += ["", f"faults named: {len(named)}"] + [f"not named: {each}, {expected['faults'][each]}" for each in unseen]
+    for word in sorted(counts):
+        if word not in ("right, passes", "skipped"):
+            lines += ["", word.upper(), *(f"  {name}: {why[:300]}" for name, _, one, why in found if one == word)]
+    return "\n".join(lines)
+
+
 def main() -> None:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
-    parser.add_argument("--page", type=Path, required=True)
+    parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    write(options.page, "public kernels", table(files.load(options.run)))
+    run = files.load(options.run)
+    print(verdicts(run))
+    if options.page is not None:
+        write(options.page, "public kernels", table(run))
 
 
 if __name__ == "__main__":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from benchmarks import public_quantisers
+from benchmarks import public_kernels, public_quantisers
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.sizes import sizes_of
@@ -45,6 +46,15 @@ def test_the_pages_count_kernels_and_projects_that_the_records_hold(declared: di
     assert len(judged) >= 120 and len(projects) >= 12
     said = f"these are {len(judged)} kernels of {len(projects)} projects"
     assert said in public_quantisers.PAGE.read_text()
+
+
+def test_what_is_expected_of_a_run_names_kernels_that_are_declared(declared: dict[str, list[Kernel]]) -> None:
+    expected = tomllib.loads(public_kernels.EXPECTED.read_text())
+    faults = expected.pop("faults")
+    for stem, said in expected.items():
+        assert list(said) == [kernel.name for kernel in declared[stem]]
+        assert all(word == "right" or word.removeprefix("fault ") in faults for word in said.values())
+    assert {word.removeprefix("fault ") for said in expected.values() for word in said.values()} == {"right", *faults}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
