@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import msgspec
 import pytest
@@ -42,6 +44,32 @@ def gelu(x: Tensor) -> Tensor:
 
 
 # -- what comes back ----------------------------------------------------------------------------
+
+
+class Pair(NamedTuple):
+    second: Tensor
+    first: Tensor
+
+
+@pytest.mark.parametrize(
+    "returned",
+    [
+        lambda x: (2 * x, x + 1, None),
+        lambda x: (2 * x, (x + 1, None)),
+        lambda x: [[2 * x], {"other": x + 1}],
+        lambda x: {"second": x + 1, "unasked": x, "first": 2 * x},
+        lambda x: Pair(x + 1, 2 * x),
+        lambda x: SimpleNamespace(second=x + 1, first=2 * x, loss=None),
+    ],
+    ids=["a None", "nested", "lists", "by key", "by field", "by attribute"],
+)
+def test_results_come_in_order_or_by_name(returned: Callable[[Tensor], object]) -> None:
+    outputs = ["first", "second"]
+    declared = kernel(like=lambda x: (2 * x, x + 1), outputs=outputs, dtypes=["float32"], name="k")(returned)
+    found = run_kernel(declared, FORWARD, "cpu")
+    x = found.inputs["x"]
+    assert x is not None
+    assert torch.equal(found.results["first"], 2 * x) and torch.equal(found.results["second"], x + 1)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,9 @@ class _Closeness:
     def demand(self, actual: Any, grads: Any) -> None:
         """Raises AssertionError unless every result keeps its limits."""
         results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
-        kinds = {name: value.dtype for name, value in zip(self.op.outputs, items_of(actual), strict=True)}
+        kinds = {
+            name: value.dtype for name, value in zip(self.op.outputs, items_of(actual, self.op.outputs), strict=True)
+        }
         results = {name: value.detach() for name, value in results.items()}
         results |= {f"d{name}": value for name, value in _matched("grads", self.slots, grads).items()}
         _demand_compared(self.label, results, self.shapes)
@@ -312,7 +314,7 @@ class _Closeness:
         try:
             with torch.autocast(device.type, enabled=False):
                 returned = (copy.deepcopy(like).to(device) if isinstance(like, torch.nn.Module) else like)(*given)
-            made = [each.dtype for each in items_of(returned) if each is not None]
+            made = [each.dtype for each in items_of(returned)]
             return dict(zip(self.op.outputs, made, strict=True))
         except Exception as error:
             raise UsageError(

@@ -19,11 +19,21 @@ from verify.errors import KernelError, OtherDtype
 from verify.truth import formats
 
 
-def items_of(returned: Any) -> tuple[Any, ...]:
-    """Returns the items that a call returned: one, or those of a sequence or a mapping."""
-    if isinstance(returned, Mapping):
-        returned = tuple(returned.values())
-    return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
+def items_of(returned: Any, names: tuple[str, ...] = ()) -> tuple[Any, ...]:
+    """Returns the items that a call returned: those of these names if it has them, else all in order, without None.
+
+    Only mappings and objects have names. Sequences may be nested.
+    """
+    held = returned if isinstance(returned, Mapping) else getattr(returned, "__dict__", {})
+    if hasattr(returned, "_asdict"):
+        held = returned._asdict()
+    if names and not isinstance(returned, Tensor) and all(name in held for name in names):
+        return tuple(held[name] for name in names)
+    items = tuple(returned.values()) if isinstance(returned, Mapping) else returned
+    if not isinstance(items, tuple | list):
+        return (items,)
+    inside = (items_of(each) if isinstance(each, tuple | list | Mapping) else (each,) for each in items)
+    return tuple(one for some in inside for one in some if one is not None)
 
 
 def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tuple[str, ...]) -> dict[str, Tensor]:
@@ -31,7 +41,7 @@ def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tu
 
     Integers and conditions are converted to float64, which is exact for every valid index of a tensor.
     """
-    items = items_of(returned)
+    items = items_of(returned, outputs)
     if len(items) != len(outputs):
         raise KernelError(
             f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
