@@ -75,7 +75,7 @@ def judged(run: Run, kernel: KernelRun) -> tuple[str, str]:
     reasons = [f"{each.output} {each.dtype}: {each.reason}" for each in kernel.results if each.status != "ok"]
     gaps = [f"{gap.kind}: {gap.text}" for gap in run.incomplete if gap.target == kernel.target]
     why = " | ".join([*([kernel.message] if kernel.message else []), *reasons, *gaps])
-    if kernel.status in ("wrong", "error", "crashed"):
+    if kernel.status in ("wrong", "error", "crashed") and " raised " not in kernel.message:
         return "wrong", why
     return {"ok": "pass", "skipped": "skipped"}.get(kernel.status, "none"), why
 

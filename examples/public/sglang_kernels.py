@@ -158,7 +158,12 @@ def group_norm_silu(x, weight, bias):
         return triton_group_norm_silu(x, weight, bias, 8, 1e-5)
 
 
-@theirs(like=lambda x, gate: x * gate.sigmoid(), shapes={"x": "n d", "gate": "n d"}, layouts="contiguous")
+@theirs(
+    like=lambda x, gate: x * gate.sigmoid(),
+    shapes={"x": "n d", "gate": "n d"},
+    dtypes=["bfloat16", "float16"],
+    layouts="contiguous",
+)
 def sigmoid_mul(x, gate):
     """A product with the sigmoid of a gate."""
     from sglang.kernels.ops.elementwise.elementwise import fused_sigmoid_mul
@@ -181,7 +186,7 @@ def gdn_gating(log, a, b, bias):
 
 
 @theirs(
-    like=lambda x: (x.amax(-1), x.logsumexp(-1) - x.amax(-1)),
+    like=lambda x: (x.amax(-1), (x - x.amax(-1, keepdim=True)).exp().sum(-1).log()),
     shapes={"x": "n d"},
     outputs=["largest", "rest"],
     output_dtypes={"largest": "float32", "rest": "float32"},
@@ -193,7 +198,7 @@ def row_logsumexp(x):
     return row_logsumexp(x)
 
 
-@theirs(like=lambda x: x.mean(-1), shapes={"x": "n d"})
+@theirs(like=lambda x: x.mean(-1), shapes={"x": "n d"}, backends=["cuda"])
 def mean(x):
     """What deterministic inference registers for aten::mean.dim. It adds up in the dtype of the data."""
     from sglang.srt.batch_invariant_ops.batch_invariant_ops import mean_batch_invariant
@@ -269,6 +274,7 @@ def routed(scores, bias):
     like=routed,
     shapes={"scores": "n e", "bias": "e"},
     where="4 <= e <= 1024",
+    domain={"scores": "-60 <= scores <= 60"},
     outputs=["weights", "ids"],
     output_dtypes={"weights": "float32"},
 )

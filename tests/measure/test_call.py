@@ -46,6 +46,23 @@ def gelu(x: Tensor) -> Tensor:
 # -- what comes back ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Torch not compiled with CUDA enabled",
+        "Input must be a CUDA or XPU tensor",
+        "Found no NVIDIA driver on your system",
+        "CUDA_HOME environment variable is not set",
+        "0 active drivers ([]). There should only be one.",
+    ],
+)
+def test_a_kernel_for_gpus_alone_says_so_on_a_cpu(message: str) -> None:
+    def k(x: Tensor) -> Tensor:
+        raise AssertionError(message)
+
+    assert refusal(k).startswith(f"k needs a GPU (declare backends=['cuda']): it raised AssertionError: {message}")
+
+
 class Pair(NamedTuple):
     second: Tensor
     first: Tensor

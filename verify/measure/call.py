@@ -8,6 +8,7 @@ does not decide what is numerically right.
 from __future__ import annotations
 
 import math
+import re
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,8 @@ from verify.truth.ulp import fetched, same_bits
 device_of_module: AbstractContextManager[Any] = nullcontext()  # set as the default device while a kernel is called
 _LARGE = 1 << 20  # elements of operands beyond which PyTorch is not asked about them on a CPU first
 _AGAIN = 1 << 24  # elements of results from which inputs that another kernel was given are not made again
+# how kernels, PyTorch and Triton say that a machine has no GPU, or that a tensor is not on one
+_GPU = re.compile(r"\b(CUDA|GPU|NVIDIA|CUDA_HOME)\b|\b0 active drivers")
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -358,7 +361,10 @@ def _call(
     except KernelError:
         raise
     except Exception as error:
-        raise _raised(f"{label} raised {describe(error)}", error, Refused) from error
+        here = all(value.is_cpu for value in arguments if value is not None)
+        lacks = here and _GPU.search(str(error)) is not None
+        said = "needs a GPU (declare backends=['cuda']): it raised" if lacks else "raised"
+        raise _raised(f"{label} {said} {describe(error)}", error, Refused) from error
 
 
 def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
