@@ -76,7 +76,7 @@ INTEGERS = {"table": "int32", "used": "int32"}
     into=["y"],
     layouts="contiguous",
 )
-def unified_attention(q, keys, values, table, lengths, before, used, offsets, y):
+def unified_attention(q, keys, values, table, used, offsets, y):
     """Attention of sequences of several lengths over a paged cache, with grouped heads."""
     from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
@@ -299,7 +299,7 @@ def packed(seen):
     writes={"logits": "logits_"},
     layouts="contiguous",
 )
-def penalties(logits, which, seen, counts, bits, repetition, frequency, presence):
+def penalties(logits, which, counts, bits, repetition, frequency, presence):
     """Penalties of tokens in the prompt (packed bits) and in the output (counts), in place."""
     from vllm.v1.worker.gpu.sample.penalties import apply_penalties
 

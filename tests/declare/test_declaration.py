@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +114,12 @@ def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
 
     for function in (Gelu.apply, torch.nn.GELU(), torch.nn.functional.gelu, lambda *tensors, **keywords: tensors):
         assert kernel(op="gelu", name="k")(function).op.name == "gelu"
+
+
+def test_a_kernel_of_integers_alone_is_measured_once() -> None:
+    of_ids = functools.partial(kernel, shapes={"ids": "n"}, integers={"ids": "0 <= ids < 9"})
+    assert of_ids(like=lambda ids: ids + 1)(lambda ids: ids + 1).dtypes == ("float32",)
+    assert of_ids(like=lambda ids: ids / 2)(lambda ids: ids / 2).dtypes == ("float32", "bfloat16", "float16")
 
 
 def test_the_dtypes_of_single_operands_and_outputs() -> None:

@@ -59,6 +59,13 @@ def test_written_buffers_and_returned_results_go_together(backend: Backend) -> N
     assert run.status == "ok" and [result.output for result in run.results] == ["y", "state_", "mean"], run
 
 
+def test_a_buffer_may_depend_on_operands_that_the_kernel_does_not_take(backend: Backend) -> None:
+    assert writing_kernels.sums_into.operands == ("x", "offsets", "lengths")
+    assert measured(writing_kernels.sums_into, backend).status == "ok"
+    assert measured(writing_kernels.sums_without_the_last, backend).status == "wrong"
+    trial.holds("determinism", writing_kernels.sums_into)
+
+
 @pytest.mark.parametrize("law", ["determinism", "layout independence", "memory bounds", "batch invariance"])
 def test_laws_hold_of_a_right_kernel(law: str) -> None:
     trial.holds(law, writing_kernels.step)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+
 import torch
 import triton
 import triton.language as tl
@@ -119,3 +122,33 @@ def doubled_too_far(x: Tensor) -> None:
 def doubled_too_far_into(x: Tensor, y: Tensor) -> None:
     """Writes one element behind its buffer."""
     doubled(x, y, 1)
+
+
+def sums(x: Tensor, lengths: Tensor) -> Tensor:
+    """The sum of each sequence."""
+    own = (torch.arange(len(x))[:, None] >= lengths.cumsum(0)).sum(1)
+    return torch.zeros(len(lengths), x.shape[1], dtype=x.dtype).index_add(0, own, x)
+
+
+of_sequences = functools.partial(
+    verify.kernel,
+    like=sums,
+    shapes={"x": "t d", "lengths": "b", "offsets": "b+1"},
+    integers={"lengths": "0 <= lengths <= t, sum t"},
+    derive={"offsets": lambda lengths: torch.nn.functional.pad(lengths.cumsum(0), (1, 0))},
+    dtypes=["float32"],
+    into=["y"],
+)
+
+
+@of_sequences()
+def sums_into(x: Tensor, offsets: Tensor, y: Tensor) -> None:
+    """It receives no lengths."""
+    for row, (start, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        torch.sum(x[start:end], 0, out=y[row])
+
+
+@of_sequences()
+def sums_without_the_last(x: Tensor, offsets: Tensor, y: Tensor) -> None:
+    sums_into.function.writing.function(x, offsets, y)
+    y[-1] = 0

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from verify.declare import promises
+from verify.declare.writing import sources_of
 from verify.errors import KernelError, UsageError
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
@@ -121,13 +122,13 @@ def by_operand(
             )
         members[name] = tuple(f"{name}_{place}" for place in range(len(each)))
     operands = [one for name in taken for one in members.get(name, (name,))]
-    sources = [each.name for one in (derive or {}).values() if callable(one) for each in _parameters(one)]
-    hidden = tuple(dict.fromkeys(name for name in sources if name not in (*operands, *lists)))
-    if not (members or by_keyword or hidden):
-        return Declared(function, like, shapes)
-    if getattr(function, "writing", None) is not None:
+    writing = getattr(function, "writing", None)
+    hidden = sources_of(derive, (*operands, *lists)) if writing is None else writing.hidden
+    if not (members or by_keyword) and (writing is not None or not hidden):
+        return Declared(function, like, shapes, hidden)
+    if writing is not None:
         raise UsageError(
-            f"{about}: a kernel that writes takes each operand by its place, and all of them",
+            f"{about}: a kernel that writes takes each operand by its place",
             hint="a function that calls the kernel, with the operands as its arguments",
         )
     calling = Calling(function, (*operands, *hidden), tuple(taken), by_keyword, members, raw or {})

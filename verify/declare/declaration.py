@@ -287,7 +287,7 @@ def kernel(
     where: the sizes that it accepts, such as "d % 16 == 0 and d <= 4096", in the dimensions of shapes=. For an op by
         name the dimensions are m rows of n columns, and their rank; m, k and n of a product. No others are tried.
     params: values of the op's parameters that this kernel implements.
-    dtypes: the dtypes that it promises, default float32, bfloat16, float16.
+    dtypes: the dtypes that it promises, default float32, bfloat16, float16; one for a kernel of integers alone.
     operands: the operands that it takes, default all of the op's. Leave out optional ones such as "bias". With like=,
         the quantised ones, `{"w": verify.quantised(...)}`: the kernel receives w_codes and w_scales, and like= receives
         the numbers that they mean (docs/low-precision.md).
@@ -391,7 +391,7 @@ def kernel(
             )
         taken, called, returns, grads = operands, function, outputs, gradients
         if like is not None and (writes or into):
-            called, returns, grads = *functional(about, function, writes, into, outputs, gradients), False
+            called, returns, grads = *functional(about, function, writes, into, outputs, gradients, derive), False
         quantised = encoded(about, function, like, operands, shapes, where)
         if like is not None:
             taken = None if quantised.encodings else operands
@@ -413,15 +413,15 @@ def kernel(
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
         taken = promises.operands(about, definition, taken)
-        promised = _dtypes(about, dtypes)
         returned = promises.outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
+        numbers = [item for item in returned if item not in definition.integers]
+        promised = _dtypes(about, dtypes, DEFAULT_DTYPES if floating or numbers else DEFAULT_DTYPES[:1])
         definition, others, integral = promises.whole_dtypes(about, definition, taken, operand_dtypes)
         of_operands = promises.other_dtypes(about, "operand_dtypes", others, promised, floating)
         of_operands = quantised.with_scales(of_operands, promised)
         magnitudes = promises.largest(about, largest, promised, floating)
         definition = promises.domains(about, domain, definition, floating, promised, of_operands, magnitudes)
-        numbers = [item for item in returned if item not in definition.integers]
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         results = [*returned, *(f"d{name}" for name in taken)]
         wide = promises.wide_of(definition, results if like is not None else ())
@@ -545,9 +545,9 @@ def _kinds(dtype: str, names: Sequence[str], others: Mapping[str, Mapping[str, s
     return {name: torch_dtype(named(others.get(dtype, {}).get(name, dtype))) for name in names}
 
 
-def _dtypes(where: str, dtypes: Iterable[str] | None) -> tuple[str, ...]:
+def _dtypes(where: str, dtypes: Iterable[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
     if dtypes is None:
-        return DEFAULT_DTYPES
+        return default
     names = []
     for item in promises.strings(where, "dtypes", dtypes):
         try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,12 +30,13 @@ class Writing:
     writes: Mapping[str, str]  # operand -> result
     into: tuple[str, ...]  # names of arguments that are also results
     outputs: tuple[str, ...]
+    hidden: tuple[str, ...] = ()  # operands that it does not take: others are derived from them
     kernel: Any = None  # the declaration, once it is made
 
     @property
     def operands(self) -> tuple[str, ...]:
-        """Returns the names of the arguments that are no buffers."""
-        return tuple(name for name in self.order if name not in self.into)
+        """Returns the names of the arguments that are no buffers, then the hidden operands."""
+        return (*(name for name in self.order if name not in self.into), *self.hidden)
 
     def buffers(self, arguments: Arguments) -> dict[str, Tensor]:
         """Copies the written operands, and makes buffers of the results' shapes, full of NaN (integers: of 99)."""
@@ -84,8 +85,12 @@ def functional(
     into: Iterable[str] | None,
     outputs: Iterable[str] | None,
     gradients: Any,
+    derive: Mapping[str, Any] | None,
 ) -> tuple[Callable[..., Any], tuple[str, ...]]:
-    """Returns a function that writes nowhere, and the names of its results in the order in which like= returns them."""
+    """Returns a function that writes nowhere, and the names of its results in the order in which like= returns them.
+
+    It also takes the operands that only `derive` names, after all others.
+    """
     if gradients not in ("auto", False):
         raise UsageError(f"{about}: a kernel that writes has no gradients", hint="gradients=False, or neither")
     written, buffers = dict(writes or {}), (into,) if isinstance(into, str) else tuple(into or ())
@@ -105,7 +110,8 @@ def functional(
                     f"{about}: {what}, {', '.join(allowed)}; received {name!r}",
                     hint='writes={"p": "p_"}: like= returns the new p under the name p_; into=["y"] for an argument y',
                 )
-    writing = Writing(function, order, written, buffers, results)
+    hidden = sources_of(derive, signature.parameters)
+    writing = Writing(function, order, written, buffers, results, hidden)
 
     @functools.wraps(function)
     def call(*arguments: Tensor | None, **keywords: Any) -> Any:
@@ -113,10 +119,17 @@ def functional(
         return found[0] if len(found) == 1 else found
 
     call.writing = writing  # type: ignore[attr-defined]
-    call.__signature__ = signature.replace(  # type: ignore[attr-defined]
-        parameters=[each for name, each in parameters if name not in buffers]
-    )
+    own = [each for name, each in parameters if name not in buffers]
+    count = sum(each.kind in plain and each.default is each.empty for each in own)
+    own[count:count] = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in hidden]
+    call.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
     return call, results
+
+
+def sources_of(derive: Mapping[str, Any] | None, taken: Collection[str]) -> tuple[str, ...]:
+    """Returns the names that the functions of `derive` take and the kernel does not."""
+    found = [name for each in (derive or {}).values() if callable(each) for name in inspect.signature(each).parameters]
+    return tuple(dict.fromkeys(name for name in found if name not in taken))
 
 
 def _copied(value: Tensor) -> Tensor:
