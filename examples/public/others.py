@@ -116,14 +116,7 @@ def tutorial():
     import triton.language as tl
 
     @triton.jit
-    def _seeded_dropout(
-        x_ptr,
-        output_ptr,
-        n_elements,
-        p,
-        seed,
-        BLOCK_SIZE: tl.constexpr,
-    ):
+    def _seeded_dropout(x_ptr, output_ptr, n_elements, p, seed, BLOCK_SIZE: tl.constexpr):
         pid = tl.program_id(axis=0)
         block_start = pid * BLOCK_SIZE
         offsets = block_start + tl.arange(0, BLOCK_SIZE)

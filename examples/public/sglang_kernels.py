@@ -225,9 +225,7 @@ def top_p(probs, p):
 
 
 @probabilities(
-    like=top_p,
-    shapes={"probs": "n v", "p": "n"},
-    domain={"probs": "0.000001 <= probs <= 1", "p": "0.01 <= p <= 1"},
+    like=top_p, shapes={"probs": "n v", "p": "n"}, domain={"probs": "0.000001 <= probs <= 1", "p": "0.01 <= p <= 1"}
 )
 def top_p_renorm(probs, p):
     """Probabilities beyond p become 0."""
