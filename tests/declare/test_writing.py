@@ -66,6 +66,11 @@ def test_a_buffer_may_depend_on_operands_that_the_kernel_does_not_take(backend: 
     trial.holds("determinism", writing_kernels.sums_into)
 
 
+def test_integers_in_32_bits_with_a_structure_and_a_buffer_go_together(backend: Backend) -> None:
+    run = measured(writing_kernels.put_into, backend)
+    assert run.status == "ok" and not run.gaps, run
+
+
 @pytest.mark.parametrize("law", ["determinism", "layout independence", "memory bounds", "batch invariance"])
 def test_laws_hold_of_a_right_kernel(law: str) -> None:
     trial.holds(law, writing_kernels.step)

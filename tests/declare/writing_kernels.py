@@ -152,3 +152,18 @@ def sums_into(x: Tensor, offsets: Tensor, y: Tensor) -> None:
 def sums_without_the_last(x: Tensor, offsets: Tensor, y: Tensor) -> None:
     sums_into.function.writing.function(x, offsets, y)
     y[-1] = 0
+
+
+@verify.kernel(
+    like=lambda x, slots: torch.zeros(16, x.shape[1], dtype=x.dtype).index_copy(0, slots, x),
+    shapes={"x": "n d", "slots": "n"},
+    integers={"slots": "distinct 16"},
+    operand_dtypes={"slots": "int32"},
+    dtypes=["float32"],
+    into=["y"],
+)
+def put_into(x: Tensor, slots: Tensor, y: Tensor) -> None:
+    """Its definition gets int64, as every definition does."""
+    assert slots.dtype == torch.int32
+    y.zero_()
+    y[slots.long()] = x

@@ -285,7 +285,7 @@ class _Like:
     def outputs_of(self, given: Mapping[str, Tensor]) -> dict[str, tuple[Shape, torch.dtype]]:
         """Returns the shape of each output for some operands, and the dtype that the function returns it in."""
         shapes = {name: tuple(value.shape) for name, value in given.items()}
-        program = self._program(shapes, (), {name: value.dtype for name, value in given.items()})
+        program = self._program(shapes, (), {name: self._dtype(name, value.dtype) for name, value in given.items()})
         return {name: (program.results[name].shape, kind) for name, kind in program.kinds.items()}
 
     def _result_shapes(self, dims: Shape) -> dict[str, Shape]:

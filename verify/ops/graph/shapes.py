@@ -296,13 +296,15 @@ class Range:
         """
         if not self.structure or not values.numel():
             return values
+        kind, values = values.dtype, values.long()
         low, high = self(dims)
         if self.structure == "sum":
             assert self.total is not None
             total = int(_value(self.total, self._sizes(dims)))
-            return _summing(values.reshape(-1).clamp(low, high - 1), low, high - 1, total).reshape(values.shape)
+            summing = _summing(values.reshape(-1).clamp(low, high - 1), low, high - 1, total)
+            return summing.reshape(values.shape).to(kind)
         rows = values.reshape(-1, values.shape[-1]) if self.structure == "permutation" else values.reshape(1, -1)
-        return _distinct(rows, low, high).reshape(values.shape)
+        return _distinct(rows, low, high).reshape(values.shape).to(kind)
 
     def implied(self, count: str) -> str:
         """Returns the condition on sizes that `count` elements need to have the structure; "" if there is none."""
