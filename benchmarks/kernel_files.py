@@ -23,6 +23,7 @@ TAKEN = (
     "vllm/model_executor/determinism/batch_invariant*.py",
     "vllm/model_executor/kernels/mhc/triton.py",
     "vllm/model_executor/layers/fused_moe/moe_fused_mul_sum.py",
+    "vllm/model_executor/warmup/jit_warmup*.py",
     "vllm/model_executor/layers/lightning_attn.py",
     "vllm/model_executor/layers/mamba/ops/causal_conv1d.py",
     "vllm/model_executor/layers/mamba/ops/mamba_ssm.py",

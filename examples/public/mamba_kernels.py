@@ -1,4 +1,4 @@
-"""Triton kernels of Mamba (mamba_ssm) and of causal-conv1d.
+"""Triton kernels of Mamba (mamba_ssm) and of causal-conv1d. They ask for a GPU.
 
     verify run examples/public/mamba_kernels.py
 
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import verify
 
-mamba = functools.partial(verify.kernel, requires=["mamba_ssm", "einops"])
+mamba = functools.partial(verify.kernel, requires=["mamba_ssm", "einops"], backends=["cuda"])
 
 
 def scan(x, dt, a, b, c, d):
@@ -55,7 +55,6 @@ def swiglu(xy):
     like=lambda x, weight, z: functional.rms_norm(x, x.shape[-1:], weight, 1e-6) * functional.silu(z),
     shapes={"x": "n d", "weight": "d", "z": "n d"},
     where="d <= 4096",
-    backends=["cuda"],
 )
 def rms_norm_gated(x, weight, z):
     """RMS norm times SiLU of a gate."""
@@ -79,6 +78,7 @@ def last_states(x, lengths):
     operand_dtypes={"starts": "int32"},
     gradients=False,
     requires="causal_conv1d",
+    backends=["cuda"],
 )
 def conv1d_varlen_states(x, starts):
     """The states of a causal convolution after sequences of several lengths."""

@@ -66,7 +66,7 @@ def swiglu_clipped(x):
 
 @verify.kernel(
     quantise=verify.quantised("e4m3", block=(1, 128), scale="float32", nan="any"),
-    dtypes=["bfloat16", "float32"],
+    dtypes=["bfloat16", "float16"],
     requires="unsloth_fp8",
 )
 def unsloth_act_quant(x):

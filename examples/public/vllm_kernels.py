@@ -151,6 +151,7 @@ def linear_step(q, k, v, cache, slope, slots):
     integers={"slots": "distinct s"},
     where="d in (32, 64) and b <= s",
     domain={"slope": "0 <= slope <= 8"},
+    dtypes=["float32", "bfloat16"],
     operand_dtypes={"cache": "float32", "slope": "float32"},
     writes={"cache": "cache_"},
     outputs=["cache_", "y"],
@@ -191,12 +192,17 @@ def flash_maxsim(q, docs, offsets, lengths):
 # -- kernels that do not depend on the batch ---------------------------------------------------------------
 
 
-@theirs(op="rms_norm")
-def rms_norm(x, weight, *, eps):
+def normed(x):
+    """x over the root of its mean square."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
+
+
+@theirs(like=lambda x, weight: normed(x) * weight, shapes={"x": "n d", "weight": "d"})
+def rms_norm(x, weight):
     """RMS norm, batch invariant."""
     from vllm.model_executor.determinism.batch_invariant import rms_norm_batch_invariant
 
-    return rms_norm_batch_invariant(x, weight, eps)
+    return rms_norm_batch_invariant(x, weight, EPS)
 
 
 @theirs(like=lambda x: x.log_softmax(-1), shapes={"x": "n d"})
@@ -387,7 +393,7 @@ def hc_collapse(x, pre):
     return hc_collapse_triton(x, pre)
 
 
-@theirs(like=lambda x: x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS), shapes={"x": "n d"})
+@theirs(like=normed, shapes={"x": "n d"}, layouts="contiguous")
 def rmsnorm_nw(x):
     """RMS norm without a weight."""
     from vllm.model_executor.kernels.mhc.triton import rmsnorm_nw
@@ -491,7 +497,7 @@ def awq_gemm(x, words, scales, zeros):
 
 FP8_GROUPS = verify.quantised("e4m3", block=(1, 128), scale="float32", least=1e-10, nan="any")
 FP8_SQUARES = verify.quantised("e4m3", block=(128, 128), scale="float32")
-INT8_ROWS = verify.quantised("int8", block=(1, 0), scale="float32", least=1e-10, nan="any")
+INT8_ROWS = verify.quantised("int8", block=(1, 0), scale="float32", least=1e-10, ties="away", nan="any")
 
 
 @theirs(
@@ -513,6 +519,7 @@ def block_scaled_mm(a_codes, a_scales, b_codes, b_scales):
     shapes={"a": "m k", "b": "k n"},
     operands={"a": INT8_ROWS, "b": verify.quantised("int8", block=(0, 1), scale="float32")},
     dtypes=["bfloat16"],
+    layouts="contiguous",
 )
 def int8_scaled_mm(a_codes, a_scales, b_codes, b_scales):
     """A product of INT8 with scales of rows and columns."""
