@@ -93,6 +93,7 @@ STUBBED = {"unsloth_zoo"}  # other packages that a file imports and does not nee
 SAID = {
     "flashinfer.utils": "get_compute_capability = lambda _: (9, 0)\n",
     "sglang.kernels.ops.diffusion.common.platform": "select_impl = lambda kernel, **_: kernel\n",
+    "vllm.config.cache": "get_kv_cache_dtype_handler = lambda _: None\n",
     "vllm.envs": "VLLM_TUNED_CONFIG_FOLDER = None\n",
     "vllm.platforms": """
 import torch
