@@ -57,6 +57,20 @@ def test_a_refusal_is_a_limit_and_one_for_all_sizes_of_one_reason() -> None:
     assert strict.verdict({"float32"})[0] == "error", "it promised to take every case"
 
 
+def test_a_kernel_may_raise_where_a_dimension_is_empty() -> None:
+    def run(case: Case) -> Measured:
+        if case.dims[1] in (0, 200):
+            raise Refused("k raised ZeroDivisionError: integer division or modulo by zero (k.py:3)")
+        return RESULT
+
+    runner = CaseRunner(kernel(), "k.py::k")
+    assert tried(runner, run, cases(8, 0)) == [(4, 8)]
+    assert runner.undeclared({"float32"}) == [] and runner.unmeasured[0].dims == [(4, 0)], "it is shown"
+    tried(runner, run, cases(200))
+    [line] = runner.undeclared({"float32"})
+    assert line.startswith("float32: it refuses 1 of 3 cases")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "widths"),
     [

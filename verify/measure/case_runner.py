@@ -193,17 +193,20 @@ class CaseRunner:
     def undeclared(self, measured: set[str]) -> list[str]:
         """Returns a line for each measured dtype with cases that the kernel refused and the declaration allows.
 
-        A backward pass that raises in every case counts as a gradient that autograd does not give.
+        A backward pass that raises in every case counts as a gradient that autograd does not give. A kernel may raise
+        where a dimension is empty.
         """
         if self.kernel.refuses is not None or self.kernel.peer:
             return []
-        found = dict[str, list[_Found]]()
+        sized = not self.kernel.op.geometry.examples  # else dims are the place of an example
+        found = dict[str, list[tuple[int, str]]]()
         for (dtype, kind, _), each in self._found.items():
-            if kind == "refused" and dtype in (self._with_gradients if each.backward else measured):
-                found.setdefault(dtype, []).append(each)
+            cases = [case for case in each.cases if all(case.dims) or not sized]
+            if kind == "refused" and cases and dtype in (self._with_gradients if each.backward else measured):
+                found.setdefault(dtype, []).append((len(cases), each.text))
         return [
-            f"{dtype}: it refuses {sum(len(each.cases) for each in some):,} of {self._tried[dtype]:,} cases, which "
-            f"where= or refuses=True would declare: {some[0].text}"
+            f"{dtype}: it refuses {sum(count for count, _ in some):,} of {self._tried[dtype]:,} cases, which "
+            f"where= or refuses=True would declare: {some[0][1]}"
             for dtype, some in found.items()
         ]
 
