@@ -63,6 +63,9 @@ def test_a_kernel_may_raise_where_a_dimension_is_empty() -> None:
             raise Refused("k raised ZeroDivisionError: integer division or modulo by zero (k.py:3)")
         return RESULT
 
+    alone = CaseRunner(kernel(refuses=True), "k.py::k")
+    assert tried(alone, lambda case: run(case) if case.dims[1] else RESULT, cases(200, 0)) == [(4, 0)]
+    assert alone.verdict({"float32"})[0] == "error", "nothing was seen but an empty tensor"
     runner = CaseRunner(kernel(), "k.py::k")
     assert tried(runner, run, cases(8, 0)) == [(4, 8)]
     assert runner.undeclared({"float32"}) == [] and runner.unmeasured[0].dims == [(4, 0)], "it is shown"

@@ -84,6 +84,7 @@ class CaseRunner:
     _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
     _with_gradients: set[str] = field(default_factory=set)  # dtypes of cases whose backward pass gave results
+    _answered: set[str] = field(default_factory=set)  # dtypes of cases without an empty dimension that gave results
     _late: int = 0
     _spent: float = 0.0  # seconds that the kernel's calls took
     _deaths: int = 0
@@ -111,6 +112,7 @@ class CaseRunner:
         try:
             made = run(case)
             self._with_gradients |= {case.dtype} if case.upstream else set()
+            self._answered |= set() if self._is_empty(case) else {case.dtype}
             return case, made
         except (KernelError, Died, Late) as error:
             key = self._note(case, error)
@@ -120,9 +122,11 @@ class CaseRunner:
             if isinstance(error, RefusedBackward) and self.kernel.gradients == "auto":
                 forward = msgspec.structs.replace(case, upstream="")
                 try:
-                    return forward, run(forward)
+                    made = run(forward)
                 except (KernelError, Died, Late):
                     return None
+                self._answered |= set() if self._is_empty(case) else {case.dtype}
+                return forward, made
             return None
 
     def _timed(self, run: Run, case: Case) -> Measured:
@@ -198,10 +202,9 @@ class CaseRunner:
         """
         if self.kernel.refuses is not None or self.kernel.peer:
             return []
-        sized = not self.kernel.op.geometry.examples  # else dims are the place of an example
         found = dict[str, list[tuple[int, str]]]()
         for (dtype, kind, _), each in self._found.items():
-            cases = [case for case in each.cases if all(case.dims) or not sized]
+            cases = [case for case in each.cases if not self._is_empty(case)]
             if kind == "refused" and cases and dtype in (self._with_gradients if each.backward else measured):
                 found.setdefault(dtype, []).append((len(cases), each.text))
         return [
@@ -210,14 +213,18 @@ class CaseRunner:
             for dtype, some in found.items()
         ]
 
+    def _is_empty(self, case: Case) -> bool:
+        """True if a dimension is 0. The dims of a kernel that is declared by examples are the place of one."""
+        return not (self.kernel.op.geometry.examples or all(case.dims))
+
     def verdict(self, measured: set[str]) -> tuple[Status, str]:
         """Returns a kernel's status and message, as far as cases without results decide them.
 
-        `measured` has the dtypes with results.
+        `measured` has the dtypes with results. Results of empty tensors alone are none.
         """
         for kind in ("contract", "crashed", "hung", "refused"):
             for (dtype, of, _), found in self._found.items():
-                everything = dtype not in measured
+                everything = dtype not in measured or dtype not in self._answered
                 if of != kind or (kind == "refused" and self.kernel.refuses is not False and not everything):
                     continue
                 status = _STATUS.get(kind, "error")
