@@ -333,7 +333,8 @@ def _of_map(
     if is_exact(step, run):
         return None
     if (slope := EXPONENTIALS.get(step.function)) and format.unit >= unit_of(torch.float32):
-        size = torch.hypot(size, (slope(value) * given[0]).nan_to_num(0.0, 0.0, 0.0))
+        turned = (slope(value) * given[0]).nan_to_num(0.0, 0.0, 0.0)
+        size = torch.where(size < format.lowest, size, torch.hypot(size, turned))  # smaller ones may be flushed to zero
     lost, added = _lost_by_constants(step, run), step.function in ("add", "subtract")
     if lost is not None and added and format.unit >= unit_of(torch.float32):
         rounded = size * (format.unit / _ROOT3)
