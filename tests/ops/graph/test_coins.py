@@ -53,11 +53,13 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def noise(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[int, Tensor], bool]:
+def noise(function: Callable[..., Any]) -> tuple[dict[str, Any], dict[Any, Tensor], bool]:
     program, run = traced(function)
     found, reaches = noise_of(program, run, ["y", "dx"], Rounding.of(run))
-    places = {id(step): place for place, step in enumerate(program.steps)}
-    return found, {(places[abs(key)], key < 0): reach for key, reach in reaches.items()}, program.apart
+    places: dict[Any, Any] = {}
+    for place, step in enumerate(program.steps):
+        places |= {id(step): place, -id(step): -place, ("own", id(step)): ("own", place)}
+    return found, {places[key]: reach for key, reach in reaches.items()}, program.apart
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
