@@ -122,7 +122,7 @@ class Choices:
             return Try(drifts, replace(choice, orders={**choice.orders, place: source.random()}))
         if way == "push":
             place = source.choice(sorted(found.run.decisive))
-            push = source.choice([1.0, -1.0, 0.0, 0.1, -0.1, source.uniform(-1, 1)])
+            push = source.choice([1.0, -1.0, 0.0, 0.1, -0.1])
             return Try(drifts, replace(choice, pushes={**choice.pushes, place: push}))
         if way == "side":
             return Try(drifts, replace(choice, sides=choice.sides ^ {source.choice(self.sides)}))
