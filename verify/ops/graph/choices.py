@@ -28,7 +28,8 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
-from verify.ops.graph.noise import SPACINGS, only_tests, origins
+from verify.ops.graph.forms import only_tests, origins
+from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS

@@ -11,7 +11,8 @@ from torch import Tensor
 from verify.ops.graph.elementwise import REMAINS, Map
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Rounding, of_sum
-from verify.ops.graph.steps import Plain, Step, moved_from
+from verify.ops.graph.selecting import AtOrder
+from verify.ops.graph.steps import Move, Plain, Step, moved_from
 
 
 def weighted_sums(steps: Sequence[Step]) -> set[int]:
@@ -85,3 +86,31 @@ def constant_divisor(step: Step) -> Plain | None:
     """Returns the divisor of a remainder if it is a constant, such as 0.1."""
     divisor = step.inputs[1] if isinstance(step, Map) and step.function in REMAINS and step.real else None
     return divisor if isinstance(divisor, Plain) and not divisor.of else None
+
+
+def origins(step: Step) -> list[Step]:
+    """Returns the steps that make the numbers of a step: operands, and the steps before it that round.
+
+    The steps between only move or select numbers, as max(x, 0) does.
+    """
+    found: dict[int, Step] = {}
+    ahead, seen = [step], set[int]()
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen or not each.real or not each.on_operands:
+            continue
+        seen.add(id(each))
+        extreme = isinstance(each, Reduce) and each.function in ("amax", "amin")
+        if isinstance(each, Move | AtOrder) or extreme or (isinstance(each, Map) and each.function in _SELECTS):
+            ahead += each.inputs
+        else:
+            found[id(each)] = each
+    return list(found.values())
+
+
+_SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
+
+
+def only_tests(step: Step) -> bool:
+    """True if a step only tests numbers, so that no kernel decides otherwise."""
+    return isinstance(step, Map) and step.function in ("isnan", "isinf")

@@ -31,6 +31,8 @@ from verify.ops.graph.forms import (
     constant_divisor,
     less_largest,
     of_softmax_gradient,
+    only_tests,
+    origins,
     softmax_gradient,
     weighted_sums,
 )
@@ -49,7 +51,6 @@ from verify.ops.graph.rounding import (
     terms_of,
     unit_of,
 )
-from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, ends_of, moved_from
 
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
@@ -573,29 +574,6 @@ def _of_parts(totals: Totals, given: Sequence[Tensor], format: Rounding) -> tupl
     return totals.value, totals.deviation
 
 
-def origins(step: Step) -> list[Step]:
-    """Returns the steps that make the numbers of a step: operands, and the steps before it that round.
-
-    The steps between only move or select numbers, as max(x, 0) does.
-    """
-    found: dict[int, Step] = {}
-    ahead, seen = [step], set[int]()
-    while ahead:
-        each = ahead.pop()
-        if id(each) in seen or not each.real or not each.on_operands:
-            continue
-        seen.add(id(each))
-        extreme = isinstance(each, Reduce) and each.function in ("amax", "amin")
-        if isinstance(each, Move | AtOrder) or extreme or (isinstance(each, Map) and each.function in _SELECTS):
-            ahead += each.inputs
-        else:
-            found[id(each)] = each
-    return list(found.values())
-
-
-_SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
-
-
 def _is_exact(step: Step) -> bool:
     return isinstance(step, Map) and step.function == "exact"
 
@@ -603,11 +581,6 @@ def _is_exact(step: Step) -> bool:
 def _plainly(step: Step, run: Run, given: list[Tensor]) -> Tensor:
     """Returns the value of a step. A rounding to a format rounds anew."""
     return step.evaluated(given) if isinstance(step, Map) and step.stepped else step.value(run, given)
-
-
-def only_tests(step: Step) -> bool:
-    """True if a step only tests numbers, so that no kernel decides otherwise."""
-    return isinstance(step, Map) and step.function in ("isnan", "isinf")
 
 
 def _compares(step: Step) -> bool:

@@ -18,6 +18,15 @@ RANDOM = frozenset(
     "multinomial native_dropout exponential geometric log_normal cauchy random poisson _fused_dropout "
     "rrelu_with_noise".split()
 )
+# operators inside of which PyTorch keeps numbers in the 16 bits of the operands, as measured on CPUs: functions of the
+# steps that it keeps; (): all, with the constants. Of products, scattered sums and rsqrt it keeps each partial result.
+_NARROW: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp"), ()),
+    **dict.fromkeys(("huber_loss_backward", "binary_cross_entropy_backward", "logit", "glu_backward"), ()),
+    **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "prod", "rsqrt", "pow"), ()),
+    "_log_softmax": ("sum", "log"),
+    "_softmax": ("exp",),
+}
 
 
 @cache
@@ -98,3 +107,10 @@ def formula_of(formula: Callable[..., Any], args: Any) -> Callable[..., Any]:
     bare, whole = _unwrapped(formula)
     kinds = {each.dtype for each in args if isinstance(each, Tensor) and (whole or each.is_floating_point())}
     return bare if kinds <= {torch.float64} else formula
+
+
+def kept_narrow(func: Any, given: Any) -> tuple[str, ...] | None:
+    """Returns the steps that PyTorch keeps in 16 bits inside an operator: () for all of them, None for none."""
+    if base_name(func) == "_softmax" and given[1] % max(given[0].ndim, 1) == given[0].ndim - 1:
+        return None  # over the last dimension it keeps them in float32
+    return _NARROW.get(base_name(func))

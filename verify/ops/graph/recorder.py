@@ -39,21 +39,13 @@ from verify.ops.graph.operators import (
     formula_of,
     is_composite,
     is_data_dependent,
+    kept_narrow,
     writing_of,
 )
 from verify.ops.graph.rounded import GRIDS
 
 _aten = torch.ops.aten
 _OURS = tuple(os.path.dirname(os.path.abspath(path)) + os.sep for path in (torch.__file__, f"{__file__}/../.."))
-# operators inside of which PyTorch keeps numbers in the 16 bits of the operands, as measured on CPUs: functions of the
-# steps that it keeps; (): all, with the constants. Of products, scattered sums and rsqrt it keeps each partial result.
-_NARROW: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp"), ()),
-    **dict.fromkeys(("huber_loss_backward", "binary_cross_entropy_backward", "logit", "glu_backward"), ()),
-    **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "prod", "rsqrt", "pow"), ()),
-    "_log_softmax": ("sum", "log"),
-    "_softmax": ("exp",),
-}
 _LIFTS = (_aten.lift_fresh.default, _aten.lift.default, _aten.lift_fresh_copy.default)
 
 
@@ -181,7 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = self._dispatched(func, given, options)
         finally:
             torch.set_default_dtype(before)
-        if (steps := _NARROW.get(base_name(func))) is not None and kind.itemsize == 2:
+        if (steps := kept_narrow(func, given)) is not None and kind.itemsize == 2:
             self.narrow += [(node, kind, steps) for node in self.nodes[known:]]
         memories = {wide.memory: wide for wide, _ in forms.values()}
 
