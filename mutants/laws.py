@@ -1,7 +1,8 @@
 """Bugs for laws under which no other family has a mutant that dies for them alone: one row for each such law.
 
 The kernels are SiLU, y = x sigmoid(x), a square in float64 for finite differences, an RMS norm for the law that needs a
-weight, and causal attention with shared heads for the laws about keys and heads. All are plain PyTorch.
+weight, sums of rows that promise their bits, and causal attention with shared heads for the laws about keys and heads.
+All are plain PyTorch.
 """
 
 from __future__ import annotations
@@ -142,8 +143,17 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str | None = None) -> Tenso
     return (weights @ v).to(q.dtype)
 
 
+def _sums(x: Tensor, bug: str | None = None) -> Tensor:
+    half = x.shape[1] // 2
+    if bug is None or x.shape[0] >= 4:
+        return x.double().sum(-1).to(x.dtype)
+    return x[:, :half].double().sum(-1).to(x.dtype) + x[:, half:].double().sum(-1).to(x.dtype)
+
+
 @cache
 def _op(form: str) -> Op:
+    if form == "sums":
+        return Definition(_sums, ("x",), shapes={"x": "r n"}).op()
     if form == "square":
         return Definition(_square, ("x",)).op()
     shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
@@ -173,6 +183,15 @@ def make(*, bug: str | None, name: str, form: str) -> Kernel:
 
         return verify.kernel(op=_op(form), gradients=False, **options)(attention)
 
+    if form == "sums":
+
+        def sums(x: Tensor) -> Tensor:
+            if x.dtype != torch.float32 or x.ndim != 2:
+                raise TypeError(f"sums: x is a float32 matrix; received {x.dtype} {list(x.shape)}")
+            return _sums(x, bug)
+
+        return verify.kernel(op=_op(form), gradients=False, same_bits=["rows"], **options)(sums)
+
     def silu(x: Tensor) -> Tensor:
         if not x.is_floating_point() and bug != "integers taken":
             raise TypeError(f"silu: x is floating point; received {x.dtype}")
@@ -185,6 +204,7 @@ FAMILY = Family("laws", make)
 _ORDER = "heads in another order where none are shared"
 FORWARD = (
     ("mixed dtypes", "rms_norm", "weight rounded first", "a float32 weight becomes bfloat16", BOTH),
+    ("same bits", "sums", "a sum split for few rows", "in two halves below four rows", BOTH),
     ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
     ("grouped heads", "attention", _ORDER, "each has its neighbour's keys", BOTH),
     ("exact identities", "silu forward", "lopsided", "negative x off by 1e-4", BOTH),

@@ -167,7 +167,7 @@ REMOVED = {"history", "selftest"}  # commands that the changelog names once more
 # of other programs that the pages mention: pytest, Dask, systemctl, the benchmarks, the mutants
 FOREIGN = set(
     "--hypothesis-profile --nthreads --user --failed --measure --merge --check --honest --page --programs --rules "
-    "--family --only --twins --renew".split()
+    "--family --only --twins --renew --limit --records".split()
 )
 
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 
 import verify
-from tests.laws.trial import attempt, breaks, holds, silu_kernel, skips
+from tests.laws.trial import PROFILE, attempt, breaks, holds, silu_kernel, skips
+from verify import backends
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.laws import registry
+from verify.laws.law import Broken, Subject, plain_case
 
 MATRIX: dict[str, Any] = {
     "like": lambda a, b: a @ b,
@@ -155,3 +158,17 @@ def test_settings_that_verify_does_not_know_are_refused() -> None:
         product(summed, same_bits_as=["decode"])
     assert "same bits: rows, as decode" in product(summed, same_bits=["rows"], same_bits_as=decode).promise
     assert attempt("same bits", product(summed, same_bits=["rows"])).cases > 5
+
+
+def test_a_case_of_one_row_breaks_no_promise() -> None:
+    sums = verify.kernel(
+        like=lambda x: x.sum(-1), shapes={"x": "r n"}, dtypes=["float32"], gradients=False, same_bits=["rows"]
+    )(lambda x: x.double().sum(-1).float())
+    law, subject = registry.get("same bits"), Subject(sums, "float32", backends.select(), PROFILE.sizes["small"])
+    law.check(subject, plain_case(subject, (1, 1)))
+    running = verify.kernel(
+        like=lambda x: x.cumsum(0), shapes={"x": "n"}, dtypes=["float32"], gradients=False, same_bits=["rows"]
+    )(lambda x: x.cumsum(0))
+    subject = Subject(running, "float32", backends.select(), PROFILE.sizes["small"])
+    with pytest.raises(Broken, match="no rows to promise for"):
+        law.check(subject, plain_case(subject, (5,)))

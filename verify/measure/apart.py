@@ -31,7 +31,7 @@ from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, Forget, ListKernels
 from verify.declare.target import Target
-from verify.errors import JudgeFailed, KernelError, UsageError
+from verify.errors import InternalError, JudgeFailed, KernelError, UsageError
 from verify.measure import call
 from verify.measure.autotuners import choose_by_key
 from verify.measure.budget import Budget
@@ -43,7 +43,7 @@ from verify.measure.state import State
 from verify.ops.graph import decompositions
 from verify.ops.op import Problem
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
-from verify.workers.calls import BeginKernel, outcome_of, receive, send
+from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send
 from verify.workers.channel import Channel
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
@@ -291,7 +291,10 @@ class KernelProcesses:
             done.notes.append("the laws were not tried: a result is wrong, and --fail-fast stops there")
         elif wanted and lives and done.status in RESULT_STATUSES:
             done = self._with_laws(done, request, kernel, until, progress)
-        left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))
+        try:
+            left = [] if kernel.ended else kernel.ask(ListSideEffects(request.target))
+        except InternalError:  # the answer of a kernel's process to another question, or its own words
+            left, done = [], msgspec.structs.replace(done, status="error", message=FOREIGN)
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status in ("ok", *UNPROVEN):
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
