@@ -172,3 +172,15 @@ def test_a_case_of_one_row_breaks_no_promise() -> None:
     subject = Subject(running, "float32", backends.select(), PROFILE.sizes["small"])
     with pytest.raises(Broken, match="no rows to promise for"):
         law.check(subject, plain_case(subject, (5,)))
+
+
+def test_a_shared_operand_named_as_a_gradient_stays_in_its_place() -> None:
+    def scaled(t, dt):
+        return t * dt
+
+    holds(
+        "same bits",
+        verify.kernel(
+            like=scaled, shapes={"t": "r n", "dt": "n"}, dtypes=["float32"], gradients=False, same_bits=["position"]
+        )(scaled),
+    )

@@ -107,12 +107,12 @@ def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
         tried = sorted([*tried, *middles])
         found = bits.classes(subject, rows, given, middles, found)
     name = rows.dimension or "rows"
-    witness = _between(subject, rows, given, found) if len(found) > 1 else []
+    witness = _between(rows, given, found) if len(found) > 1 else []
     classes = [BitClass([bits.spans(members, tried)], len(members)) for members, _ in found]
     return SettingBits("rows" if name == "rows" else f"rows ({name})", classes, witness)
 
 
-def _between(subject: Subject, rows: Rows, given: Given, found: Sequence[bits.Class]) -> list[str]:
+def _between(rows: Rows, given: Given, found: Sequence[bits.Class]) -> list[str]:
     """Returns an element at which the first two classes differ, as lines."""
     (few, made), (many, others) = found[0], found[1]
     common = slice(0, min(few[-1], many[-1]))

@@ -18,7 +18,7 @@ there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -34,7 +34,7 @@ from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
 from verify.laws.law import Law, Subject, plain_case, plain_cases, space_of
-from verify.laws.locality import Rows, filled_like, independent_rows, lacks_rows, separate_rows
+from verify.laws.locality import Rows, contiguous, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 from verify.truth.ulp import same_bits
 
@@ -129,16 +129,12 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
     summing = kernel.op.geometry.named and kernel.op.gate != "plain"
     found = unchanged.demand(*(belonging.local(part, slice(None)) for part in runs))
     for part, (rows, mine, rule, labels, facts, alone) in zip(found, told, strict=True):
-        got, expected = belonging.local(part, mine), _only(belonging.local(near.results, rows))
+        got, expected = belonging.local(part, mine), contiguous(belonging.local(near.results, rows))
         if same_bits([got[name] for name in expected], list(expected.values())):
             continue
         if alone and summing and not broken_by(subject, case, Measured(alone[0], alone[1], got)):
             continue
         demand_same(case, got, expected, rule, labels=labels, facts=facts)
-
-
-def _only(results: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.contiguous() for name, value in results.items()}
 
 
 LAWS: Sequence[Law] = (

@@ -21,6 +21,7 @@ from verify.cases import Case, case_of, inputs_of
 from verify.cases.case import derive_all
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.ops.geometry import Shape
 from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.graph.steps import Leaf
 from verify.ops.op import Op, Problem
@@ -51,8 +52,12 @@ class Rows:
 
     def of(self, name: str, tensor: Tensor, rows: slice) -> Tensor:
         """Returns a view of some rows of an operand, an output or a gradient; the whole tensor if all rows share it."""
-        axis = self.axes.get(name, self.axes.get(name.removeprefix("d")))
+        axis = self.axis(name)
         return tensor if axis is None else tensor[(slice(None),) * axis + (rows,)]
+
+    def axis(self, name: str) -> int | None:
+        """Returns the axis of an operand, an output or a gradient that counts rows; None if all rows share it."""
+        return self.axes.get(name, self.axes.get(name.removeprefix("d")))
 
     def pick(
         self, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor], rows: slice
@@ -64,16 +69,40 @@ class Rows:
         }
         return picked, {name: self.of(name, value, rows).contiguous() for name, value in upstream.items()}
 
+    def shift(
+        self, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor], places: int
+    ) -> tuple[dict[str, Tensor | None], Tensors]:
+        """Returns the inputs and upstream gradients with each row some places on. Shared operands are unchanged."""
+        moved = {
+            name: torch.roll(value, places, self.axes[name]) if value is not None and name in self.axes else value
+            for name, value in inputs.items()
+        }
+        return moved, self.rolled(upstream, places)
+
+    def rolled(self, results: Mapping[str, Tensor], places: int) -> Tensors:
+        """Returns outputs and gradients with each row some places on."""
+        return {
+            name: value if (axis := self.axis(name)) is None else torch.roll(value, places, axis)
+            for name, value in results.items()
+        }
+
     def local(self, results: Mapping[str, Tensor], rows: slice) -> Tensors:
         """Returns some rows of the outputs and of the gradients of operands with rows."""
-        named = (name for name in results if name in self.axes or name.removeprefix("d") in self.axes)
-        return {name: self.of(name, results[name], rows) for name in named}
+        return {name: self.of(name, value, rows) for name, value in results.items() if self.axis(name) is not None}
+
+    def sized(self, kernel: Kernel, dims: Shape, count: int) -> Shape:
+        """Returns the dims of a case with another number of rows."""
+        at = kernel.op.geometry.dims.index(self.dimension) if self.dimension else 0
+        return (*dims[:at], count, *dims[at + 1 :])
 
     def allowed(self, kernel: Kernel, case: Case, count: int) -> bool:
         """True if the declaration accepts the case with this number of rows."""
-        names = kernel.op.geometry.dims
-        at = names.index(self.dimension) if self.dimension else 0
-        return kernel.allows((*case.dims[:at], count, *case.dims[at + 1 :])) and (count > 0 or not self.dimension)
+        return kernel.allows(self.sized(kernel, case.dims, count)) and (count > 0 or not self.dimension)
+
+
+def contiguous(results: Mapping[str, Tensor]) -> Tensors:
+    """Returns results in memory of their own order, as a call on these rows alone has them."""
+    return {name: value.contiguous() for name, value in results.items()}
 
 
 def lacks_rows(kernel: Kernel, shapes: Iterable[tuple[int, ...]]) -> str | None:

@@ -197,7 +197,7 @@ def _same_alone(subject: Subject, case: Case, whole: Measured, broken: Broken) -
     """True if a row alone gives the same wrong result, which the law of accuracy reports."""
     name, wrong = broken.result, whole.results[broken.result]
     for rows in independent_rows(subject.kernel, case):
-        axis = rows.axes.get(name, rows.axes.get(name.removeprefix("d")))
+        axis = rows.axis(name)
         if axis is not None and rows.count == max(case.dims):
             at = int(np.unravel_index(broken.index or 0, wrong.shape)[axis])
             inputs, upstream = rows.pick(whole.inputs, whole.upstream, slice(at, at + 1))
