@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from verify.records.bounds.changes import Change, explained
 from verify.records.bounds.committed import PROMISES, Bound
 from verify.records.bounds.verdict import SEVERITY, Row, Verdict, Waiver
@@ -98,7 +100,7 @@ def _bound(bound: Bound) -> dict[str, Any]:
         "reason": bound.reason,
         "evidence": dataclasses.asdict(bound.evidence),
         "properties": dict(bound.properties),
-        "accepted": [dataclasses.asdict(entry) for entry in bound.accepted],
+        "accepted": [msgspec.structs.asdict(entry) for entry in bound.accepted],
     }
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -270,5 +271,5 @@ def test_one_seed_tightens_a_bound_to_its_accepted_value() -> None:
     found = list(readings(run(kernel(result(0.6, basis=SEEN)))))  # 0.75 with headroom
     accepted = Acceptance("2026-01-01", 0.5, 0.75, "earlier")
     assert tightens(found, bound(1.5, basis=SEEN, accepted=(accepted,)))
-    higher = dataclasses.replace(accepted, new=0.76)
+    higher = msgspec.structs.replace(accepted, new=0.76)
     assert not tightens(found, bound(1.5, basis=SEEN, accepted=(higher,)))

@@ -73,14 +73,13 @@ class Evidence:
     worst: str = ""  # the worst input with its bits, if the record kept it
 
 
-@dataclass(frozen=True)
-class Acceptance:
+class Acceptance(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Records a loosening and its reason. It is never removed."""
 
-    date: str
-    old: float
-    new: float
-    reason: str
+    date: _Date
+    old: _Error
+    new: _Error
+    reason: _Text
 
 
 @dataclass(frozen=True)
@@ -283,13 +282,6 @@ class _Evidence(_Strict, frozen=True):
     source: Source
 
 
-class _Accepted(_Strict, frozen=True):
-    date: _Date
-    old: _Error
-    new: _Error
-    reason: _Text
-
-
 class _Row(_Strict, frozen=True):
     """Holds the bound of some parts."""
 
@@ -301,7 +293,7 @@ class _Row(_Strict, frozen=True):
     measured: _Figure
     seed: int | None = None
     worst: str = ""
-    accepted: list[_Accepted] = []
+    accepted: tuple[Acceptance, ...] = ()
     share: _Figure | None = None
     typical: _Figure | None = None
     verdict: Verdict = ""
@@ -330,12 +322,13 @@ class _File(_Format, frozen=True, forbid_unknown_fields=True):
 
 def parse(data: bytes, *, source: str, arch: str, name: str) -> dict[Key, Bound]:
     """Reads the same from the bytes of a file."""
-    if (format_ := toml.read(data, source, _Format).format) not in FORMATS:
+    values = toml.document(data, source)
+    if (format_ := toml.checked(values, source, _Format).format) not in FORMATS:
         raise UsageError(
             f"{source}: format is {format_!r}; this verify reads formats {' and '.join(map(str, FORMATS))}",
             hint="delete the file and write it again: verify bounds propose RUN",
         )
-    file = toml.read(data, source, _File)
+    file = toml.checked(values, source, _File)
     if file.arch != arch:
         raise UsageError(f"{source}: arch is {file.arch!r}, its folder says {arch!r}; bounds of machines never mix")
     if file_name(file.kernel) != name:
@@ -361,7 +354,7 @@ def _bounds(file: _File, table: _Table) -> Iterator[Bound]:
             reason=row.reason,
             evidence=Evidence(**evidence, measured=row.measured, worst=row.worst),
             properties={str(name): value for name, value in table.properties.items()},
-            accepted=tuple(Acceptance(**msgspec.structs.asdict(item)) for item in row.accepted),
+            accepted=row.accepted,
             share=row.share,
             typical=row.typical,
             verdict=row.verdict,
@@ -405,7 +398,7 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
             row["seed"] = bound.basis.seed
         row |= {"reason": bound.reason, "measured": measured, "worst": worst}
         if bound.accepted:
-            row["accepted"] = [dataclasses.asdict(item) for item in bound.accepted]
+            row["accepted"] = [msgspec.structs.asdict(item) for item in bound.accepted]
         shared = tuple(sorted(bound.properties.items())), tuple(evidence.items())
         tables.setdefault((bound.key.output, bound.key.dtype, bound.gate, *shared), []).append(row)
     return tables

@@ -55,11 +55,20 @@ def _visible(char: str) -> str:
 
 def read(data: bytes, source: str, kind: type[T]) -> T:
     """Reads a file as a class. Raises UsageError with the place, the rule and the value that breaks it."""
+    return checked(document(data, source), source, kind)
+
+
+def document(data: bytes, source: str) -> dict[str, Any]:
+    """Returns the values of a file. Raises UsageError if it is not TOML."""
     try:
-        values = tomllib.loads(data.decode(), parse_float=_finite)
+        return tomllib.loads(data.decode(), parse_float=_finite)
     except (UnicodeDecodeError, RecursionError, ValueError) as error:
         then = f"git diff HEAD -- {shlex.quote(source)}  (shows what changed it)"
         raise UsageError(f"{source} is not TOML: {error}", hint=then) from error
+
+
+def checked(values: dict[str, Any], source: str, kind: type[T]) -> T:
+    """Returns the values of a file as a class. Raises UsageError as `read` does."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
