@@ -396,6 +396,8 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
     return tuple(one_of(where, what, item, allowed) for item in items) if allowed else items
 
 
+# By the field of a declaration that promises it: laws that are tried without a profile too, as no maximum shows them.
+LAWS = {"stochastic": "stochastic rounding", "same_bits": "same bits"}
 SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
 
 

@@ -20,8 +20,6 @@ permutation of experts, shapes, many rows, exact identities, linear backward, mo
 error contract, compiled, custom operators, autocast, side stream, CUDA graph, other device, large offsets, \
 large tensors""".split(", ")
 )
-# By the field of a declaration that promises it: laws that are tried without a profile too, as no maximum shows them.
-PROMISED = {"stochastic": "stochastic rounding", "same_bits": "same bits"}
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}
 PREFIX = "verify-"  # prefix of the Hypothesis profiles; Hypothesis and other projects have a profile "ci" of their own
 

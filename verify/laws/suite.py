@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from verify.backends import Backend
+from verify.declare import promises
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError, one_of
 from verify.laws import engine, registry
 from verify.laws.law import Law
-from verify.laws.profiles import NAMES, PROMISED, remaining
+from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
 from verify.measure.requests import Measure
@@ -102,7 +103,7 @@ def with_laws(
     started = time.monotonic()
     chosen, dtypes = engine.profile_named(asked.laws or "quick", asked.seed or None), asked.dtypes or kernel.dtypes
     tried = list[LawRun]()
-    promised = [name for field, name in PROMISED.items() if getattr(kernel, field)]
+    promised = [name for field, name in promises.LAWS.items() if getattr(kernel, field)]
     wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else promised) for dtype in dtypes]
     seconds = chosen.seconds * len(dtypes) if asked.laws and engine.has_large_cases(kernel) else math.inf
     clock = _Clock(started + seconds, sum(_WEIGHTS.get(name, 1.0) for name, _ in wanted))

@@ -26,6 +26,7 @@ from torch import Tensor
 from verify import backends
 from verify.backends import Backend
 from verify.cases import counter
+from verify.declare import promises
 from verify.declare.declaration import Kernel
 from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load, reach
@@ -286,7 +287,7 @@ class KernelProcesses:
                 if judge is not kernel:
                     self._end_soon(judge)
         lives = replace_ended()
-        wanted = bool(request.laws or description.kernel["stochastic"] or description.kernel["same_bits"])
+        wanted = bool(request.laws) or any(description.kernel[name] for name in promises.LAWS)
         if wanted and request.fail_fast and done.status == "wrong":
             done.notes.append("the laws were not tried: a result is wrong, and --fail-fast stops there")
         elif wanted and lives and done.status in RESULT_STATUSES:
