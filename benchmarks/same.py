@@ -1,4 +1,4 @@
-"""Which settings of PyTorch's functions and of the kernels here agree to the bit: python -m benchmarks.same
+"""Compares settings of PyTorch's functions and of the kernels here, bit by bit: python -m benchmarks.same
 
     python -m benchmarks.same --backend cuda --json same.json
     python -m benchmarks.same --from reports/benchmarks/sm_90/same.json --page docs/same-bits.md

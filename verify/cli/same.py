@@ -20,7 +20,7 @@ def main(options: argparse.Namespace) -> int:
     Call the kernel with other numbers of rows, rows in other places, other layouts of its operands, other
     configurations of its autotuners, a second time, and in place of it the functions of `same_bits_as=`. Print the
     classes of equal bits of each setting, and an element at which two classes differ. Within a class the bits are the
-    same over the inputs tried, which is no proof. This is a report and no verdict: the exit code is 0 whatever differs;
+    same over the inputs tried, which is no proof. This is a report and no verdict: the exit code is 0 in any case;
     `same_bits=` in a declaration makes every run demand the bits.
 
         verify same accuracy.py::my_norm

@@ -1,6 +1,6 @@
 """Divides the settings of a kernel into classes of equal bits, for `verify same`.
 
-Settings are those that a declaration may promise (`verify.laws.bits`), and the second call. Each is tried on several
+Settings are the second call, and the settings of `same_bits=` (`verify.laws.bits`). Each is tried on several
 inputs. Two values of a setting are in one class if all of their results have the same bits. For two classes there is a
 witness: an input and an element that differ.
 """
@@ -34,7 +34,7 @@ from verify.workers.requests import OnProgress
 AGAIN = "second call"
 _FILLS = ("randn", "spread", "alternating", "mean 1e3")
 _SEEDS = 2
-_OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension that counts rows, and of those that do not
+_OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension of rows, and of all other dimensions
 _USUAL = "="
 _WORK = {"small": 1 << 22, "large": 1 << 32}  # numbers in a program of a case
 _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends

@@ -47,7 +47,7 @@ def many_rows(backend: Backend) -> int:
 
 
 class Compared(NamedTuple):
-    """Holds the results of a call in another setting, and those that must have the same bits."""
+    """Holds the results of a call in another setting, and the results whose bits they must have."""
 
     setting: str
     got: Tensors

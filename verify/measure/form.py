@@ -1,6 +1,6 @@
-"""Checks the form of what a kernel returns: tensors with their values in memory, of a shape, a dtype and a device.
+"""Checks the form of a kernel's results: tensors with their values in memory, of a shape, a dtype and a device.
 
-`KernelError` gives the rule and what was received.
+`KernelError` gives the rule and the received value.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Form:
 
 
 def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
-    """Raises KernelError unless an output has this form. With `hint` the message shows how to declare another dtype."""
+    """Raises KernelError unless an output has this form. `hint` adds the declaration of its dtype to the message."""
     shape, dtype, device = form.shape, form.dtype, form.device
     if tuple(tensor.shape) != shape:
         text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"

@@ -1,6 +1,6 @@
 """Repeats a measured call: for inference, with a gradient for one operand alone, and with other values.
 
-A kernel may return other numbers then, or change what it has returned.
+A kernel may return other numbers then, or change its earlier results.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def is_first(asked: set[str], case: Case) -> bool:
 def run_judged(kernel: Kernel, case: Case, device: str, *, again: bool = False) -> Measured:
     """Returns all results of a kernel on one case that `verify run` judges.
 
-    With `again`, raises KernelError if later calls change what a call returned.
+    With `again`, raises KernelError if later calls change the results of an earlier one.
     """
     measured = run_kernel(kernel, case, device)
     if kernel.peer:
@@ -114,7 +114,7 @@ def running_here(kernel: Kernel, device: str) -> Callable[[Case], Measured]:
 
 
 def _demand_kept(kernel: Kernel, case: Case, device: str) -> None:
-    """Raises KernelError if calls with other values change what a call on a few elements returned."""
+    """Raises KernelError if calls with other values change the results of a call on a few elements."""
     dims = tuple(min(size, _SHORT) for size in case.dims)
     short = msgspec.structs.replace(case, dims=dims, edits={}, values={}) if kernel.allows(dims) else case
     if short.fill == "patterns":  # which no seed changes

@@ -1,4 +1,4 @@
-"""Reads the rules of `verify judge` that are data: tricks, forms of problems, what a machine lacks."""
+"""Reads the rules of `verify judge` that are data: tricks, forms of problems, things that a machine may lack."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders in which an untrusted process writes: links, pipes, sparse files of any size, thousands of folders."""
+"""Folders of an untrusted process: they may hold links, pipes, sparse files of any size, thousands of folders."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-CACHE = "__pycache__"  # Python's own files about others: they are made again, and may say something else
+CACHE = "__pycache__"  # Python's own files about modules: Python makes them again, and a solution may have forged them
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def walk(top: str, most: int = 1 << 62) -> Iterator[Item]:
 
 
 def remove(top: str) -> None:
-    """Deletes a folder, whatever a solution made of it: folders without rights, or deeper than a path can be long."""
+    """Deletes a folder, even one with folders without rights, or deeper than a path can be long."""
     number = 0
     with suppress(OSError):
         while folders := _emptied(top):

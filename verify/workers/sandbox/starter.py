@@ -152,7 +152,7 @@ def _supervise(control: socket.socket, run: Callable[[Channel], object]) -> None
 
 
 def _run(run: Callable[[Channel], object], channel: Channel, limits: confine.Limits, *, namespaces: bool) -> None:
-    """Removes the rights of this process, reports them, and runs what it is for. Does not return."""
+    """Removes the rights of this process, reports them, and runs the module's function. Does not return."""
     try:
         _close_all_but(channel.fileno())
         folder = limits.folders[0]
