@@ -90,10 +90,31 @@ TOKENS = {"shapes": {"logits": "b l+1 v", "ids": "b l"}, "integers": {"ids": "0 
 
 @liger(like=token_logprobs, **TOKENS, output_dtypes={"y": "float32"}, gradients=False, layouts="contiguous")
 def selective_log_softmax(logits, ids):
-    """Log probabilities of tokens. NaN if a block of 2,048 logits is masked first."""
+    """Log probabilities of tokens. The logarithm of a sum is rounded near the largest logit."""
     from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
 
     return fused_selective_log_softmax(logits, ids)
+
+
+def masked(logits, first):
+    """Logits of which the first ones are masked, as a grammar does."""
+    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) < first[:, None, None], -torch.inf)
+
+
+@liger(
+    like=lambda logits, ids, first: token_logprobs(masked(logits, first), ids),
+    shapes={**TOKENS["shapes"], "first": "b"},
+    integers={**TOKENS["integers"], "first": "0 <= first < v"},
+    domain={"logits": "-32 <= logits <= 32"},
+    output_dtypes={"y": "float32"},
+    gradients=False,
+    layouts="contiguous",
+)
+def masked_log_softmax(logits, ids, first):
+    """The same of a masked vocabulary. NaN if the first 2,048 logits are masked."""
+    from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
+
+    return fused_selective_log_softmax(masked(logits, first), ids)
 
 
 def grpo(logits, ids, old, ref, advantages):

@@ -58,6 +58,26 @@ def merge_state(a, lse_a, b, lse_b):
     return merge_state_triton(a, lse_a, b, lse_b)
 
 
+def some_empty(a, lse_a, b, lse_b, none_a, none_b):
+    return merged(a, lse_a.masked_fill(none_a, -INF), b, lse_b.masked_fill(none_b, -INF))
+
+
+@theirs(
+    like=some_empty,
+    shapes={"a": "n h d", "b": "n h d", **dict.fromkeys(("lse_a", "lse_b", "none_a", "none_b"), "n h")},
+    integers={"none_a": "bool", "none_b": "bool"},
+    operand_dtypes={"lse_a": "float32", "lse_b": "float32"},
+    outputs=["y", "lse"],
+    output_dtypes={"lse": "float32"},
+    layouts="contiguous",
+)
+def merge_state_empty(a, lse_a, b, lse_b, none_a, none_b):
+    """The same, where some parts saw no key. Two such parts give NaN."""
+    from sglang.kernels.ops.attention.merge_state import merge_state_triton
+
+    return merge_state_triton(a, lse_a.masked_fill(none_a, -INF), b, lse_b.masked_fill(none_b, -INF))
+
+
 def attention(q, k, v, mask):
     """Attention of q [t h d] over keys [n g d], a group of heads for each of g; mask [t n]."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))

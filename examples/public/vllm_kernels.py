@@ -42,6 +42,26 @@ def merge_attn_states(a, lse_a, b, lse_b, y, lse):
     merge_attn_states(y, a, lse_a, b, lse_b, lse)
 
 
+def some_empty(a, lse_a, b, lse_b, none_a, none_b):
+    return merged(a, lse_a.masked_fill(none_a, -INF), b, lse_b.masked_fill(none_b, -INF))
+
+
+@theirs(
+    like=some_empty,
+    shapes={"a": "n h d", "b": "n h d", **dict.fromkeys(("lse_a", "lse_b", "none_a", "none_b"), "h n")},
+    integers={"none_a": "bool", "none_b": "bool"},
+    operand_dtypes={"lse_a": "float32", "lse_b": "float32"},
+    output_dtypes={"lse": "float32"},
+    into=["y", "lse"],
+    layouts="contiguous",
+)
+def merge_attn_states_empty(a, lse_a, b, lse_b, none_a, none_b, y, lse):
+    """The same, where some parts saw no key."""
+    from vllm.v1.attention.ops.triton_merge_attn_states import merge_attn_states
+
+    merge_attn_states(y, a, lse_a.masked_fill(none_a, -INF), b, lse_b.masked_fill(none_b, -INF), lse)
+
+
 def attention(q, k, v, mask):
     """Attention of q [t h d] over keys [t n g d], a group of heads for each of g."""
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[2], 2) for x in (k, v))
