@@ -1,8 +1,9 @@
-"""The verdicts on public kernels: python -m benchmarks.public_kernels RUN.json [--page docs/public-kernels.md]
+"""The verdicts on public kernels: python -m benchmarks.public_kernels RUN.json... [--page docs/public-kernels.md]
 
 RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages, or with the
-files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. With
---page the page gets the table of all figures.
+files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. Of a
+kernel in several records the last one counts. With --page the page gets the table of what was found, and with --figures
+that of all figures of the first record.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import argparse
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.like_rules import write
@@ -91,32 +92,64 @@ def compared(run: Run, expected: Mapping[str, Mapping[str, str]]) -> Iterator[tu
             yield f"{Path(path).stem}::{name}", said, WORDS[said.split()[0]].get(verdict, verdict), why
 
 
-def verdicts(run: Run) -> str:
-    """A line for each kernel that is not as expected, and counts of all."""
+def found_in(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
+    """Returns the kernels of some records, compared; the last record of a kernel counts."""
     expected = tomllib.loads(EXPECTED.read_text())
-    found = list(compared(run, expected))
+    order = [f"{stem}::{name}" for stem, said in expected.items() if stem != "faults" for name in said]
+    found = {row[0]: row for run in runs for row in compared(run, expected)}
+    return [found[name] for name in order if name in found]
+
+
+def verdicts(runs: Sequence[Run]) -> str:
+    """A line for each kernel that is not as expected, and counts of all."""
+    faults, found = tomllib.loads(EXPECTED.read_text())["faults"], found_in(runs)
     counts = Counter(word for _, _, word, _ in found)
-    lines = [f"{len(found)} kernels of {len({name.split('::')[0] for name, *_ in found})} files, {run.backend}", ""]
+    lines = [f"{len(found)} kernels of {len({name.split('::')[0] for name, *_ in found})} files", ""]
     lines += [f"{count:4}  {word}" for word, count in sorted(counts.items())]
     named = {said.split()[1] for _, said, word, _ in found if word == "fault, named"}
     unseen = sorted({said.split()[1] for _, said, *_ in found if said != "right"} - named, key=int)
-    lines += ["", f"faults named: {len(named)}"] + [f"not named: {each}, {expected['faults'][each]}" for each in unseen]
+    lines += ["", f"faults named: {len(named)}"] + [f"not named: {each}, {faults[each]}" for each in unseen]
     for word in sorted(counts):
         if word not in ("right, passes", "skipped"):
             lines += ["", word.upper(), *(f"  {name}: {why[:300]}" for name, _, one, why in found if one == word)]
     return "\n".join(lines)
 
 
+def found_table(runs: Sequence[Run]) -> str:
+    """A row for each file: how many kernels are right and pass, which faults were named, and what is different."""
+    faults, rows = tomllib.loads(EXPECTED.read_text())["faults"], dict[str, list[tuple[str, str, str, str]]]()
+    for row in found_in(runs):
+        rows.setdefault(row[0].split("::")[0], []).append(row)
+    lines = ["| file | right, and pass | faults, and named | not so |", "|---|---|---|---|"]
+    for stem, some in rows.items():
+        right = [word for _, said, word, _ in some if said == "right" and word != "skipped"]
+        wrong = [word for _, said, word, _ in some if said != "right" and word != "skipped"]
+        other = [f"{name.split('::')[1]}: {word.lower()}" for name, _, word, _ in some]
+        other = [each for each in other if not each.endswith(("right, passes", "fault, named", "skipped"))]
+        counts = [
+            f"{each.count(good)} of {len(each)}" for each, good in ((right, "right, passes"), (wrong, "fault, named"))
+        ]
+        lines.append(f"| {stem} | " + " | ".join([*counts, "; ".join(other)]) + " |")
+    lines += ["", "| | fault | kernels |", "|---|---|---|"]
+    for number, text in faults.items():
+        of = [f"`{name}`" for some in rows.values() for name, said, *_ in some if said == f"fault {number}"]
+        lines.append(f"| {number} | {text} | {', '.join(of)} |")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
+    parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--figures", action="store_true")
     options = parser.parse_args()
-    run = files.load(options.run)
-    print(verdicts(run))
-    if options.page is not None:
-        write(options.page, "public kernels", table(run))
+    runs = [files.load(each) for each in options.runs]
+    print(verdicts(runs))
+    if options.page is not None and options.figures:
+        write(options.page, "public kernels", table(runs[0]))
+    elif options.page is not None:
+        write(options.page, "public verdicts", found_table(runs))
 
 
 if __name__ == "__main__":
