@@ -649,6 +649,20 @@ def test_each_of_several_near_ties_may_fall_in_its_own_way() -> None:
     assert not passes(like, x, like(x), dx * 1.001, up)
 
 
+@pytest.mark.parametrize("kept", [4, 5])
+def test_the_middle_of_equal_numbers_lies_on_either_side_of_their_mean(kept: int) -> None:
+    """Where the first of nine wins, all fall along a line, whose mean is its middle number."""
+
+    def like(x: Tensor) -> Tensor:
+        a = x.atan()
+        return functional.relu6(a - a.mean(-1, keepdim=True))
+
+    x, up = torch.full((6, 9), 0.5), draw(6, 9, seed=1)
+    for flipped in (up * (torch.arange(9) < kept), up * (torch.arange(9) >= kept)):
+        dx = (flipped - flipped.double().mean(-1, True)).float() * 0.8
+        assert passes(like, x, torch.zeros(6, 9), dx, up)
+
+
 @pytest.mark.parametrize(
     ("y", "right"), [(1000.0, True), (1008.0, True), (1016.0, True), (1100.0, False), (900.0, False)]
 )

@@ -439,8 +439,10 @@ class Choices:
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
         kinds = {id(step): 0 if _breaks_ties(step) else 2 if isinstance(step, Order) else 1 for step in sources}
-        for signs in _SIGNS:
-            yield self.proposed({key: sizes[key] * ramps[key] * signs[kinds[key]] for key in sizes})
+        for ties, errors, copies in _SIGNS:  # the middle of a line is its mean: a curve puts it on either side
+            curves = {key: ties + abs(ties) * copies * line / 8 for key, line in ramps.items()}
+            signs = {key: (curves[key], errors, copies)[kind] for key, kind in kinds.items()}
+            yield self.proposed({key: sizes[key] * ramps[key] * sign for key, sign in signs.items()})
         alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
         for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign for key in keys})

@@ -147,7 +147,7 @@ class _Search:
         """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
         real = self.choices.numbers.get(key, torch.zeros_like(size))
         moved = ((self.found.numbers.get(key, real) - real) / size).nan_to_num(0.0, 0.0, 0.0)
-        return moved + 2.0**-6 * ramp(size)  # no two are equal, or an exchange would change nothing
+        return moved + 2.0**-24 * ramp(size)  # no two are equal, or an exchange would change nothing
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and where a single number goes. The likeliest come first.
