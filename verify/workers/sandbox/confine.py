@@ -143,23 +143,15 @@ def _drop_capabilities() -> None:
         _LIBC.capset(header, none)
 
 
-class _Ruleset(ctypes.Structure):
-    _fields_ = (("files", ctypes.c_uint64), ("network", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
-
-
-class _Below(ctypes.Structure):
-    _pack_ = 1
-    _fields_ = (("rights", ctypes.c_uint64), ("folder", ctypes.c_int32))
-
-
 def _landlock(version: int, limits: Limits, *, proc: bool) -> bool:
     """Removes access to files. Returns whether that is done; `proc` leaves all of /proc readable."""
     if version < 1:
         return False
     every = (1 << _RIGHTS.get(version, 16)) - 1
-    ruleset = _Ruleset(every, 3 if version >= 4 else 0, 3 if version >= _SCOPES_SIGNALS else 0)
-    size = 24 if version >= _SCOPES_SIGNALS else 16 if version >= 4 else 8
-    rules = _LIBC.syscall(_RULESET, ctypes.byref(ruleset), size, 0)
+    # files, and since later versions TCP and signals
+    parts = (every, *[3] * (version >= 4), *[3] * (version >= _SCOPES_SIGNALS))
+    ruleset = struct.pack(f"{len(parts)}Q", *parts)
+    rules = _LIBC.syscall(_RULESET, ruleset, len(ruleset), 0)
     if rules < 0:
         return False
     reading = _EXECUTE | _READ | _LIST
@@ -173,8 +165,7 @@ def _landlock(version: int, limits: Limits, *, proc: bool) -> bool:
             opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
             if not os.path.isdir(path):
                 rights &= ~_LIST
-            below = _Below(rights & every, opened)
-            _LIBC.syscall(_RULE, rules, 1, ctypes.byref(below), 0)
+            _LIBC.syscall(_RULE, rules, 1, struct.pack("=Qi", rights & every, opened), 0)
             if not path.startswith("/proc/self"):  # an open folder keeps its inode in /proc, to which the rule belongs
                 os.close(opened)
     done = _LIBC.syscall(_RESTRICT, rules, 0) == 0
@@ -209,12 +200,8 @@ def _filter(*, signals: bool) -> bool:
     program.append(_ALLOW)
     code = b"".join(struct.pack("HBBI", *each) for each in program)
     buffer = ctypes.create_string_buffer(code)
-
-    class Program(ctypes.Structure):
-        _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
-
-    held = Program(len(program), ctypes.cast(buffer, ctypes.c_void_p).value)
-    return bool(_LIBC.prctl(_SECCOMP, 2, ctypes.byref(held), 0, 0) == 0)
+    held = struct.pack("HP", len(program), ctypes.addressof(buffer))
+    return bool(_LIBC.prctl(_SECCOMP, 2, held, 0, 0) == 0)
 
 
 def _rows(name: str) -> Iterator[list[str]]:
