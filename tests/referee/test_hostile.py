@@ -138,3 +138,16 @@ def test_a_judge_that_is_terminated_leaves_nothing(tmp_path: Path) -> None:
     while left := {each for each in family if living({each}, "")}:
         assert time.monotonic() < until, left
         time.sleep(LOOK_SECONDS)
+
+
+@pytest.mark.slow
+def test_a_solution_with_the_name_of_a_module_runs_in_its_own_process_alone(tmp_path: Path) -> None:
+    """The current folder has it: there `import copy` of the judge would find it first."""
+    mark = "import os\nopen(os.path.join(os.path.dirname(__file__), f'executed_by_{os.getpid()}'), 'w').close()\n"
+    paths = written(tmp_path, problem=SMALL, copy=solution(RIGHT, before=mark))
+    plain = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
+    plain["PYTHONPATH"] = str(Path(__file__).parents[2])
+    command = [sys.executable, "-m", "verify", "judge", "problem.py", "copy.py", "--backend", "cpu", "--allow-weaker"]
+    done = subprocess.run(command, cwd=paths["copy"].parent, env=plain, capture_output=True, text=True, timeout=300)
+    assert done.stdout.startswith("✓ accepted  copy.py"), done.stdout + done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["copy.py", "problem.py"]
