@@ -101,11 +101,17 @@ RULE = {
     "like": delta_rule,
     "shapes": {**dict.fromkeys("qkv", "b t h 16"), "g": "b t h", "beta": "b t h"},
     "where": "t <= 70 and b <= 2 and h <= 2",
-    "domain": {"g": "-4 <= g <= 0", "beta": "0 <= beta <= 1", "k": "-0.25 <= k <= 0.25"},
+    "domain": {
+        "g": "-4 <= g <= 0",
+        "beta": "0 <= beta <= 1",
+        "k": "-0.25 <= k <= 0.25",
+        **{name: f"-32 <= {name} <= 32" for name in "qv"},
+    },
+    "dtypes": ["bfloat16"],
 }
 
 
-@halves(**RULE, gradients=False)
+@fla(**RULE, gradients=False)
 def gated_delta_recurrent(q, k, v, g, beta):
     """The gated delta rule, step by step."""
     from fla.ops.gated_delta_rule import fused_recurrent_gated_delta_rule
@@ -113,7 +119,7 @@ def gated_delta_recurrent(q, k, v, g, beta):
     return fused_recurrent_gated_delta_rule(q, k, v, g=g, beta=beta)[0]
 
 
-@halves(**RULE)
+@fla(**RULE)
 def gated_delta_chunked(q, k, v, g, beta):
     """The gated delta rule in chunks."""
     from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -121,7 +127,7 @@ def gated_delta_chunked(q, k, v, g, beta):
     return chunk_gated_delta_rule(q, k, v, g, beta)[0]
 
 
-@halves(**{**RULE, "shapes": {**dict.fromkeys("qkvg", "b t h 16"), "beta": "b t h"}})
+@fla(**{**RULE, "shapes": {**dict.fromkeys("qkvg", "b t h 16"), "beta": "b t h"}})
 def kda_chunked(q, k, v, g, beta):
     """Kimi's delta attention in chunks: a gate for each feature."""
     from fla.ops.kda import chunk_kda
