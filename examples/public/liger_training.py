@@ -96,25 +96,26 @@ def selective_log_softmax(logits, ids):
     return fused_selective_log_softmax(logits, ids)
 
 
-def masked(logits, first):
-    """Logits of which the first ones are masked, as a grammar does."""
-    return logits.masked_fill(torch.arange(logits.shape[-1], device=logits.device) < first[:, None, None], -torch.inf)
+def masked(logits, allowed):
+    """Logits of which the last ones alone are allowed, as by a grammar."""
+    place = torch.arange(logits.shape[-1], 0, -1, device=logits.device)
+    return logits.masked_fill(place > allowed[:, None, None], -torch.inf)
 
 
 @liger(
-    like=lambda logits, ids, first: token_logprobs(masked(logits, first), ids),
-    shapes={**TOKENS["shapes"], "first": "b"},
-    integers={**TOKENS["integers"], "first": "0 <= first < v"},
+    like=lambda logits, ids, allowed: token_logprobs(masked(logits, allowed), ids),
+    shapes={**TOKENS["shapes"], "allowed": "b"},
+    integers={**TOKENS["integers"], "allowed": "1 <= allowed <= v"},
     domain={"logits": "-32 <= logits <= 32"},
     output_dtypes={"y": "float32"},
     gradients=False,
     layouts="contiguous",
 )
-def masked_log_softmax(logits, ids, first):
+def masked_log_softmax(logits, ids, allowed):
     """The same of a masked vocabulary. NaN if the first 2,048 logits are masked."""
     from liger_kernel.ops.grpo_loss import fused_selective_log_softmax
 
-    return fused_selective_log_softmax(masked(logits, first), ids)
+    return fused_selective_log_softmax(masked(logits, allowed), ids)
 
 
 def grpo(logits, ids, old, ref, advantages):

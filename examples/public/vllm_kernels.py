@@ -342,7 +342,7 @@ def penalties(logits, which, counts, bits, repetition, frequency, presence):
     layouts="contiguous",
 )
 def top_k_mask(logits, k):
-    """All but the k largest logits become -inf; among equal ones any may stay."""
+    """All but the k largest logits become -inf; among equal ones any may stay. Not so at the least one."""
     from vllm.v1.sample.ops.topk_topp_triton import apply_top_k_top_p_triton
 
     return apply_top_k_top_p_triton(logits.clone(), k, None)
@@ -388,6 +388,7 @@ def conv_step(state, x, weight, bias, slots):
     shapes={"state": "s d 3", "x": "n d", "weight": "d 4", "bias": "d", "slots": "n"},
     integers={"slots": "distinct s"},
     where="n <= s",
+    dtypes=["float32", "bfloat16"],
     operand_dtypes={"slots": "int32"},
     writes={"state": "state_"},
     into=["y"],
