@@ -117,7 +117,8 @@ def verdicts(runs: Sequence[Run]) -> str:
 
 def found_table(runs: Sequence[Run]) -> str:
     """A row for each file: how many kernels are right and pass, which faults were named, and what is different."""
-    faults, rows = tomllib.loads(EXPECTED.read_text())["faults"], dict[str, list[tuple[str, str, str, str]]]()
+    expected, rows = tomllib.loads(EXPECTED.read_text()), dict[str, list[tuple[str, str, str, str]]]()
+    faults = expected.pop("faults")
     for row in found_in(runs):
         rows.setdefault(row[0].split("::")[0], []).append(row)
     lines = ["| file | right, and pass | faults, and named | not so |", "|---|---|---|---|"]
@@ -127,12 +128,14 @@ def found_table(runs: Sequence[Run]) -> str:
         other = [f"{name.split('::')[1]}: {word.lower()}" for name, _, word, _ in some]
         other = [each for each in other if not each.endswith(("right, passes", "fault, named", "skipped"))]
         counts = [
-            f"{each.count(good)} of {len(each)}" for each, good in ((right, "right, passes"), (wrong, "fault, named"))
+            f"{each.count(good)} of {len(each)}" if each else "-"
+            for each, good in ((right, "right, passes"), (wrong, "fault, named"))
         ]
         lines.append(f"| {stem} | " + " | ".join([*counts, "; ".join(other)]) + " |")
     lines += ["", "| | fault | kernels |", "|---|---|---|"]
     for number, text in faults.items():
-        of = [f"`{name}`" for some in rows.values() for name, said, *_ in some if said == f"fault {number}"]
+        told = (f"fault {number}", f"fault {number} on cuda")
+        of = [f"`{stem}::{name}`" for stem, said in expected.items() for name, word in said.items() if word in told]
         lines.append(f"| {number} | {text} | {', '.join(of)} |")
     return "\n".join(lines) + "\n"
 
