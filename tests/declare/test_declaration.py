@@ -6,16 +6,19 @@ import functools
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from verify import ops
 from verify.backends import runs_on
+from verify.cases import case_of
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.errors import UsageError
+from verify.measure.call import run_kernel
 
 KNOWN = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"
 
@@ -114,6 +117,21 @@ def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
 
     for function in (Gelu.apply, torch.nn.GELU(), torch.nn.functional.gelu, lambda *tensors, **keywords: tensors):
         assert kernel(op="gelu", name="k")(function).op.name == "gelu"
+
+
+def test_an_argument_with_a_default_is_an_operand_if_shapes_names_it() -> None:
+    shapes = {"x": "n d", "w": "d", "bias": "d"}
+
+    def scaled(x: torch.Tensor, w: torch.Tensor, eps: float = 0.0, bias: Any = None) -> Any:
+        return x * w + (eps if bias is None else bias)
+
+    declared = kernel(like=lambda x, w, bias: x * w + bias, shapes=shapes, dtypes=["float32"])(scaled)
+    assert declared.operands == ("x", "w", "bias")
+    made = run_kernel(declared, case_of(declared, "float32", dims=(3, 5)), "cpu")
+    x, w, bias = made.inputs.values()
+    assert torch.equal(made.results["y"], x * w + bias) and "dbias" in made.results
+    del shapes["bias"]
+    assert kernel(like=lambda x, w: x * w, shapes=shapes, dtypes=["float32"])(scaled).operands == ("x", "w")
 
 
 def test_a_kernel_of_integers_alone_is_measured_once() -> None:

@@ -108,10 +108,12 @@ def by_operand(
     kernel receives single operands.
     """
     lists = {name: each for name, each in (shapes or {}).items() if not isinstance(each, str)}
-    own = [each for each in _parameters(function) if each.default is each.empty]
+    own = [each for each in _parameters(function) if each.default is each.empty or each.name in (shapes or ())]
     taken = [each.name for each in own if each.kind in (*_PLAIN, inspect.Parameter.KEYWORD_ONLY)]
     taken = taken or list(shapes or ())  # for a function with variable arguments
-    by_keyword = tuple(each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY)
+    by_keyword = tuple(
+        each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY or each.default is not each.empty
+    )
     members: dict[str, tuple[str, ...]] = {}
     for name, each in lists.items():
         if name not in taken or not isinstance(each, list | tuple) or not all(isinstance(one, str) for one in each):
