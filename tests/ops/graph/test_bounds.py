@@ -198,3 +198,12 @@ def test_a_gradient_that_cancels_leaves_no_rounding_of_a_count(name: str) -> Non
     op = Definition(CANCELLING[name], ["x"], examples=[(x,)]).op()
     problem = Problem({"x": x}, {}, {op.outputs[0]: torch.tensor(1.7)}, ("dx",))
     assert all(abs(point.mp(160)) < mpf(2) ** -140 for point in op.points(problem, "dx", range(9)))
+
+
+def test_a_variance_that_may_be_zero_is_not_negative_and_has_a_root() -> None:
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        return x.std(-1, correction=0)
+
+    kernel = verify.kernel(like=spread, shapes={"x": "n d"}, dtypes=["float32"], gradients=False)(spread)
+    rows = Problem(inputs={"x": torch.full((3, 17), 0.1)}, params={}, results=("y",))
+    assert bool(torch.isfinite(kernel.op.fast(rows)["y"].bound).all())

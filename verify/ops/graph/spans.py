@@ -205,12 +205,24 @@ def multiply(a: Span, b: Span) -> Span:
     lo, hi = _rounded(*_hull(ends), (inexact, inexact))
     small = ~zero & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
     if _any(small):
-        lo, hi = torch.where(small, lo - _TINY, lo), torch.where(small, hi + _TINY, hi)
+        lo, hi = _underflowing(a, b, lo, hi, small)
     if _any(infinite):
         doubtful = infinite & ((_touches_zero(a) & ~a.is_infinite()) | (_touches_zero(b) & ~b.is_infinite()))
         undefined = undefined | (infinite & zero)
         lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
     return _settled(lo, hi, undefined, infinite)
+
+
+def _underflowing(a: Span, b: Span, lo: Tensor, hi: Tensor, small: Tensor) -> tuple[Tensor, Tensor]:
+    """Moves the ends of a product or quotient outwards by the least number, not beyond a zero that the signs exclude.
+
+    A variance that may be 0 is not negative, so that it has a root.
+    """
+    positive = ((a.lo >= 0) & (b.lo >= 0)) | ((a.hi <= 0) & (b.hi <= 0))
+    negative = ((a.lo >= 0) & (b.hi <= 0)) | ((a.hi <= 0) & (b.lo >= 0))
+    down = torch.where(positive, (lo - _TINY).clamp(min=0.0), lo - _TINY)
+    up = torch.where(negative, (hi + _TINY).clamp(max=0.0), hi + _TINY)
+    return torch.where(small, down, lo), torch.where(small, up, hi)
 
 
 def _touches_zero(a: Span) -> Tensor:
@@ -241,7 +253,7 @@ def divide(a: Span, b: Span) -> Span:
     exact = a.is_zero() | b.is_infinite() | zero
     small = ~exact & ((lo.abs() < _LOW) | (hi.abs() < _LOW))
     if _any(small):
-        lo, hi = torch.where(small, lo - _TINY, lo), torch.where(small, hi + _TINY, hi)
+        lo, hi = _underflowing(a, b, lo, hi, small)
     doubtful = _touches_zero(b) & ~(zero & ~_touches_zero(a))
     lo, hi = lo.masked_fill(doubtful, -math.inf), hi.masked_fill(doubtful, math.inf)
     return _settled(lo, hi, undefined, infinite | (zero & ~_touches_zero(a)))
