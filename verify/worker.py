@@ -449,6 +449,9 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
         _one(it.target), on, it.dtype, it.case, say
     ),
+    diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
+        _one(it.target), on, it.dtype, it.case, say
+    ),
     diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
     laws.PlanLaws: _laws,
     laws.TryLaw: _try_law,

@@ -9,7 +9,7 @@ from verify.cli import exits, replay, sinks
 from verify.records.figure import UNIT, shown, signed
 
 if TYPE_CHECKING:
-    from verify.diagnose.requests import Explanation
+    from verify.diagnose.requests import Explanation, Order
 
 
 def main(options: argparse.Namespace) -> int:
@@ -23,19 +23,21 @@ def main(options: argparse.Namespace) -> int:
         verify explain --run run.json
         verify explain my_gelu --run run.json --result dx --regime tail
         verify explain accuracy.py::my_attention --blind
+        verify explain accuracy.py::my_norm --order
 
     target case --result --index --law --run --dtype --regime --backend
     --timeout: the case
     --json: what was found
     --blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
         within the kernel's limits; --dtype chooses one
+    --order  instead of an element: the order in which the kernel adds up, at the sizes of a case
     """
     import msgspec
 
     from verify.diagnose.requests import Explain
 
-    if options.blind:
-        return _blind(options)
+    if options.blind or options.order:
+        return _blind(options) if options.blind else _orders(options)
     replay.place(options)
     request = Explain(options.target, options.case, options.result, options.index, options.law or "")
     found = replay.ask(options, request)
@@ -66,6 +68,33 @@ def _blind(options: argparse.Namespace) -> int:
 
     sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines()))
     return exits.PASS
+
+
+def _orders(options: argparse.Namespace) -> int:
+    """Prints the orders of a kernel's sums."""
+    import msgspec
+
+    from verify.diagnose.requests import FindOrders
+
+    found = replay.ask(options, FindOrders(options.target, options.dtype or "", options.case or ""))
+    lines = [line for order in found for line in lines_of_order(order)]
+    empty = "no operand has rows that can be probed: nothing is known of the order"
+    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*(lines or [empty])))
+    return exits.PASS
+
+
+def lines_of_order(order: Order) -> list[str]:
+    """Returns the order of a sum as lines for the screen."""
+    head = f"{order.kernel} {order.dtype} on {order.backend}: {order.result} over {order.operand}"
+    if order.unknown:
+        return [f"{head}: not known", f"  {order.unknown}"]
+    lines = [f"{head}: {order.terms:,} terms, {order.rows:,} rows a call", *(f"  {line}" for line in order.words)]
+    share = f"{order.explained:.1%} of {order.tested}"
+    if order.explained < 1:
+        why = "an accumulator may be wider, or the numbers may decide"
+        return [*lines, f"  not its order, which gives {share}: {why}"]
+    deep = f"at most {order.depth:,} additions round a term: {order.depth * order.spacing / 2:.1e} of the magnitudes"
+    return [*lines, f"  it gives {share}, which is no proof", f"  {deep}"]
 
 
 def lines_of(found: Explanation) -> list[str]:

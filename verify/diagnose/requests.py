@@ -215,6 +215,37 @@ class FindSettings(Request[SameBits], frozen=True, tag="same"):
     case: str = ""
 
 
+class Order(msgspec.Struct, frozen=True):
+    """Holds the order in which a kernel adds up one result, as additions of terms and of earlier additions.
+
+    An addition has the number of the terms and of those before it.
+    """
+
+    kernel: str
+    dtype: str
+    backend: str
+    operand: str
+    result: str
+    rows: int  # of each call
+    unknown: str = ""  # why there is no order
+    kind: str = ""
+    terms: int = 0
+    additions: list[tuple[int, int]] = []
+    depth: int = 0  # the most additions that a term goes through
+    explained: float = 0.0  # the share of other results, or of probes of three terms, that the order gives
+    tested: str = ""  # what this share is of
+    spacing: float = 0.0  # of 1.0 in the format that the order adds in
+    words: list[str] = []
+
+
+class FindOrders(Request[list[Order]], frozen=True, tag="order"):
+    """Recovers the orders of the sums of a kernel. Without a dtype: its first one."""
+
+    target: str
+    dtype: str = ""
+    case: str = ""
+
+
 class Probed(msgspec.Struct, frozen=True):
     """Holds the domain of a kernel: lines about accepted and refused inputs, and the arguments of a declaration."""
 

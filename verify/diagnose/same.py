@@ -47,7 +47,7 @@ def settings_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progres
     if dtype not in kernel.dtypes:
         raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
     subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
-    cases = [Case.from_json(text)] if text else _cases(subject)
+    cases = [Case.from_json(text)] if text else cases_of(subject)
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
@@ -60,7 +60,7 @@ def settings_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progres
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
 
 
-def _cases(subject: Subject) -> list[Case]:
+def cases_of(subject: Subject) -> list[Case]:
     """Returns cases with many rows and long sums, and values of several kinds."""
     kernel, interpreted = subject.kernel, subject.backend.triton == "interpreted"
     shapes = registry.get("same bits").space(subject).shapes
