@@ -681,3 +681,15 @@ def test_a_result_that_is_nearly_a_spacing_off_is_explained_by_another_choice() 
 
     for integer, right in ((20.0, True), (20.5, True), (21.0, False), (19.5, False)):
         assert passes(like, x, torch.asinh(T([integer])).bfloat16()) == right
+
+
+@pytest.mark.parametrize(
+    ("square", "right"), [((2**31 - 1) ** 2, True), (2**62, True), (2**62 + 2**20, False), (2**20, False)]
+)
+def test_an_integer_of_an_infinity_is_one_of_its_dtype(square: int, right: bool) -> None:
+    def squares(x: Tensor) -> Tensor:
+        return (kept := x.to(torch.int32)) * kept.sum(-2, keepdim=True)
+
+    x = T([[2.0, torch.inf]])
+    assert passes(squares, x, T([[4, square]])) is right
+    assert passes(lambda x: torch.remainder(squares(x), 1.0), x, torch.zeros(1, 2))

@@ -339,7 +339,7 @@ def holds_integers(step: Step) -> bool:
 
 def _wrapped(a: Tensor, least: int, most: int) -> Tensor:
     """Converts whole numbers to an integer dtype. Beyond its range, converts as processors do: by way of 32 bits."""
-    wide = max(abs(least), most) >= 2**31
+    wide = most >= 2**31
     held = a.nan_to_num(0.0).clamp(*((-(2.0**63), 2.0**63 - 2**10) if wide else (-(2.0**31), 2.0**31 - 1)))
     found = held.to(torch.int64)
     return found if wide else torch.remainder(found - least, most - least + 1) + least

@@ -130,12 +130,12 @@ class _Search:
         most = min(most, _EFFORT // len(choices.program.steps))
         moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
         vain = 0
-        for key, one, other, way in islice(moves * _ROUNDS, most):
+        for number, (key, one, other, way) in enumerate(islice(moves * _ROUNDS, most)):
             if vain == len(moves) or self._is_settled(cost, parts):
                 break
             self.exchanges += 1
-            line = at[key].clone()
-            line[:, one], line[:, other] = (way, way) if one == other else (at[key][:, other], at[key][:, one])
+            line, end = at[key].clone(), way * (2.0 + number / _TRIED)  # further out than each before it
+            line[:, one], line[:, other] = (end, end) if one == other else (at[key][:, other], at[key][:, one])
             found, new = judged({**at, key: line})
             better = found < cost
             vain = 0 if bool(better.any()) else vain + 1
@@ -147,10 +147,10 @@ class _Search:
         """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
         real = self.choices.numbers.get(key, torch.zeros_like(size))
         moved = ((self.found.numbers.get(key, real) - real) / size).nan_to_num(0.0, 0.0, 0.0)
-        return moved + 2.0**-24 * ramp(size)  # no two are equal, or an exchange would change nothing
+        return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
-        """Yields a key of `sizes`, two places in a part, and where a single number goes. The likeliest come first.
+        """Yields a key of `sizes`, two places in a part, and the end that a single number goes to. The likeliest first.
 
         These are numbers whose own result is not explained, and those that tie in an unexplained part.
         """
@@ -172,8 +172,8 @@ class _Search:
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             x, reach = x[:, chosen], reach[:, chosen]
             tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]).any(0).tolist()
-            for j, place in enumerate(chosen):  # no two go to the same end
-                yield from ((key, place, place, way * (2.0 + j / _PLACES)) for way in (1.0, -1.0))
+            for j, place in enumerate(chosen):
+                yield from ((key, place, place, way) for way in (1.0, -1.0))
                 yield from ((key, chosen[i], place, 0.0) for i in range(j) if tied[i][j])
 
         for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
@@ -205,7 +205,7 @@ class _Search:
     def _excess(self, name: str, value: Tensor) -> Tensor:
         """Returns how far each element of a result is from a value, in units of what roundings explain."""
         got = self.got[name].reshape(value.shape)
-        if not self.choices.program.results[name].real:
+        if name in self.choices.program.integers:
             same = got.to(torch.float64) == value.to(torch.float64)
             return torch.where(same, 0.0, math.inf).to(torch.float64)
         kind = torch.finfo(got.dtype)
