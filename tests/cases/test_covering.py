@@ -15,7 +15,7 @@ from verify.cases.classes import class_of_recipe
 from verify.cases.covering import CLASSES, CaseEffort, covering, empty_sizes, own_recipes
 from verify.cases.layouts import LAYOUTS, lay_out
 from verify.cases.plan import plan
-from verify.cases.values import AT_BOUNDS, LEAST, NOT_FINITE, ROW_REGIMES, SIGNS
+from verify.cases.values import AT_BOUNDS, LEAST, MASKED, NOT_FINITE, ROW_REGIMES, SIGNS
 from verify.declare.declaration import Kernel
 from verify.records.record import DEMANDING, EXTREME, ORDINARY
 
@@ -62,7 +62,7 @@ def test_a_run_has_every_recipe_with_more_than_16_rows_or_columns_and_two_long_d
             for fill in {each.fill for each in group.cases}
         }
         # nothing is promised at extreme inputs: the least numbers would give no verdict
-        assert {*ROW_REGIMES} - {LEAST} == set(widest) - {SIGNS, *own_recipes(kernel.op)}
+        assert {*ROW_REGIMES} - {LEAST} == set(widest) - {SIGNS, MASKED, *own_recipes(kernel.op)}
         assert all(size > 16 for size in widest.values())
         assert any(sorted(case.dims)[-2] >= 65 for case in group.cases)
         assert 0 < group.pairs[0] < group.pairs[1]
@@ -72,7 +72,7 @@ def test_another_dtype_covers_other_pairs() -> None:
     kernel = declared(softmax, **ROWS)
     first, second = (plan(kernel, dtype, "interpreter", 0)[0] for dtype in kernel.dtypes)
     assert first.pairs[1] == second.pairs[1] and first.pairs[0] < second.pairs[0]
-    plain = ("randn", SIGNS)
+    plain = ("randn", SIGNS, MASKED)  # long dimensions have these in each dtype
     chosen = [{(case.dims, case.fill) for case in each.cases if case.fill not in plain} for each in (first, second)]
     assert not chosen[0] & chosen[1]
 
@@ -217,6 +217,57 @@ def test_a_promised_magnitude_a_domain_or_a_sum_has_no_infinities() -> None:
     assert NOT_FINITE in recipes(lambda x: x.abs().amax(-1), where="d >= 1")  # a maximum adds nothing up
     for limited in ({"largest": 8.0}, {"domain": {"x": "0 <= x"}}):
         assert NOT_FINITE not in recipes(torch.exp, **limited)
+
+
+def test_what_a_softmax_adds_up_may_be_masked() -> None:
+    """In rows of -inf, and with -inf in front, where the first block of a long row has nothing else."""
+
+    def merged(a: torch.Tensor, lse_a: torch.Tensor, b: torch.Tensor, lse_b: torch.Tensor) -> torch.Tensor:
+        share = torch.stack((lse_a, lse_b)).softmax(0).nan_to_num()
+        return a * share[0][:, None] + b * share[1][:, None]
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch.tensordot(((q @ k.mT) / 8 + bias).softmax(-1), v, 1)
+
+    rows = {"a": "n d", "b": "n d", "lse_a": "n", "lse_b": "n"}
+    tokens = {"q": "s d", "k": "t d", "v": "t d", "bias": "s t"}
+    assert declared(merged, shapes=rows).op.normalised == ("lse_a", "lse_b")
+    assert declared(attention, shapes=tokens).op.normalised == ("bias",)
+    for like in (softmax, lambda x: x.logsumexp(-1), lambda x: (x / 3 - x.amax(-1, True) / 3).exp().sum(-1)):
+        assert declared(like, **ROWS, where="d >= 1").op.normalised == ("x",)
+    for like in (torch.cumsum, lambda x: x.exp().sum(-1), lambda x: x.sigmoid().sum(-1), lambda x: x @ x.mT):
+        assert declared((lambda x: x.cumsum(-1)) if like is torch.cumsum else like, **ROWS).op.normalised == ()
+    kernel = declared(merged, shapes=rows, dtypes=["float32"])
+    case = case_of(kernel, "float32", dims=(16, 3), fill=MASKED)
+    made = inputs_of(kernel.op, case, "cpu")
+    a, one, two = (made[name] for name in ("a", "lse_a", "lse_b"))
+    assert a is not None and one is not None and two is not None and bool(a.isfinite().all())
+    assert bool((one.isinf() & two.isinf()).any()) and bool((one.isinf() & two.isfinite()).any())
+    (group,) = plan(declared(softmax, **ROWS), "float32", "interpreter", 0)
+    assert {max(case.dims) for case in group.cases if case.fill == MASKED} >= {4097}
+
+
+def test_each_class_of_sizes_has_a_verdict() -> None:
+    """Nothing is promised at extreme inputs: what is wrong at a size is named where the inputs are others."""
+    for like, shapes, where in (
+        (lambda x: x.mean(-1), {"x": "n d"}, ""),
+        (lambda x: x.cumsum(0), {"x": "n"}, ""),
+        (lambda x: torch.nn.functional.avg_pool1d(x[None], 3, 2)[0], {"x": "n d"}, "n >= 1 and d >= 3"),
+    ):
+        kernel = declared(like, shapes=shapes, where=where, dtypes=["float32"], gradients=False)
+        (group,) = plan(kernel, "float32", "interpreter", 0)
+        judged = [case.dims for case in group.cases if class_of_recipe(case.fill) != EXTREME]
+        for sizes in zip(*judged, strict=True):
+            classes = {class_of_size(size) for size in sizes if any(size in each for each in CLASSES.values())}
+            assert classes >= {*CLASSES} - ({"1"} if 1 not in sizes and where else set())
+
+
+def test_an_elementwise_function_has_many_numbers_where_it_bends() -> None:
+    """Of a long vector, some numbers are beyond a threshold of 5 and some are between 5 and 5.8."""
+    kernel = declared(torch.nn.functional.softplus, shapes={"x": "n"}, dtypes=["float32"], gradients=False)
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    x = [inputs_of(kernel.op, case, "cpu")["x"] for case in group.cases if class_of_recipe(case.fill) != EXTREME]
+    assert sum(int(((each > 5) & (each < 5.8)).sum()) for each in x if each is not None) >= 8
 
 
 def test_values_near_a_small_constant_of_the_definition() -> None:

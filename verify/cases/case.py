@@ -14,7 +14,7 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import AT_BOUNDS, ENDLESS, SMALL, SPECIAL, Stream, fill, inside, within
+from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, SMALL, SPECIAL, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -126,7 +126,8 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         largest = up_to(case.largest, operand.name)
         # an infinity in one operand of a product makes all results infinite, if another one has them too
         alike = case.only == operand.name or (bool(data) and shapes[operand.name] == shapes[data[0]])
-        recipe = _recipe_of(operand, recipe, first=data == [operand.name], endless=alike and largest == math.inf)
+        endless = largest == math.inf and (operand.name in op.normalised if recipe == MASKED else alike)
+        recipe = _recipe_of(operand, recipe, first=data == [operand.name], endless=endless)
         fmt = formats.named(operand_dtype(case, operand))
         stream = Stream(case.seed, operand.name, torch.device(device))
         filled = _filled(op, case, operand, recipe, shapes[operand.name], stream, shared=shared)

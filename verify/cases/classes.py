@@ -15,9 +15,9 @@ from torch import Tensor
 
 from verify.cases.case import Case
 from verify.cases.regimes import by_element, segments_of
-from verify.cases.values import ENDLESS, MEDLEY, NEAR, row_recipe
+from verify.cases.values import ENDLESS, MASKED, MEDLEY, NEAR, row_recipe
 from verify.ops.op import Largest, Op, Problem, Regime
-from verify.records.readings import BEYOND, NONFINITE
+from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
 from verify.truth.ulp import widen
 
@@ -66,16 +66,18 @@ def classed(
 
 
 def special_parts(
-    problem: Problem, truth: Tensor, beside: Tensor | None
+    case: Case, problem: Problem, truth: Tensor, beside: Tensor | None
 ) -> tuple[Tensor, tuple[tuple[Regime, str], ...]]:
     """Returns the part number of every element, and the parts, of a case with NaN and infinities in some rows.
 
     An element may depend on them if its exact value, or PyTorch's result `beside`, is not finite, or a number in the
-    same row of an operand.
+    same row of an operand. NaN of masks has no verdict: a right kernel skips what the program multiplies by 0, and may
+    have 0 in a row that is masked as a whole.
     """
-    strange = ~torch.isfinite(truth)
+    strange, none = ~torch.isfinite(truth), truth.isnan()
     if beside is not None:
         strange |= ~torch.isfinite(beside.to(truth.device))
+        none |= beside.to(truth.device).isnan()
     for each in problem.inputs.values():
         if each is None:
             continue
@@ -84,8 +86,9 @@ def special_parts(
         if alike:
             rows = (~torch.isfinite(widen(each.detach()))).reshape(*truth.shape[:alike], -1).any(-1)
             strange |= rows.reshape(*rows.shape, *[1] * (truth.ndim - alike)).to(truth.device)
-    parts = ((Regime("all", -math.inf, math.inf), EXTREME), (Regime(NONFINITE, math.nan, math.nan), EXTREME))
-    return strange.reshape(-1).long(), parts
+    segments = strange.long() if case.fill != MASKED else torch.where(none, 2, strange.long())
+    regimes = [Regime("all", -math.inf, math.inf), *(Regime(name, math.nan, math.nan) for name in APART)]
+    return segments.reshape(-1), tuple((regime, EXTREME) for regime in regimes)
 
 
 def class_of(regime: Regime, found: str) -> str:

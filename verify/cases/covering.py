@@ -10,15 +10,16 @@ Cohen, Dalal, Fredman and Patton, "The AETG system", IEEE TSE 23 (1997).
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations
 
 from verify.cases.case import Case, case_of, inputs_of
+from verify.cases.classes import class_of_recipe
 from verify.cases.constants import near_constants
 from verify.cases.sizes import Dims, Work, adds_up, fitted, sizes_of
-from verify.cases.values import AT_BOUNDS, LEAST, NEAR, NOT_FINITE, ROW_REGIMES, ZERO_ROWS
+from verify.cases.values import AT_BOUNDS, ENDLESS, LEAST, MASKED, NEAR, NOT_FINITE, ROW_REGIMES, ZERO_ROWS
 from verify.declare.declaration import Kernel
 from verify.ops.graph.shapes import Related
 from verify.ops.op import Op, Operand, Problem, up_to
@@ -38,7 +39,6 @@ CLASSES: Mapping[str, tuple[int, ...]] = {
 # Pairs with the largest sum of ranks are covered first: two long dimensions of one tensor, which then has more than
 # 2^16 elements, the range of narrow offsets. They are equal, as where a kernel finds a dimension by its size.
 _RANKS = {"long": 5, "over a block": 4, "a block": 2, "below a block": 2, "tens": 2}
-_PLAIN_MORE = 1  # further turns of the plain recipe, after all others
 # Layouts of one operand, or of the gradient that arrives at one output.
 _OPERAND, _ARRIVING = ("transposed", "stepped", "expanded"), ("transposed", "expanded", "one number")
 
@@ -89,16 +89,22 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
     """Returns the recipes of a run of one PyTorch function.
 
     NaN and infinities are in no domain, and beyond a magnitude that the kernel promises. A program that adds up may
-    hide numbers by multiplying them by 0, which is NaN for an infinity where a right kernel skips it. If nothing is
-    promised at extreme inputs, the least numbers are left out: no verdict would follow from them.
+    hide numbers by multiplying them by 0, which is NaN for an infinity where a right kernel skips it. Of such a program
+    -inf is in numbers whose exponentials it adds up. If nothing is promised at extreme inputs, the least numbers are
+    left out: no verdict would follow from them.
     """
-    largest = kernel.largest.get(dtype)
-    endless = not adds_up(kernel.op) and any(
-        each.domain is None and up_to(largest, each.name) == math.inf for each in _numbers(kernel.op)
-    )
     silent = kernel.limit_of(dtype, EXTREME) is None
     rows = (each for each in ROW_REGIMES if not (silent and each == LEAST))
-    return (*rows, *own_recipes(kernel.op), *([NOT_FINITE] if endless else []))
+    return (*rows, *own_recipes(kernel.op), *endless_recipes(kernel, dtype))
+
+
+def endless_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
+    """Returns the recipe of infinities of one PyTorch function, if an operand may have them."""
+    largest, op = kernel.largest.get(dtype), kernel.op
+    names = {e.name for e in _numbers(op) if e.domain is None and up_to(largest, e.name) == math.inf}
+    if not adds_up(op):
+        return (NOT_FINITE,) if names else ()
+    return (MASKED,) if names.intersection(op.normalised) else ()
 
 
 def has_numbers(op: Op) -> bool:
@@ -116,7 +122,7 @@ def chosen_case(kernel: Kernel, dtype: str, chosen: Chosen, seed: int) -> Case:
     return case_of(
         kernel, dtype, dims=fitted(kernel, chosen.dims), fill=recipe, regime=recipe, seed=seed,
         only=chosen.others.get("only", ""), layouts={name: layout} if layout else {},
-        upstream="normal" if kernel.differentiable and recipe != NOT_FINITE else "", largest=kernel.largest.get(dtype),
+        upstream="normal" if kernel.differentiable and recipe not in ENDLESS else "", largest=kernel.largest.get(dtype),
     )  # fmt: skip
 
 
@@ -242,17 +248,12 @@ class _Greedy:
     factors: list[tuple[str, ...]]  # the levels of each factor: classes of dimensions, then the others
     names: list[str]
     used: dict[Choice, int] = field(default_factory=dict)
+    judged: set[Choice] = field(default_factory=set)
 
     def covering(self, first: int, rounds: int) -> Covering:
         recipe, open_pairs, cases = len(self.sizes.classes), self._pairs(), list[Chosen]()
         existing = len(open_pairs)
-        # the plain recipe has more turns, as only its cases may have two long dimensions
-        turns = [*range(len(self.factors[recipe])), *[0] * _PLAIN_MORE]
-        for number, level in product(range(first + rounds), turns):
-            fixed = [(recipe, level)]
-            own = self.factors[recipe][level] not in ROW_REGIMES  # of the definition: its constants, bounds, infinities
-            if number == 0 and own:  # an expanded operand has one row of it
-                fixed += [(recipe + at, 0) for at, name in enumerate(self.names) if name in ("only", "layout")]
+        for number, fixed in self._turns(first + rounds):
             levels = dict([*fixed, *self._seed(fixed, open_pairs)])
             if len(levels) == 1 and number > first:
                 continue  # all pairs of this recipe are covered
@@ -270,14 +271,40 @@ class _Greedy:
                 open_pairs.pop(pair, None)
             for choice in levels.items():
                 self.used[choice] = self.used.get(choice, 0) + 1
+            if class_of_recipe(self._level((recipe, levels[recipe]))) != EXTREME:
+                self.judged |= set(levels.items())
             cases += [self._chosen(levels)] if number >= first else []
         return Covering(tuple(cases), existing - len(open_pairs), existing)
+
+    def _turns(self, rounds: int) -> Iterator[tuple[int, Sequence[Choice]]]:
+        """Yields the number of the round and the fixed choices of each case.
+
+        In each round the plain recipe has another turn, as only its cases may have two long dimensions.
+        """
+        recipe = len(self.sizes.classes)
+        plain = [(recipe + at, 0) for at, name in enumerate(self.names) if name in ("only", "layout")]
+        for number in range(rounds):
+            for level, name in enumerate(self.factors[recipe]):
+                own = name not in ROW_REGIMES  # of the definition: its constants, bounds, infinities
+                # an expanded operand has one row of it
+                yield number, [(recipe, level), *(plain if number == 0 and own else ())]
+            yield number, [(recipe, 0)]
+            while number == 0 and (size := self._unjudged()):
+                yield number, [(recipe, 0), size]
+
+    def _unjudged(self) -> Choice | None:
+        """Returns a size class that no case has with a verdict: often nothing is promised at extreme inputs."""
+        for place, classes in enumerate(self.sizes.classes):
+            for level in range(1, len(classes)):  # the first is that of the plainest sizes
+                if (place, level) not in self.judged and self._dims({place: level}) is not None:
+                    return place, level
+        return None
 
     def _seed(self, fixed: Sequence[Choice], open_pairs: Mapping[tuple[Choice, Choice], int]) -> Sequence[Choice]:
         """Returns the pair of the highest rank that a case with fixed choices can cover, of little used choices."""
         known = dict(fixed)
         fitting = [pair for pair in open_pairs if all(known.get(place, level) == level for place, level in pair)]
-        for pair in sorted(fitting, key=lambda pair: (-open_pairs[pair], self._uses(pair))):
+        for pair in sorted(fitting, key=lambda pair: self._uses(pair) - open_pairs[pair]):
             if self._dims({**known, **dict(pair)}) is not None:
                 return pair
         return ()

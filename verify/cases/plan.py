@@ -22,13 +22,14 @@ from verify.cases.covering import (
     chosen_case,
     covering,
     empty_sizes,
+    endless_recipes,
     factors_of,
     has_numbers,
     run_recipes,
 )
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
-from verify.cases.values import AT_BOUNDS, MATRIX_REGIMES, ROW_REGIMES, SIGNS
+from verify.cases.values import AT_BOUNDS, MASKED, MATRIX_REGIMES, ROW_REGIMES, SIGNS
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
@@ -260,7 +261,9 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
         long = [dims for dims in long_dims(kernel, dtype, REACHES[scale]) if dims not in plain]
         # sums of integers exceed what float32 holds where they are many and large
-        of_long = (SIGNS,) if has_numbers(kernel.op) else (SIGNS, AT_BOUNDS[1])
+        of_long = [SIGNS] if has_numbers(kernel.op) else [SIGNS, AT_BOUNDS[1]]
+        # a branch of a function may be taken for few numbers of many; a block of a long row may be masked as a whole
+        of_long += [MASKED] * (MASKED in endless_recipes(kernel, dtype)) + ["active"] * (kernel.op.gate == "plain")
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in plain]
         chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long]
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in empty_sizes(kernel) if dims not in plain]

@@ -459,29 +459,33 @@ def _signs(wanted: WantedRows) -> Tensor:
     return torch.where(turn == 1, -bell.abs(), torch.where(turn == 3, bell.abs(), bell))
 
 
-def _not_finite(wanted: WantedRows) -> Tensor:
-    """Returns ordinary rows between rows with a NaN, with infinities, of -inf alone, and with -inf in front.
+def _endless(name: str, *chosen: str) -> RowRecipe:
+    """Returns rows of these kinds in turn: ordinary, with a NaN or an infinity, of -inf alone or with -inf in front.
 
     Rows of several operands have the same kind: -inf stands for what is empty, in all of them. After each turn of all
     kinds, the next rows have kinds at random, so that one operand is ordinary where another is not. Elements of a
     vector take turns like rows.
     """
-    if wanted.count == 1 < wanted.width:
-        return _not_finite(replace(wanted, count=wanted.width, width=1)).reshape(1, wanted.width)
-    bell, at = wanted.bell(), _columns(wanted)
-    place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
-    kinds = [
-        torch.where(at == place, math.nan, bell),
-        bell,
-        torch.full_like(bell, -math.inf),
-        torch.where(at == place, math.inf, bell),
-        torch.where(at < (wanted.width + 1) // 2, -math.inf, bell),
-        torch.where(at == place, -math.inf, bell),
-    ]
-    joint = replace(wanted, stream=replace(wanted.stream, name=NOT_FINITE))
-    rows = torch.arange(wanted.count, device=wanted.device)
-    apart = wanted.stream.below(wanted.count, len(kinds), "apart")
-    return _chosen_rows(kinds, torch.where(rows // len(kinds) % 2 == 1, apart, _turns(joint, len(kinds))))
+
+    def rows(wanted: WantedRows) -> Tensor:
+        if wanted.count == 1 < wanted.width:
+            return rows(replace(wanted, count=wanted.width, width=1)).reshape(1, wanted.width)
+        bell, at = wanted.bell(), _columns(wanted)
+        place = at == wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
+        made = {
+            "ordinary": bell,
+            "NaN": torch.where(place, math.nan, bell),
+            "inf": torch.where(place, math.inf, bell),
+            "-inf": torch.where(place, -math.inf, bell),
+            "-inf in front": torch.where(at < (wanted.width + 1) // 2, -math.inf, bell),
+            "-inf alone": torch.full_like(bell, -math.inf),
+        }
+        joint = _turns(replace(wanted, stream=replace(wanted.stream, name=name)), len(chosen))
+        apart = wanted.stream.below(wanted.count, len(chosen), "apart")
+        turn = torch.arange(wanted.count, device=wanted.device) // len(chosen)
+        return _chosen_rows([made[each] for each in chosen], torch.where(turn % 2 == 1, apart, joint))
+
+    return rows
 
 
 def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
@@ -498,9 +502,10 @@ def _chosen_rows(kinds: Sequence[Tensor], chosen: Tensor) -> Tensor:
 
 
 CONFIDENT, MEDLEY, SPECIAL, ZERO_ROWS, NOT_FINITE = "confident", "medley", "special", "zero rows", "not finite"
+MASKED = "masked"  # for the numbers whose exponentials are added up
 SIGNS = "signs"  # for long rows, where a block is filled up
 LEAST = "tiny 1e-38"
-ENDLESS = (SPECIAL, NOT_FINITE)  # these have NaN and infinities
+ENDLESS = (SPECIAL, NOT_FINITE, MASKED)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, operands with a domain, and integers, are at a bound
 NEAR = "near "  # followed by a number: normal numbers times it
@@ -531,13 +536,14 @@ ROW: dict[str, RowRecipe] = {
     MEDLEY: _medley,
     SPECIAL: _special,
     ZERO_ROWS: _zero_rows,
-    NOT_FINITE: _not_finite,
+    NOT_FINITE: _endless(NOT_FINITE, "NaN", "ordinary", "-inf alone", "inf", "-inf in front", "-inf"),
+    MASKED: _endless(MASKED, "-inf in front", "ordinary", "-inf in front", "-inf alone"),  # in front, also of two rows
     SIGNS: _signs,
 }
 # only for `verify judge`
 SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
-_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, SIGNS, *SHIFTS)
+_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, MASKED, SIGNS, *SHIFTS)
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(_NOT_ALL))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.

@@ -256,7 +256,7 @@ def judge_case(
     def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
         if question.case.fill in ENDLESS and not question.op.geometry.by_element:
             beside = given.get(BASELINE, {}).get(name)
-            return special_parts(question.problem, rules[name].truth.value, beside)
+            return special_parts(question.case, question.problem, rules[name].truth.value, beside)
         largest = kernel.largest.get(question.case.dtype)
         return classed(question.op, question.case, question.problem, name, shape, largest)
 

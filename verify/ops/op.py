@@ -255,6 +255,7 @@ class Op:
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
+    normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, in which -inf is what is masked
 
     @property
     def is_unary(self) -> bool:

@@ -25,7 +25,7 @@ from verify.ops.graph.explaining import explaining
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
 from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.rounding import Accumulate, Rounding
-from verify.ops.graph.scores import scores_of
+from verify.ops.graph.scores import normalised, scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared, limits_of
 from verify.ops.graph.slices import Cut
@@ -189,6 +189,7 @@ class _Like:
             meaning=self,
             definition=self.meaning.source,
             scores=scores_of(program, integers),
+            normalised=normalised(program),
         )
 
     def _first_program(self, shapes: Mapping[str, Shape]) -> Program:

@@ -8,7 +8,7 @@ alone, never at the operands' names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,6 +51,43 @@ def scores_of(program: Program, integers: Mapping[str, Tensor] | None = None) ->
                 value = _value(traced, exponentials)
                 return {**found, **({} if value is None or value[0] in found else dict([value]))}
     return None
+
+
+def normalised(program: Program) -> tuple[str, ...]:
+    """Returns the operands whose exponentials a softmax or a log-sum-exp adds up.
+
+    There -inf is what is masked or empty. Such an exponent is a difference of two numbers that both depend on the
+    operand; the first is the operand itself, moved, masked, scaled by a constant, or plus something.
+    """
+    found, below = set[str](), dict[int, frozenset[str]]()  # id(step) -> the operands that it depends on
+    for step in program.steps:
+        below[id(step)] = frozenset(_names([step])).union(*(below.get(id(each), frozenset()) for each in step.inputs))
+        for each in _as_large(step.inputs[0]) if _is_exponential(step) else ():
+            if isinstance(each, Map) and each.function == "subtract":
+                found |= _names(_as_large(each.inputs[0])) & below.get(id(each.inputs[1]), frozenset())
+    return tuple(sorted(found))
+
+
+def _names(steps: Iterable[Step]) -> set[str]:
+    return {each.name for each in steps if isinstance(each, Leaf) and each.operand and each.real}
+
+
+def _as_large(step: Step) -> Iterator[Step]:
+    """Yields a step and the steps before it whose infinities it has, too."""
+    ahead, seen = [step], set[int]()
+    while ahead:
+        each = ahead.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        yield each
+        function = each.function if isinstance(each, Map) else ""
+        if isinstance(each, Move) or function in ("add", "where"):
+            ahead += [one for one in each.inputs if one.real]
+        elif function in ("subtract", "divide"):
+            ahead.append(each.inputs[0])
+        elif function == "multiply" and sum(one.on_operands for one in each.inputs) == 1:
+            ahead += each.inputs
 
 
 def _is_exponential(step: Step) -> bool:
