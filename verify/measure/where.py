@@ -2,7 +2,8 @@
 
     in 5 of 33 cases: g from 3 on, right up to 2
 
-Each statement holds for all wrong cases, and leaves out so many right ones that it hardly holds by chance.
+Each statement holds for all wrong cases, and leaves out so many right ones that it hardly holds by chance. If there is
+none, the smallest wrong case is described.
 """
 
 from __future__ import annotations
@@ -27,18 +28,17 @@ def where(geometry: Geometry, cases: Sequence[Case], wrong: Sequence[bool]) -> s
     tried: list[Tried] = [(case, geometry.sizes_by_name(case.dims)) for case in cases]
     bad = [each for each, is_wrong in zip(tried, wrong, strict=True) if is_wrong]
     count = f"in {f'{len(bad)} of' if len(bad) < len(tried) else 'all'} {len(tried)} cases"
-    if len(bad) <= _FEW:
-        case, sizes = min(bad, key=lambda each: math.prod(each[0].dims))
-        smallest = "" if len(bad) == 1 else "the smallest has "
-        return (
-            f"{count}: {smallest}{', '.join([*(f'{name} = {size:,}' for name, size in sizes.items()), *_kinds(case)])}"
-        )
     found = list[str]()
-    while len(found) < _MOST:
+    while len(bad) > _FEW and len(found) < _MOST:
         text, left = min(_rules(bad, tried), key=lambda rule: len(rule[1]), default=("", tried))
         if (len(left) / len(tried)) ** len(bad) > _CHANCE:
             break
         found, tried = [*found, text], left
+    if not found and len(bad) < len(cases):
+        case, sizes = min(bad, key=lambda each: math.prod(each[0].dims))
+        found = [*(f"{name} = {size:,}" for name, size in sizes.items()), *_kinds(case)]
+        count += ": the smallest has" if len(bad) > 1 else ":"
+        return f"{count} {', '.join(found)}"
     return ": ".join(filter(None, [count, ", ".join(found)]))
 
 
