@@ -196,6 +196,12 @@ def test_extreme_inputs_without_a_promise_have_no_verdict_but_a_fact() -> None:
     assert (promised.status, promised.classes[EXTREME].limit) == ("wrong", 8.0)
 
 
+def test_a_result_without_an_element_does_not_pass() -> None:
+    for parts in ({}, {("all", ORDINARY): noisy([])}):
+        found = check_limit(declared(), "float32", "y", parts)
+        assert (found.status, found.reason) == ("undecided", "nothing was judged")
+
+
 def test_infinite_and_nan_inputs_are_judged_beside_pytorch_too() -> None:
     def verdict(part: Tally, **said: Any) -> LimitCheck:
         parts = {("all", ORDINARY): noisy([1.0]), (NONFINITE, EXTREME): part}

@@ -361,9 +361,9 @@ class _Closeness:
     def _failure(self, declared: Kernel, question: Question, name: str, findings: Findings, theirs: Findings) -> str:
         """Returns the message about a result that breaks its limits, with its worst element; empty if it keeps them."""
         found = check_limit(declared, question.case.dtype, name, findings.parts, findings.trivial, theirs.parts)
-        if found.status == "ok" and any(part.n > 0 for part in findings.parts.values()):
+        if found.status == "ok":
             return ""
-        reason = (found.reason or "nothing was judged").replace(" on ordinary inputs", "")
+        reason = found.reason.replace(" on ordinary inputs", "")
         lines = [f"{self.label}.{name} is {found.status}: {reason}"]
         for worst in findings.ordinary[:1]:
             at = f" at [{', '.join(map(str, worst.index))}]" if worst.index else ""

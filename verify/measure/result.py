@@ -110,6 +110,8 @@ def check_limit(
     elif special.n and limit is not None and not judged <= limit:
         told = f"{shown(judged)}{UNIT[gate]} at an infinite input, the limit is {limit:g}"
         found.append(("wrong", told, True))
+    if not any(part.n for part in parts.values()):
+        found.append(("undecided", "nothing was judged", False))
     tried = trivial or {}
     empty, accepted = _vacuous(kernel, dtype, result, finite(parts, ORDINARY), tried)
     if empty:  # this reason says more than that the result is undecided
