@@ -81,27 +81,6 @@ def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixtur
     assert "What changed" not in (saved / "plain.html").read_text()
 
 
-def test_history_draws_earlier_runs_of_the_same_machine_only(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = changed(passing(), 9.0, id="cccccccccccc", created="2026-06-01T00:00:00+00:00", backend="interpreter")
-    late = changed(passing(), 8.0, id="dddddddddddd", created="2026-08-01T00:00:00+00:00")
-    for name, run in (("c", msgspec.structs.replace(other, environment={})), ("d", late)):
-        save(run, saved / "runs" / f"{name}.json")
-    environment = {"arch": "sm_90"}
-    for name, maximum in (("a", 0.5), ("b", 0.75)):
-        run = changed(passing(), maximum, id=name * 12, created=f"2026-07-0{1 + (name == 'b')}T00:00:00+00:00")
-        save(msgspec.structs.replace(run, environment=environment), saved / "runs" / f"{name}.json")
-    verify(capsys, "runs/b.json", "--runs", "runs", "--html", "r.html")
-    page = (saved / "r.html").read_text()
-    assert "Maximum of gelu_erf y bfloat16 over" in page
-    assert "over 2 runs: 0.5, 0.75" in page
-    lead = page[page.index('<h2 id="trend-title">') : page.index("The result closest to its limit")]
-    assert "of 3 results, 1 grew since the run before, over 1 earlier run" in lead
-    assert '0.5</td><td class="n">0.75</td>' in lead and lead.count("<tr>") == 2
-    assert "other cases" not in lead
-    verify(capsys, "runs/a.json", "--runs", "runs", "--html", "first.html")
-    assert "runs: " not in (saved / "first.html").read_text()  # nothing came before
-
-
 def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(sample(), saved / "hostile.json")
     code, _, _ = verify(capsys, "hostile.json", "--compare", "hostile.json", "--html", "r.html")

@@ -1,4 +1,4 @@
-"""The figures of several records, line by line, and which records of a folder count."""
+"""The figures of several records, line by line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.cli import main
 from verify.records import files
-from verify.records.history import by_record, latest
+from verify.records.history import by_record
 from verify.records.record import Basis, Run
 from verify.report.terminal import history_text
 from verify.report.terminal.text_page import Terminal
@@ -50,38 +50,6 @@ def test_figures_of_other_cases_are_no_change_of_the_kernel() -> None:
     [line] = by_record(runs)
     assert [change.other_cases for change in line.changes] == [True]
     assert "○ other cases, 2026-01-02" in history_text.render(runs, Terminal(120))
-
-
-def test_a_folder_gives_its_latest_records_before_a_run_on_the_same_architecture(tmp_path: Path) -> None:
-    for number in range(6):
-        files.save(dated(number, 0.5 + number), tmp_path / f"{9 - number}.json")
-    (tmp_path / "copy.json").write_bytes((tmp_path / "6.json").read_bytes())
-    other = run(kernel(result(9.0)), id="f" * 12, created="2026-01-04T11:00:00+00:00", environment={"arch": "sm_80"})
-    files.save(other, tmp_path / "other.json")
-    found = latest(tmp_path, dated(4, 4.5), 3)
-    assert [each.id[-1] for each in found] == ["1", "2", "3"]
-
-
-FOREIGN = {
-    "empty.json": b"",
-    "text.json": b"hello",
-    "truncated.json": files.encode(dated(3, 0.9))[:-200],
-    "changed.json": files.encode(dated(3, 0.9)).replace(b"0.9", b"0.8"),
-    "future.json": b'{"schema": 999, "created": "", "backend": "cuda", "environment": {"arch": "sm_90"}}',
-    "list.json": b"[]",
-    "binary.json": bytes(range(256)),
-    "broken.json.gz": b"\x1f\x8b" + bytes(99),
-    "deep.json": b"[" * 100_000,
-}
-
-
-def test_files_of_a_folder_that_are_no_records_do_not_count(tmp_path: Path) -> None:
-    files.save(dated(0, 0.5), tmp_path / "0.json.gz")
-    for name, data in FOREIGN.items():
-        (tmp_path / name).write_bytes(data)
-    (tmp_path / "folder.json").mkdir()
-    (tmp_path / "dangling.json").symlink_to(tmp_path / "nowhere")
-    assert [each.id for each in latest(tmp_path, dated(9, 0.5), 24)] == ["0" * 12]
 
 
 def test_the_command_shows_records_by_date_and_writes_no_bare_nan(

@@ -16,7 +16,7 @@ from verify.records.bounds.committed import load
 from verify.records.bounds.verdict import judge
 from verify.records.compare import compare
 from verify.report import words
-from verify.report.html import against, record_html
+from verify.report.html import record_html
 from verify.report.present import present
 
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
@@ -261,22 +261,17 @@ def test_nothing_runs_off_the_side(page: Page) -> None:
 
 
 def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_path: Path) -> None:
-    """A base, a history and broken bounds of long names, beside a run with many findings."""
+    """A base and broken bounds of long names, beside a run with many findings."""
     now = sample()
-    figures_ = [(kernel, result) for kernel in now.kernels for result in kernel.results]
-    past = {
-        (kernel.name, result.output, result.dtype, result.source): against.Earlier([0.5, 0.25, "nan"], alike=False)
-        for kernel, result in figures_
-    }
     before = msgspec.structs.replace(now, id="0" * 12, kernels=now.kernels[:-4])
     path = tmp_path / "lead.html"
-    page = record_html.render(now, base=compare(before, now), history=past, gate=judge([now], load(tmp_path)))
+    page = record_html.render(now, base=compare(before, now), gate=judge([now], load(tmp_path)))
     path.write_text(page, encoding="utf-8")
     titles = "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
     for width in (320, 420, 1280):
         tab = opened(path, width)
-        lead = ["What changed since run 000000000000", "Trend", "Against the committed bounds", "The worst result"]
-        assert tab.evaluate(titles)[:4] == lead
+        lead = ["What changed since run 000000000000", "Against the committed bounds", "The worst result"]
+        assert tab.evaluate(titles)[:3] == lead
         tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
         assert tab.evaluate("document.documentElement.scrollWidth") <= width
         tables = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"

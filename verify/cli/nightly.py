@@ -86,12 +86,11 @@ def main(options: argparse.Namespace) -> int:
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
-    runs = given.runs_folder(options, settings)
     paths = {"record": [folder / "run.json"], "report": [folder / "report.md", folder / "report.html"]}
     makes: dict[str | Path, sinks.Make] = {paths["record"][0]: lambda: encode(record)}
-    makes |= dict(zip(paths["report"], _reports(night, record, verdict, runs), strict=True))
+    makes |= dict(zip(paths["report"], _reports(night, record, verdict), strict=True))
     if options.keep:
-        paths["kept"] = [kept] = [runs / f"{record.created[:10]}-{record.id}.json.gz"]
+        paths["kept"] = [kept] = [given.runs_folder(options, settings) / f"{record.created[:10]}-{record.id}.json.gz"]
         makes[kept] = makes[paths["record"][0]]
     listed = [f"{label}: {path.resolve()}" for label, found in paths.items() for path in found]
     code = _exit(record, verdict)
@@ -125,15 +124,14 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
     return exits.WRONG if exits.WRONG in codes else max(codes)
 
 
-def _reports(night: Night, record: Run, verdict: Verdict | None, runs: Path) -> tuple[sinks.Make, sinks.Make]:
+def _reports(night: Night, record: Run, verdict: Verdict | None) -> tuple[sinks.Make, sinks.Make]:
     """Returns the functions that make the comment and the page."""
-    from verify.cli.report import comment, earlier
+    from verify.cli.report import comment
     from verify.report.html import record_html
 
-    history = earlier(runs, record) if runs.is_dir() else {}
     return (
         lambda: comment(record, str(night.folder / "run.json"), None, verdict).encode(),
-        lambda: record_html.render(record, gate=verdict, history=history, record="run.json").encode(),
+        lambda: record_html.render(record, gate=verdict, record="run.json").encode(),
     )
 
 

@@ -204,7 +204,7 @@ case: [CASE] = ""  the case as JSON, from a message or report
 --index N  flat index of the element in its result
 --base REF  the commit to compare the working tree with
 --bounds DIR  folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)
---runs DIR  folder of earlier records (default: [tool.verify] runs, reports/runs; `report`: no history)
+--runs DIR  folder of earlier records (default: [tool.verify] runs, reports/runs)
 --output DIR  folder for {}
 --all  also list figures in order
 --pin  add what was found to the corpus, which every run tries again

@@ -1,4 +1,4 @@
-"""Defines `verify report`: render a saved run record again, with bounds, another run or history if requested."""
+"""Defines `verify report`: render a saved run record again, with bounds or another run if requested."""
 
 from __future__ import annotations
 
@@ -13,25 +13,23 @@ from verify.cli import exits, given, screen, sinks
 if TYPE_CHECKING:
     from verify.records.bounds.verdict import Verdict
     from verify.records.compare import Comparison
-    from verify.records.record import Result, Run
-    from verify.report.html.against import Earlier
+    from verify.records.record import Run
 
-RECENT = 24  # earlier figures in a sparkline
 HALF = 30_000  # characters of a comment for the bounds; the run has the rest
 
 
 def main(options: argparse.Namespace) -> int:
     """Render a saved run record.
 
-    Render a run record as a table, an HTML page or Markdown; beside bounds, an earlier run or the history of a folder
-    if asked. Several records: the figures that moved. See docs/report.md for how to read it.
+    Render a run record as a table, an HTML page or Markdown; beside bounds or an earlier run if asked. Several
+    records: the figures that moved. See docs/report.md for how to read it.
 
         verify report run.json
         verify report run.json --html report.html --open
         verify report run.json --compare old.json --bounds reports/bounds
         verify report run.json --csv rows.csv
         verify report run.json --sarif run.sarif --junit run.xml
-        verify report a.json b.json c.json             # the figures that moved
+        verify report runs/*.json.gz run.json          # the figures that moved
         verify report a.json b.json --merge --json run.json
         verify report --schema schema.json             # needs no record
 
@@ -42,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
     --sarif --junit --github
     --open  open the HTML page in the browser
     --compare RUN.json  show what changed since this earlier run
-    --bounds --runs
+    --bounds
     """
     import tempfile
 
@@ -60,14 +58,11 @@ def main(options: argparse.Namespace) -> int:
     if len(options.records) > 1 and not options.merge:
         return _over_time(options)
     page = bool(options.html or options.open)
-    if options.runs and not page:
-        raise UsageError("--runs draws into the HTML page; it received no --html and no --open")
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
     run, path = _record(options)
     base, verdict = _base(options.compare, run), _gate(options, run)
     asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
-    history = earlier(options.runs, run)
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
     sinks.deliver(
@@ -80,7 +75,6 @@ def main(options: argparse.Namespace) -> int:
             run,
             base=base,
             gate=verdict,
-            history=history,
             record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
         ).encode(),
         csv=lambda: rows.as_csv(rows.rows_of(run)),
@@ -101,7 +95,7 @@ def _over_time(options: argparse.Namespace) -> int:
     from verify.records.history import by_record
     from verify.report.terminal import history_text
 
-    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds", "runs")
+    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds")
     if given_too := [f"--{name}" for name in of_one if getattr(options, name)]:
         said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
         raise UsageError(said, hint="verify report A.json B.json --merge")
@@ -153,33 +147,6 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     from verify.records.bounds.waivers import judge
 
     return judge([run], load(given.bounds_folder(options, config.find())))
-
-
-def earlier(folder: str | os.PathLike[str] | None, run: Run) -> dict[tuple[str, str, str, str], Earlier]:
-    """Returns figures of earlier runs on the same architecture, by result, without infinite inputs."""
-    if folder is None:
-        return {}
-    from verify.errors import UsageError
-    from verify.records.history import by_record, latest
-    from verify.records.record import number
-    from verify.report.html.against import Earlier
-
-    if not Path(folder).is_dir():
-        raise UsageError(f"--runs names a folder of records; there is none at {folder}")
-    asked: dict[tuple[str, str, str, str], Result] = {
-        (kernel.name, result.output, result.dtype, result.source): result
-        for kernel in run.kernels
-        if not kernel.peer
-        for result in kernel.results
-    }
-    found = {}
-    for line in by_record(latest(folder, run, RECENT)):
-        key = (line.kernel, line.output, line.dtype, line.source)
-        if key in asked and line.gate == asked[key].gate:
-            last = line.measured[-1]
-            alike = (last.properties, last.basis.seed) == (asked[key].properties, asked[key].basis.seed)
-            found[key] = Earlier([number(figure.value) for figure in line.measured], alike)
-    return found
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:

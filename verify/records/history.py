@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
-import msgspec
-
-from verify.errors import UsageError
-from verify.records import files
 from verify.records.figure import ordered
-from verify.records.readings import APART, Reading, arch_of, leading, readings
+from verify.records.readings import APART, Reading, leading, readings
 from verify.records.record import Run
 
 
@@ -75,35 +66,6 @@ def by_record(runs: Sequence[Run]) -> list[Line]:
         Line(*line, tuple(leading(items[place]) if place in items else None for place in places))
         for line, items in sorted(found.items())
     ]
-
-
-class _Head(msgspec.Struct):
-    """Holds what tells which records are read: the others of a folder cost a tenth of the time."""
-
-    created: str
-    backend: str
-    environment: dict[str, Any]
-
-
-def latest(folder: str | os.PathLike[str], now: Run, most: int) -> list[Run]:
-    """Returns the latest records of a folder before a run, on its architecture, the oldest first. Skips other files."""
-    heads = []
-    for path in Path(folder).iterdir():
-        if path.name.endswith((".json", ".json.gz")) and not path.name.startswith("."):
-            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, zlib.error, RecursionError):
-                head = msgspec.json.decode(files.expanded(path.read_bytes()), type=_Head)
-                alike = (head.backend, head.environment.get("arch")) == (now.backend, now.environment.get("arch"))
-                if alike and head.created < now.created:
-                    heads.append((head.created, path))
-    found: dict[tuple[str, str], Run] = {}  # a copy of a record counts once
-    for _, path in sorted(heads, reverse=True):
-        if len(found) == most:
-            break
-        with contextlib.suppress(UsageError):
-            run = files.load(path)
-            if run.id != now.id and arch_of(run) == arch_of(now):
-                found.setdefault((run.created, run.id), run)
-    return [found[at] for at in sorted(found)]
 
 
 def _cases(reading: Reading) -> tuple[str, int | None]:

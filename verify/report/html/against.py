@@ -1,23 +1,17 @@
-"""Compares a run with a base run, its history or bounds, for the first part of a page.
+"""Compares a run with a base run or bounds, for the first part of a page.
 
 Each comparison becomes plain rows here. The page itself reads neither gate nor comparison: it gets sentences and cells.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.bounds.verdict import SEVERITY
-from verify.records.figure import comparable
-from verify.records.record import Number, value_of
-from verify.records.recorded import judged
 from verify.report import compare_words, gate_words, words
 from verify.report.gaps import GapLine, gathered
-from verify.report.html.curve_plot import spark
-from verify.report.present import Facts, ResultFacts
 from verify.report.signs import STANDING
 from verify.report.table import TableRow
 
@@ -30,19 +24,8 @@ LEAD = 8  # of these, rows that are visible above the findings of the run
 
 
 @dataclass(frozen=True)
-class Earlier:
-    """Holds the figures of one result in earlier runs, oldest first."""
-
-    values: Sequence[Number]
-    alike: bool  # True: the last figure is of the cases that this run measured
-
-
-History = Mapping[tuple[str, str, str, str], Earlier]  # by kernel, output, dtype and source
-
-
-@dataclass(frozen=True)
 class Against:
-    """Holds one table: the run against bounds, another run, or earlier runs."""
+    """Holds one table: the run against bounds or another run."""
 
     anchor: str
     title: str
@@ -90,61 +73,3 @@ def base(found: Comparison) -> Against:
         + [GapLine(words.clean(f"{name} no longer fails")) for name in found.fixed]
         + compare_words.alone(found.pairs),
     )
-
-
-def over_time(facts: Facts, history: History | None) -> Against | None:
-    """Returns the changes since the run before, the largest growth first, with the figures of all earlier runs."""
-    known = [(each, found) for kernel in facts.judged for each in kernel.leading if (found := _before(history, each))]
-    if not known:
-        return None
-    moved = []
-    for each, found in known:
-        now, last = judged(each.result.figures, each.result.gate).upper, found.values[-1]
-        ratio = max(comparable(value_of(now)), 1e-3) / max(comparable(value_of(last)), 1e-3)
-        if ratio != 1.0:
-            moved.append((ratio, _moved(each, found, now, ratio > 1)))
-    moved.sort(key=lambda pair: -pair[0])
-    grew, runs = sum(ratio > 1 for ratio, _ in moved), max(len(found.values) for *_, found in known)
-    counted = [f"{grew:,} grew"] * (grew > 0) + [f"{len(moved) - grew:,} shrank"] * (len(moved) > grew)
-    of = words.plural(len(known), "result")
-    since = f"since the run before, over {words.plural(runs, 'earlier run')}"
-    said = f"of {of}, {words.listed(counted)} {since}" if moved else f"no maximum of {of} moved {since}"
-    return Against(
-        anchor="trend",
-        title="Trend",
-        standing="wrong" if any(row.standing == "wrong" for _, row in moved) else "skipped" if grew else "ok",
-        sentence=said,
-        columns=("earlier runs", "before", "now"),
-        rows=[row for _, row in moved[:MOST]],
-        left_out=max(len(moved) - MOST, 0),
-        lines=[],
-    )
-
-
-def _moved(each: ResultFacts, found: Earlier, now: Number, grew: bool) -> TableRow:
-    result, values = each.result, (*found.values, now)
-    cells = {
-        "output": words.clean(result.output),
-        "dtype": words.clean(result.dtype),
-        "earlier runs": spark(values, result.limit, label=f"Maximum of {each.title} over {len(values)} runs"),
-        "before": words.ulp(found.values[-1]),
-        "now": words.ulp(now),
-    }
-    standing, note = (
-        "skipped" if result.status == "ok" and grew else result.status,
-        "" if found.alike else "other cases",
-    )
-    return TableRow(each.owner.name, "", cells, standing, "grew" if grew else "shrank", frozenset({"now"}), note)
-
-
-def trend(history: History | None, each: ResultFacts) -> Sequence[Number]:
-    """Returns the figures of one result over earlier runs and this one, or none without earlier runs."""
-    found = _before(history, each)
-    return (*found.values, judged(each.result.figures, each.result.gate).upper) if found else ()
-
-
-def _before(history: History | None, each: ResultFacts) -> Earlier | None:
-    result, kernel = each.result, each.owner.run
-    if not history or kernel.peer:
-        return None
-    return history.get((kernel.name, result.output, result.dtype, result.source))

@@ -25,8 +25,8 @@ from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, replay
 from verify.records.recorded import judged
 from verify.report import blocks, result_words, run_table, words
 from verify.report.blocks import ReportBlock
-from verify.report.html import against, curve_plot, plot, speed_plot, views
-from verify.report.html.against import Against, History
+from verify.report.html import against, curve_plot, plot, views
+from verify.report.html.against import Against
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
@@ -69,10 +69,9 @@ def render(
     *,
     base: Comparison | None = None,
     gate: Verdict | None = None,
-    history: History | None = None,
     record: str = "",
 ) -> str:
-    """Returns the whole page. `base`, `gate` and `history` are shown with the run if they are present.
+    """Returns the whole page. `base` and `gate` are shown with the run if they are present.
 
     `record` is the path of the record from the page. A large record is linked there and not embedded.
     """
@@ -89,9 +88,7 @@ def render(
     # a small record lies in the page, not beside it
     place = "" if small else record
     kernels = [
-        views.kernel_view(
-            kernel, history, lambda each, item: each.short_replay(place, run, item, index=item.origin.index)
-        )
+        views.kernel_view(kernel, lambda each, item: each.short_replay(place, run, item, index=item.origin.index))
         for kernel in facts.kernels
     ]
     section = environment.get_template("kernel.html.j2")
@@ -99,8 +96,7 @@ def render(
     headline = next(iter(facts.findings), None) or facts.closest
     first = "" if headline is None else headline.owner.anchor
     written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
-    lines = rows(facts, history)
-    look = {"columns": COLUMNS, "trends": any(line.trend for line in lines)}
+    lines = rows(facts)
     row_of = environment.get_template("row.html.j2")
     peers = sum(line.row.standing == "peer" for line in lines)
     return environment.get_template("report.html.j2").render(
@@ -118,18 +114,17 @@ def render(
         worst=None if headline is None else views.finding_view(headline),
         failures=blocks.failures(facts.failures),
         skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        beside=_beside(facts, base, gate, history),
+        beside=_beside(base, gate),
         sections=_findings(facts),
         lead=against.LEAD,
-        speeds=speed_plot.plots(facts),
-        rows=[Markup(row_of.render(line=line, row=line.row, **look)) for line in lines],
+        rows=[Markup(row_of.render(line=line, row=line.row, columns=COLUMNS)) for line in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
         groups=_groups(kernels),
         opened=first,
         environment=words.flat(run.environment),
         packed=compressed(json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()) if packed else "",
-        **look,
+        columns=COLUMNS,
     )
 
 
@@ -173,10 +168,10 @@ def _machine(run: Run) -> str:
     return ", ".join(f"{label}{known[name]}" for label, name in names if name in known)
 
 
-def _beside(facts: Facts, base: Comparison | None, gate: Verdict | None, history: History | None) -> list[Against]:
-    """Returns the tables at the top of the page: changes, trend, and the verdict of the bounds, if they are present."""
-    found = [None if base is None else against.base(base), against.over_time(facts, history)]
-    return [each for each in (*found, None if gate is None else against.bounds(gate)) if each is not None]
+def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
+    """Returns the tables at the top of the page: changes, and the verdict of the bounds, if they are present."""
+    found = [] if base is None else [against.base(base)]
+    return found if gate is None else [*found, against.bounds(gate)]
 
 
 def _findings(facts: Facts) -> list[tuple[str, str, list[ReportBlock]]]:
@@ -242,17 +237,17 @@ def compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def rows(facts: Facts, history: History | None = None) -> list[SimpleNamespace]:
+def rows(facts: Facts) -> list[SimpleNamespace]:
     """Returns the views of all rows of the table, worst first, as the page shows them at first."""
-    return [_row(kernel, each, history) for kernel, each in facts.rows]
+    return [_row(kernel, each) for kernel, each in facts.rows]
 
 
-def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None) -> SimpleNamespace:
+def _row(kernel: KernelFacts, each: ResultFacts | None) -> SimpleNamespace:
     """Returns a row with its address, the sort keys of its numeric columns (none sorts last), and its drawings."""
     row, name = run_table.row_of(kernel, each), f"row-{kernel.index}"
-    keys, drawn = {"verdict": str(LOOKS[row.standing].rank)}, dict.fromkeys(("strip", "spark", "trend"), "")
+    keys, drawn = {"verdict": str(LOOKS[row.standing].rank)}, dict.fromkeys(("strip", "spark"), "")
     if each is not None:
-        result, values = each.result, against.trend(history, each)
+        result = each.result
         own = judged(result.figures, result.gate)
         theirs = None if result.baseline is None else judged(result.baseline, result.gate).upper
         keys |= {of: _class_key(result, of) for of in CLASSES} | {"basis": str(result.basis.n)}
@@ -260,7 +255,6 @@ def _row(kernel: KernelFacts, each: ResultFacts | None, history: History | None)
         drawn = {
             "strip": plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong"),
             "spark": curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input"),
-            "trend": curve_plot.spark(values, result.limit, label=f"Maximum of {each.title} over {len(values)} runs"),
         }
         row = replace(row, cells=row.cells | {"basis": row.cells["basis_short"], "baseline": each.baseline})
         name += f"/{quote(result.output, safe='')}/{result.dtype}"

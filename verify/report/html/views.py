@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
-from verify.records.record import LawRun, Number, RegimeFigures, Result, Worst, replay_command, value_of
+from verify.records.record import LawRun, RegimeFigures, Result, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, words
-from verify.report.html import against, curve_plot, plot
+from verify.report.html import curve_plot, plot
 from verify.report.present import KernelFacts, ResultFacts, law_counts, skipped_laws
-
-if TYPE_CHECKING:
-    from markupsafe import Markup
 
 GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 
@@ -24,9 +20,7 @@ GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 Replay = Callable[[ResultFacts, Worst], str]  # returns the command that shows an element again
 
 
-def kernel_view(
-    kernel: KernelFacts, history: against.History | None = None, replay: Replay | None = None
-) -> SimpleNamespace:
+def kernel_view(kernel: KernelFacts, replay: Replay | None = None) -> SimpleNamespace:
     """Returns the section of one kernel. `replay` shortens commands if the record lies beside the page."""
     run, differs = kernel.run, list[str]()
     if run.unrepeatable:
@@ -37,7 +31,7 @@ def kernel_view(
         anchor=kernel.anchor,
         message=[*differs, *(words.clean_lines(run.message) if run.message else [])],
         printed=words.clean_lines(run.printed.text) if run.printed else [],
-        results=[result_view(each, history, replay) for each in kernel.results],
+        results=[result_view(each, replay) for each in kernel.results],
         laws=_laws(run.laws),
     )
 
@@ -57,9 +51,7 @@ def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
     )
 
 
-def result_view(
-    each: ResultFacts, history: against.History | None = None, replay: Replay | None = None
-) -> SimpleNamespace:
+def result_view(each: ResultFacts, replay: Replay | None = None) -> SimpleNamespace:
     """Returns the view of one result of a kernel."""
     result, unit = each.result, words.UNIT[each.result.gate]
     title = f"{words.clean(result.output)} {words.clean(result.dtype)}"
@@ -77,7 +69,6 @@ def result_view(
         worst=_elements(each, replay),
         curve=curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=named) if result.curve else "",
         special_wrong=sum(item.status == "wrong" for item in result.special),
-        trend=_trend(against.trend(history, each), result, title),
     )
 
 
@@ -91,13 +82,6 @@ def finding_view(each: ResultFacts) -> SimpleNamespace:
         trouble=result_words.trouble(result, unit=words.UNIT[result.gate]),
         element=None if each.worst is None else worst_view(each.worst, result),
     )
-
-
-def _trend(values: Sequence[Number], result: Result, title: str) -> Markup | str:
-    if not values:
-        return ""
-    listing = ", ".join(words.ulp(value) for value in values)
-    return curve_plot.spark(values, result.limit, label=f"Maximum of {title} over {len(values)} runs: {listing}")
 
 
 def _truth(result: Result) -> str:
