@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import functools
 import inspect
-import json
 import math
 import os
 import subprocess
+import sys
 import tempfile
 import threading
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
-from verify.measure.budget import DIFFERING, Budget, Queue, _line, cuts_of, differing, sampled, turn
+from verify.measure.budget import DIFFERING, Budget, _line, cuts_of, differing, sampled, turn
 from verify.measure.kernel import measure_kernel
 from verify.measure.repeated import run_judged
 from verify.measure.requests import Measure
@@ -371,42 +372,23 @@ def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Ba
             assert cuts and all(cut.bytes <= budget.memory for cut in cuts)
 
 
-def _rows(path: Path) -> dict[int, tuple[float, str]]:
-    return {pid: (need, does) for pid, need, does in Queue(path, 100.0)._changed(list)}
-
-
-def test_judges_wait_in_their_order_for_the_memory_of_a_gpu(tmp_path: Path) -> None:
-    path = tmp_path / "queue.json"
-    queue = Queue(path, 100.0, context=1.0)
-    others = [subprocess.Popen(["sleep", "60"]) for _ in range(3)]
-    needs = [[60.0, "runs"], [70.0, "waits"], [20.0, "waits"]]
-    path.write_text(json.dumps([[each.pid, *need] for each, need in zip(others, needs, strict=True)]))
-    waiting = threading.Thread(target=queue.enter, args=(500.0,))  # more than there is: alone
-    waiting.start()
-    for place, does in enumerate((["runs", "waits", "waits"], ["runs", "runs"], ["runs"])):
-        time.sleep(0.3)
-        assert waiting.is_alive() and _rows(path)[os.getpid()] == (100.0, "waits")
-        assert [_rows(path)[each.pid][1] for each in others[place:]] == does
-        others[place].kill()
-        others[place].wait()
-    waiting.join(5)
-    assert not waiting.is_alive() and _rows(path) == {os.getpid(): (100.0, "runs")}
-    queue.lower(30.0)
-    assert _rows(path) == {os.getpid(): (30.0, "runs")}
-    queue.lower(60.0)
-    assert _rows(path) == {os.getpid(): (30.0, "runs")}  # others may have the rest by now
-    queue.leave()
-    assert _rows(path) == {os.getpid(): (0, "idles")}
+def _taken(folder: Path) -> bool:
+    """True if some judge has its turn."""
+    with next(folder.glob("verify-*.lock")).open("r+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
 
 
 @pytest.fixture
 def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Backend:
-    """The backend of this machine as a GPU on which every case needs a turn."""
+    """The backend of this machine as a GPU of 1 TiB."""
 
     class Gpu(type(backend)):  # type: ignore[misc]
         streams = gpu = True
 
-    monkeypatch.setattr(budgeting, "_SMALL", 0)
     monkeypatch.setattr(budgeting, "_LITTLE", 0)
     monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -414,81 +396,105 @@ def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ba
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     return Gpu(backend.device, backend.label)
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("holds", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_large_cases_run_one_at_a_time_and_a_killed_judge_ends_its_turn(gpu: Backend, tmp_path: Path) -> None:
+    with turn(gpu, 1 << 37):
+        assert _taken(tmp_path)
+    [path] = tmp_path.glob("verify-*.lock")
+    other = subprocess.Popen([sys.executable, "-c", HOLDS, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None and other.stdout.readline() == b"holds\n"
+    with turn(gpu, 1 << 34):
+        pass  # a small case has no turn
+    entered = threading.Event()
+
+    def wait() -> None:
+        with turn(gpu, 1 << 37):
+            entered.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not entered.wait(0.2)
+    other.kill()
+    assert entered.wait(60)
+    waiting.join()
+    other.communicate()
 
 
 def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tried, waits, lowered, needs = list[float](), list[float](), list[float](), list[float]()
+    tried, waits, needs = list[float](), list[float](), list[float]()
 
     def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int, **how: Any) -> Any:
         tried.append(budget.memory)
-        assert _rows(next(tmp_path.glob("verify-*.json")))[os.getpid()][1] == "runs"  # this case has its turn
+        assert _taken(tmp_path)  # by this case
         if len(tried) <= 7:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
         return sampled(op, problem, name, singled, budget, seed, **how)
 
-    def entered(queue: Queue, need: float) -> None:
+    @contextlib.contextmanager
+    def late(backend: Backend, need: float) -> Iterator[None]:
         needs.append(need)
         if len(tried) <= 7:
             threading.Event().wait(0.4)  # others have their turns first
-        enter(queue, need)
+        with turn(backend, need):
+            yield
 
-    enter = Queue.enter
+    monkeypatch.setattr(budgeting, "_LARGE", 0)
     monkeypatch.setattr(measuring, "sampled", scarce)
+    monkeypatch.setattr(measuring, "turn", late)
     monkeypatch.setattr(measuring.time, "sleep", waits.append)
-    monkeypatch.setattr(Queue, "lower", lambda queue, need: lowered.append(need))
-    monkeypatch.setattr(Queue, "enter", entered)
     steps = list[str]()
     found = measure_kernel(_declared("softmax"), Measure("a.py::called"), gpu, budget=TINY, progress=steps.append)
     assert found.status == "ok" and not found.gaps
     assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
     assert waits == [1.0] and needs[1] == 2 * needs[0] == 2 * needs[2]
-    assert _rows(next(tmp_path.glob("verify-*.json"))) == {os.getpid(): (0, "idles")}
-    evaluated = budgeting._EVALUATED * TINY.drawn
-    assert lowered == [2 * evaluated, evaluated]  # before each case is judged; the first had waited for twice the room
+    assert not _taken(tmp_path)
 
 
+@pytest.mark.parametrize("need", [1 << 30, 1 << 37])
 @pytest.mark.parametrize(("reserved", "free", "emptied"), [(3 << 28, 0.7, 1), (3 << 28, 0.8, 0), (1 << 28, 0.7, 0)])
 def test_memory_held_for_later_calls_is_given_back_unless_most_of_the_gpu_is_free(
-    reserved: int, free: float, emptied: int, gpu: Backend, monkeypatch: pytest.MonkeyPatch
+    reserved: int, free: float, emptied: int, need: int, gpu: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[str]()
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 27)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * (1 << 34)), 1 << 34))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    with turn(gpu, 1 << 30) as lower:
-        lower(1 << 29)
-    assert calls == ["emptied"] * (2 * emptied), "before the queue knows that it needs less, and at the end"
+    with turn(gpu, need):
+        assert not calls
+    assert calls == ["emptied"] * emptied
 
 
-def test_every_call_of_a_kernel_has_its_turn_and_no_memory_for_its_inputs_is_tried_again(
-    gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Calls that look whether a wrong result repeats had none, and took the memory of others."""
+def test_no_memory_for_the_inputs_of_a_call_is_tried_again(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no result of an earlier call is in memory then."""
     called = _declared("gelu", lambda y: torch.where(y > 8, y * 1.5, y))  # wrong in the second case, which has outliers
     asked, results = list[str](), list[Any]()
 
     def run(case: Any) -> Any:
         assert all(each() is None for each in results)
-        asked.append(_rows(next(tmp_path.glob("verify-*.json")))[os.getpid()][1])
+        asked.append(case.to_json())
         if len(asked) == 1:  # the process of the kernel makes its own inputs
             raise Failure.of(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 12.00 GiB")).error()
         measured = run_judged(called, case, gpu.device)
         results[:] = map(weakref.ref, measured.results.values())
         return measured
 
-    def leave(queue: Queue) -> None:
-        freed.append(all(each() is None for each in results))
-        left(queue)
-
-    left, freed = Queue.leave, list[bool]()
-    monkeypatch.setattr(Queue, "leave", leave)
     monkeypatch.setattr(measuring.time, "sleep", lambda seconds: None)
     found = measure_kernel(called, Measure("a.py::called"), gpu, budget=TINY, run=run)
     assert found.status == "wrong" and not found.gaps
-    assert asked == ["runs"] * 5  # two cases, one of them twice, and then the worst and the first case again
-    assert freed == [True] * len(freed)
+    assert len(asked) == 5  # two cases, one of them twice, and then the worst and the first case again

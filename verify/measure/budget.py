@@ -9,17 +9,15 @@ the edges of blocks.
 from __future__ import annotations
 
 import fcntl
-import json
 import math
 import os
 import resource
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,16 +43,13 @@ _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
 _EDGES = 4  # one drawn index of this many is at an edge
 _WHOLE = 2.0**29  # numbers in all steps of a result of which all elements are judged: exact values are the host's work
-_SMALL = 1 << 28  # a case of fewer bytes waits for no turn
-_SHARED = 0.95  # share of a GPU's memory that judges may take: fragments take the rest
+_LARGE = 1 / 16  # share of a GPU's memory: cases that need more run one at a time
 _HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
 _PLENTY = 0.75  # share of a GPU's memory: if so much is free, processes keep what they hold for later calls
-_CONTEXT = 1.4e9  # bytes of a GPU that a judge and the process of its kernel take without any tensor
 _TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
 _EVALUATED = 96  # bytes of evaluation for each number that a budget draws
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
-_AGAIN = 0.05  # seconds between two looks at a queue
 _ON_HOST = 1 << 23  # numbers, 0.6 s of a host: a GPU takes 0.1 s to start such steps, and forks do them beside others
 _LEAST = 0.5  # seconds for a result, and for the choice of its elements: with less, few cases would have few elements
 LEAST_SHARE = 0.5  # of the cases that a measurement has planned, without which it says too little
@@ -78,7 +73,7 @@ class Budget:
     def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
         """Returns the budget of a backend.
 
-        `memory` replaces the default: a quarter of a GPU, whose memory judges share (`turn`), or 2 GiB of a host.
+        `memory` replaces the default: a quarter of a GPU, which large cases have in turn (`turn`), or 2 GiB of a host.
         """
         quarter = total_memory(backend) // 4
         if backend.scale == "large":
@@ -121,25 +116,21 @@ def peak_memory(backend: Backend) -> dict[str, int]:
     return found
 
 
-def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> tuple[float, float]:
-    """Estimates the bytes of the GPU that a case takes, and how many of them judging takes beside its tensors.
-
-    The first are in the kernel's process, then in this one. They include what autograd keeps of PyTorch's steps.
-    """
+def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> float:
+    """Estimates the bytes of the GPU that a case takes, with what autograd keeps of PyTorch's steps."""
     if not backend.streams:
-        return 0.0, 0.0
+        return 0.0
     op, params = kernel.op, kernel.op.resolve(case.params)
     operands = op.shapes(case.dims, params)
     outputs = sum(math.prod(op.result_shapes(case.dims, params)[name]) for name in kernel.outputs)
     size = formats.named(case.dtype).bits // 8
     held = size * (sum(map(math.prod, operands.values())) + outputs)
     if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
-        return 0.0, 0.0
+        return 0.0
     numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
     if max(held, size * numbers) < 16 * _LITTLE:
-        return 0.0, 0.0
-    evaluated = min(budget.memory, _EVALUATED * budget.drawn)
-    return _MARGIN * (_TENSORS * held + size * numbers) + evaluated, evaluated
+        return 0.0
+    return _MARGIN * (_TENSORS * held + size * numbers) + min(budget.memory, _EVALUATED * budget.drawn)
 
 
 def give_back(backend: Backend) -> None:
@@ -155,90 +146,31 @@ def give_back(backend: Backend) -> None:
 
 
 @contextmanager
-def turn(backend: Backend, need: float) -> Iterator[Callable[[float], None]]:
-    """Waits until a GPU has room for a case of `need` bytes. The judges of a user share it by a queue.
+def turn(backend: Backend, need: float) -> Iterator[None]:
+    """Waits, if a case needs much of a GPU (`need` bytes), until no other case of this user that needs much runs there.
 
-    Yields a function that gives back all but some bytes of the case, beside the memory that tensors have then. A case
-    that is larger than the GPU runs alone.
+    Judges hold small cases at the same time. A case that does not fit all the same is tried again, with twice the need.
     """
-    if not (backend.gpu and backend.streams) or need < _SMALL:
-        yield lambda need: None
-        return
+    large = backend.gpu and backend.streams and need >= _LARGE * total_memory(backend)
+    with _alone(backend) if large else nullcontext():
+        try:
+            yield
+        finally:
+            give_back(backend)
+
+
+@contextmanager
+def _alone(backend: Backend) -> Iterator[None]:
+    """Waits for the lock of a GPU. The operating system drops the lock of a process that ends."""
     of = getattr(torch.cuda.get_device_properties(backend.device), "uuid", backend.device)
-    queue = Queue(Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.json", _SHARED * total_memory(backend))
-
-    def lower(need: float) -> None:
-        give_back(backend)
-        queue.lower(need + torch.cuda.memory_allocated(backend.device))
-
-    with ExitStack() as last:
-        last.callback(queue.leave)
-        last.callback(give_back, backend)  # before it leaves
+    path = Path(tempfile.gettempdir()) / f"verify-{os.getuid()}-{of}.lock"
+    with open(os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600), "r+") as file:
         with phase("judge: wait for memory"):
-            queue.enter(need)
-        yield lower
-
-
-@dataclass(frozen=True)
-class Queue:
-    """Holds the judges that share some memory, in a file.
-
-    A row has a process, its bytes, and what it does: "waits", "runs" or "idles". A judge stays in the file until its
-    process ends. The first one there has the first turn again: so the oldest of many runs ends soon, and the others
-    do not all end late.
-    """
-
-    path: Path
-    total: float
-    context: float = _CONTEXT  # bytes that each process takes beside its turns
-
-    def enter(self, need: float) -> None:
-        """Waits until `need` bytes are free, then takes them."""
-        self._changed(lambda rows: rows if os.getpid() in [row[0] for row in rows] else [*rows, [os.getpid(), 0, ""]])
-        self._set(lambda before: (min(need, self.total), "waits"))
-        while [os.getpid(), "runs"] not in [[pid, does] for pid, _, does in self._changed(self._admitted)]:
-            time.sleep(_AGAIN)
-
-    def lower(self, need: float) -> None:
-        """Returns all bytes of this process but `need`. It takes no more than it has."""
-        self._set(lambda before: (min(need, before), "runs"))
-
-    def leave(self) -> None:
-        """Returns the bytes of this process. It keeps its place for its next turn."""
-        self._set(lambda before: (0, "idles"))
-
-    def _set(self, change: Callable[[float], tuple[float, str]]) -> None:
-        """Changes the bytes of this process, and what it does."""
-        self._changed(lambda rows: [[row[0], *change(row[1])] if row[0] == os.getpid() else row for row in rows])
-
-    def _admitted(self, rows: list[Any]) -> list[Any]:
-        running = [need for _, need, does in rows if does == "runs"]
-        free, alone, found = self.total - self.context * len(rows) - sum(running), not running, []
-        for pid, need, does in rows:
-            admitted = does == "waits" and (alone or need <= free)
-            if does == "waits":
-                free, alone = free - need if admitted else -math.inf, False  # later ones wait too
-            found.append([pid, need, "runs" if admitted else does])
-        return found
-
-    def _changed(self, change: Callable[[list[Any]], list[Any]]) -> list[Any]:
-        """Rewrites the rows of the file by `change`, without the rows of ended processes. Returns the new rows."""
-        flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-        with open(os.open(self.path, flags, 0o600), "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            rows = change([row for row in json.loads(file.read() or "[]") if _lives(row[0])])
-            file.seek(0)
-            file.truncate()
-            file.write(json.dumps(rows))
-            return rows
-
-
-def _lives(pid: int) -> bool:
-    """Returns False for a process that has ended, a zombie included."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
-    except OSError:
-        return False
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)  # forks that judge have inherited the file
 
 
 @dataclass

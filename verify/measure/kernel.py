@@ -279,44 +279,39 @@ class Judging:
         report: Callable[[float], None],
         following: Case | None,
     ) -> None:
-        """Judges a case when the GPU has room for it. If memory runs out, the case waits until there is twice the room.
+        """Judges a case when it has its turn on the GPU. If memory runs out, it has another turn, with twice the need.
 
         If forks judge, the kernel is called on the `following` case meanwhile, unless the cases are large. `report`
         gets the seconds of a wait. All limits of time move by them.
         """
-        need, judging_takes = needed(self.kernel, case, self.backend, self.budget)
+        need = needed(self.kernel, case, self.backend, self.budget)
         ahead = self.judges > 1 and need <= _AHEAD * total_memory(self.backend)
         if ahead and following is not None and following.dims == case.dims:
             self.expect(following)
-            need, judging_takes = 2 * need - judging_takes, need
+            need *= 2
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
-            with turn(self.backend, need * 2**again) as lower:
+            with turn(self.backend, need * 2**again):
                 waited = time.monotonic() - waiting
                 if waited > _AT_LEAST:
                     self.runner.until += waited
                     forks.until += waited
                     report(waited)
-                if self._has_memory_for(judging, case, forks, functools.partial(lower, judging_takes * 2**again)):
+                if self._has_memory_for(judging, case, forks):
                     return
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
     def _turn(self, case: Case) -> AbstractContextManager[object]:
-        return turn(self.backend, needed(self.kernel, case, self.backend, self.budget)[0])
+        return turn(self.backend, needed(self.kernel, case, self.backend, self.budget))
 
-    def _has_memory_for(
-        self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, CaseFindings], lower: Callable[[], None]
-    ) -> bool:
+    def _has_memory_for(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, CaseFindings]) -> bool:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
-        Returns False if memory ran out. Whatever a case holds is free when this returns. `lower` gives back memory that
-        judging does not need.
+        Returns False if memory ran out. Whatever a case holds is free when this returns.
         """
         try:
-            questions = self._called(judging.group, case) or ()
-            lower()
-            for question, given in questions:
+            for question, given in self._called(judging.group, case) or ():
                 ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
                 judging.open += 1
                 forks.ask((judging, question.case, given), ask, here=not question.on_host)
