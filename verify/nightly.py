@@ -352,8 +352,7 @@ def bench(night: Night, until: float | None) -> Run:
             until=None if until is None else now + TIMING * max(0.0, until - now),
             progress=lambda text: night.progress(f"bench {text}"),
         )
-        ahead = (night.jobs or _about(night).workers) if own else 0  # they share the GPU that times
-        wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False, ahead=ahead)
+        wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False)
         timed = time_them(wanted, session, "verify nightly: bench")
         night.usage += session.usage
         return timed

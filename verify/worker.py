@@ -277,9 +277,6 @@ def _time(request: measure.Time, backend: Backend, progress: OnProgress) -> list
         raise UsageError(f"speed is measured on a GPU; this is the {backend.name}")
     contenders = {target: _one(target) for target in request.targets}
     try:
-        if not request.rounds:
-            timing.compile_together(contenders, request, backend.device, progress)
-            return []
         with launched(timed=True):
             clock = timing.CudaClock(backend.device)
             return timing.time_together(contenders, request, backend.device, clock, progress)

@@ -9,31 +9,25 @@ implementation ends the worker, the record names it, and the rest are timed agai
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from verify.backends import named
 from verify.declare.requests import ListOps
 from verify.declare.target import Target
-from verify.errors import SPENT, KernelError, UsageError, VerifyError
-from verify.measure.requests import Contender, ListContenders, Time, Timed
+from verify.errors import SPENT, KernelError, UsageError
+from verify.measure.requests import Contender, ListContenders, Time
 from verify.measure.session import Session, run
 from verify.records.identity import identity
 from verify.records.record import Gap, Run, Speed
 from verify.workers import process
-from verify.workers.pool import Job, Pool, using
+from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS, Answers, AnyWorker
-from verify.workers.requests import Died, Environment, Late, OnProgress, R, Request
+from verify.workers.requests import Died, Environment, Late
 
 STAND_INS = ("eager", "compile")
-# The share of the remaining time for compiling ahead. Code that is not compiled by then is still timed, but takes
-# longer.
-AHEAD_SHARE = 0.6
-AHEAD_SECONDS = 120.0  # limit for one request that compiles ahead; a kernel that hangs is tried again when it is timed
 NOT_TIMED = "speed: not timed, this is the interpreter; speed is measured on a GPU"
 
 
@@ -48,7 +42,6 @@ class Bench:
     rounds: int = 15
     accuracy: bool = True
     beside_peers: bool = True  # True: add PyTorch's implementations also to groups that contain only peers
-    ahead: int = 0  # processes that compile their code at the same time, before anything is timed; 0: none
 
 
 @dataclass
@@ -180,10 +173,7 @@ def time_all(found: list[Contender], settings: Bench, session: Session, backend:
                 requests.append(Time(able, dtype, shape, settings.directions, settings.rounds, session.seed))
     beside = sorted({target for request in requests for target in request.targets})
     # With one process, every request after the first finds the compiler imported and the GPU initialised.
-    workers = [_Worker(process.Worker(session.backend)) for _ in range(max(1, min(settings.ahead, len(requests))))]
-    with Pool.of(workers):
-        if len(workers) > 1:
-            _compile_ahead(requests, beside, workers, session)
+    with Pool.of([worker := process.Worker(session.backend)]):
         for request in requests:
             if session.until is not None and time.monotonic() >= session.until:
                 timings.late += [
@@ -191,76 +181,8 @@ def time_all(found: list[Contender], settings: Bench, session: Session, backend:
                     for target in request.targets
                 ]
             else:
-                home = next((each for each in workers if untimed(request, beside) in each.compiled), workers[0])
-                _time(home, request, beside, session, timings)
+                _time(worker, request, beside, session, timings)
     return timings
-
-
-class _Worker:
-    """Holds a worker, and the requests that its current process has compiled for."""
-
-    def __init__(self, worker: AnyWorker) -> None:
-        self._worker = worker
-        self._compiled: list[Request[Any]] = []
-
-    @property
-    def compiled(self) -> list[Request[Any]]:
-        """Returns the requests without rounds that the current process has answered."""
-        if not self.alive:
-            self._compiled.clear()
-        return self._compiled
-
-    @property
-    def alive(self) -> bool:
-        return self._worker.alive
-
-    def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
-        """Returns the worker's reply."""
-        compiled = self.compiled  # read before the request, which may start a new process
-        reply = self._worker.ask(request, timeout=timeout, progress=progress)
-        if isinstance(request, Time) and not request.rounds:
-            compiled.append(request)
-        return reply
-
-    def stop(self) -> None:
-        self._worker.stop()
-
-
-def untimed(request: Time, beside: Sequence[str]) -> Time:
-    """Returns the request that compiles the code of `request` and times nothing. The same process then times it."""
-    return msgspec.structs.replace(request, rounds=0, beside=tuple(beside))
-
-
-def _compile_ahead(requests: Sequence[Time], beside: list[str], workers: Sequence[_Worker], session: Session) -> None:
-    """Compiles everything that will be timed, on all workers. Each worker later times the code it compiled, alone.
-
-    A request that fails twice is reported when it is timed.
-    """
-    waiting = deque((request, True) for request in requests)
-    now = time.monotonic()
-    until = None if session.until is None else now + AHEAD_SHARE * (session.until - now)
-
-    def take(last: Job[Any] | None) -> Job[list[Timed]] | None:
-        if not waiting:
-            return None
-        request, again = waiting.popleft()
-        done = sum(len(each.compiled) for each in workers)
-        session.progress(f"compiling what will be timed, {done}/{len(requests)}")
-
-        def failed(error: VerifyError) -> None:
-            session.progress(f"compiling what will be timed: {request.targets[0]} {request.dtype}: {error}")
-            if again:  # tried again when fewer workers run: all of them share the GPU's memory
-                waiting.append((request, False))
-
-        return Job(
-            untimed(request, beside),
-            done=lambda reply: None,
-            failed=failed,
-            timeout=min(session.timeout, AHEAD_SECONDS),
-            until=until,
-        )
-
-    Pool.of(workers).run(take)
 
 
 def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:

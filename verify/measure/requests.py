@@ -109,8 +109,7 @@ class Timed(msgspec.Struct, frozen=True):
 class Time(Request[list[Timed]], frozen=True, tag="time"):
     """Times kernels of one group side by side. An empty shape means a large default shape.
 
-    One process answers all requests with the same targets in `beside`, unless a kernel changes that process. With 0
-    rounds everything is called and nothing is timed, so that the process compiles the code.
+    One process answers all requests with the same targets in `beside`, unless a kernel changes that process.
     """
 
     targets: list[str]

@@ -13,8 +13,7 @@ torch.mm instead.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
@@ -26,7 +25,6 @@ from verify.cases import Case, case_of, inputs_of, upstream_of
 from verify.cases.sizes import largest_of
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, UsageError
-from verify.measure.autotuners import launched
 from verify.measure.call import Graph, call_tensors, describe
 from verify.measure.requests import Time, Timed
 from verify.ops.geometry import ByGeometry, Shape
@@ -43,7 +41,6 @@ COPY, PRODUCT = "a copy", "the products"  # no kernel has such a name: it would 
 
 # Large enough that bandwidth decides and not the launch; (M, K, N) for matrix products.
 SHAPES: ByGeometry[Shape] = ByGeometry(elementwise=(8192, 8192), rowwise=(16384, 4096), contraction=(8192, 4096, 8192))
-MOST_COMPILED = 4096  # programs that torch.compile may keep for one function; its default of 8 is too few here
 LARGE = 1 << 24  # numbers of the largest operand of a PyTorch function
 
 
@@ -110,113 +107,39 @@ def time_together(
     A contender that raises or has no gradient gets a reason instead of a time, and the others continue. Raises
     KernelError, with the contender's name, if one leaves the GPU unusable.
     """
+    first = next(iter(contenders.values()))
+    shape = tuple(asked.shape) or default_shape(first)
+    _check_shape(first, shape)
+    torch.compiler.reset()  # forget earlier programs, so that this shape gets code of its own
     found: list[Timed] = []
-    for direction, ready in _directions(contenders, asked, device, progress):
-        found += [Timed(name, direction, None, reason) for name, reason in ready.reasons.items()]
-        if ready.calls:
-            reference, call = _reference(ready.problem, direction, device)
-            times = _take_turns({**ready.calls, reference: call}, clock, asked.rounds)
-            speeds = {name: _speed(times, name, reference, ready.problem, direction) for name in ready.calls}
-            found += [Timed(name, direction, speed) for name, speed in speeds.items()]
+    for direction in asked.directions:
+        case = case_of(
+            first, asked.dtype, dims=shape, seed=asked.seed, upstream="normal" if direction == "backward" else ""
+        )
+        try:
+            problem = _problem(first, case, device)
+        except torch.OutOfMemoryError as error:
+            raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
+        calls: dict[str, Call] = {}
+        for name, kernel in contenders.items():
+            progress(name)
+            prepared = _prepared(kernel, problem, direction, device)
+            if isinstance(prepared, str):
+                found.append(Timed(name, direction, None, prepared))
+            else:
+                calls[name] = prepared
+        progress("")  # a failure from here on cannot be attributed to a contender
+        if calls:
+            reference, call = _reference(problem, direction, device)
+            times = _take_turns({**calls, reference: call}, clock, asked.rounds)
+            found += [Timed(name, direction, _speed(times, name, reference, problem, direction)) for name in calls]
     return found
-
-
-def compile_together(
-    contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress = lambda text: None
-) -> None:
-    """Calls every contender as `time_together` will in this process, to compile its code. Nothing is timed.
-
-    Other processes may use the GPU meanwhile, so times would be useless. An autotuner of Triton tunes again when it is
-    timed, and torch.compile chooses among its variants only then.
-    """
-    _keep()
-    with launched(), _undecided():
-        for _ in _directions(contenders, asked, device, progress, held=False):
-            pass
 
 
 def free_memory(device: str) -> None:
     """Releases unused GPU memory for other processes."""
     if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
-
-
-@contextmanager
-def _undecided() -> Iterator[None]:
-    """Makes torch.compile use its first variant inside the context. Outside, it times all variants and chooses."""
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-
-    own = CachingAutotuner.run
-
-    def run(self: Any, *args: Any, stream: Any, **kwargs: Any) -> Any:
-        if not self.launchers:
-            self.precompile()
-        if len(self.launchers) == 1:
-            return own(self, *args, stream=stream, **kwargs)
-        return self.launchers[0](*args, **kwargs, stream=stream)
-
-    CachingAutotuner.run = run
-    try:
-        yield
-    finally:
-        CachingAutotuner.run = own
-
-
-_keeping = False  # True: this process keeps everything it compiles
-
-
-def _keep() -> None:
-    """Makes torch.compile keep all its programs in this process, and compile a program for each size."""
-    import torch._dynamo.config as dynamo
-
-    global _keeping
-    _keeping = True
-    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = MOST_COMPILED
-    dynamo.automatic_dynamic_shapes = False
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """Holds the warm calls of one direction, and the reasons of contenders without a call."""
-
-    problem: TimedProblem
-    calls: dict[str, Call]
-    reasons: dict[str, str]
-
-
-def _directions(
-    contenders: Mapping[str, Kernel], asked: Time, device: str, progress: OnProgress, *, held: bool = True
-) -> Iterator[tuple[Direction, _Ready]]:
-    """Calls every contender until it is warm, for each direction in turn.
-
-    A call keeps tensors for its gradient. If `held` is false, each call is dropped before the next one: other processes
-    may need the GPU's memory.
-    """
-    first = next(iter(contenders.values()))
-    shape = tuple(asked.shape) or default_shape(first)
-    _check_shape(first, shape)
-    if not _keeping:
-        torch.compiler.reset()  # forget earlier programs, so that this shape gets code of its own
-    for direction in asked.directions:
-        upstream = "normal" if direction == "backward" else ""
-        case = case_of(first, asked.dtype, dims=shape, seed=asked.seed, upstream=upstream)
-        try:
-            problem = _problem(first, case, device)
-        except torch.OutOfMemoryError as error:
-            raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
-        ready = _Ready(problem, {}, {})
-        for name, kernel in contenders.items():
-            progress(name)
-            prepared = _prepared(kernel, problem, direction, device)
-            if isinstance(prepared, str):
-                ready.reasons[name] = prepared
-            elif held:
-                ready.calls[name] = prepared
-            else:
-                del prepared
-                free_memory(device)
-        progress("")  # a failure from here on cannot be attributed to a contender
-        yield direction, ready
 
 
 def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
