@@ -23,18 +23,14 @@ if TYPE_CHECKING:
 def propose(options: argparse.Namespace) -> int:
     """Write new and tighter bounds from records.
 
-    Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. Without --move no
-    bound gets looser and none is removed. Exit code 1: the bounds are written, but some figure is beyond its bound, or
-    --move left some bound unchanged.
+    Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. No bound gets
+    looser and none is removed. Exit code 1: the bounds are written, but some figure is beyond its bound.
 
         verify bounds propose run.json
         verify bounds propose run.json --kernel my_gelu --dry-run
-        verify bounds propose run.json --move 'judged by the noise of the program'
 
     records: RUN.json ...  records of runs
     --kernel ... --bounds
-    --move REASON  also replace bounds of results that are judged by another gate now, or on other cases; the reason
-        stays in the file. Bounds of wrong, vacuous and undecided results stay unchanged
     --dry-run  show, and write nothing
     --on-ci
     --json: the changes
@@ -48,13 +44,7 @@ def propose(options: argparse.Namespace) -> int:
     if not options.dry_run:
         _may_write(options, "propose")
     book = _book(options)
-    found = changes.propose(
-        [load(path) for path in options.records],
-        book,
-        kernels=options.kernel,
-        move=options.move,
-        today=_today(),
-    )
+    found = changes.propose([load(path) for path in options.records], book, kernels=options.kernel)
     written: list[str] = []
     if not options.dry_run:
         written = [_shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])]
@@ -70,42 +60,36 @@ def propose(options: argparse.Namespace) -> int:
         return bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run)
 
     sinks.deliver_data(options, data, text)
-    broken = any(options.move or row.status in BREACH for row in found.left)
-    return exits.WRONG if broken else exits.PASS
+    return exits.WRONG if any(row.status in BREACH for row in found.left) else exits.PASS
 
 
 def review(options: argparse.Namespace) -> int:
     """Show what changed in the bounds since a commit.
 
-    Show every bound and waiver that changed since a commit, loosened and removed ones first. With the record behind the
-    bounds, also show the worst input of each, the kernel's answer and the command that replays it. Exit code 1: a bound
-    was loosened or removed, or a waiver added or extended.
+    Show every bound and waiver that changed since a commit, loosened and removed ones first. Exit code 1: a bound was
+    loosened or removed, or a waiver added or extended.
 
         verify bounds review
-        verify bounds review --base origin/main --run run.json
+        verify bounds review --base origin/main
 
-    --base = HEAD --run ... --bounds
+    --base = HEAD --bounds
     --json: the changes
     """
     from verify.records.bounds import changes, waivers
     from verify.records.bounds.at_commit import book_at, waivers_at
-    from verify.records.files import load
     from verify.report import gate_data
     from verify.report.terminal import bounds_text
 
     book = _book(options)
-    runs = [load(path) for path in options.run]
     found = changes.review(book_at(options.base, book.folder), book)
     excused = waivers.changed(waivers_at(options.base, book.folder), waivers.load(book.folder))
-    behind = changes.behind(found, runs)
-    files = {run.id: path for run, path in zip(runs, options.run, strict=True)}
 
     def data() -> dict[str, Any]:
         told = [{"change": kind, **gate_data.of_waiver(waiver)} for kind, waiver in excused]
-        return {"base": options.base, "changes": gate_data.of_changes(found, behind), "waivers": told}
+        return {"base": options.base, "changes": gate_data.of_changes(found), "waivers": told}
 
     def text() -> str:
-        return bounds_text.review(found, options.base, screen.terminal(), waivers=excused, behind=behind, files=files)
+        return bounds_text.review(found, options.base, screen.terminal(), waivers=excused)
 
     sinks.deliver_data(options, data, text)
     approved = changes.needs_approval(found) or any(kind in waivers.APPROVED for kind, _ in excused)
@@ -115,7 +99,8 @@ def review(options: argparse.Namespace) -> int:
 def accept(options: argparse.Namespace) -> int:
     """Loosen one bound, with the reason in the file.
 
-    Loosen one bound to what a record measured. The reason and the date stay in the file.
+    Replace one bound by what a record measured: a larger figure, one of another unit, or one of other cases. The reason
+    and the date stay in the file.
 
         verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'
 
@@ -132,21 +117,13 @@ def accept(options: argparse.Namespace) -> int:
     _may_write(options, "accept")
     book = _book(options)
     runs = [load(path) for path in options.records]
-    change = changes.accept(
-        options.key,
-        options.reason,
-        runs,
-        book,
-        today=_today(),
-    )
+    change = changes.accept(options.key, options.reason, runs, book, today=_today())
     assert change.new is not None
-    behind = changes.behind([change], runs)
-    files = {run.id: path for run, path in zip(runs, options.records, strict=True)}
     written = [_shown(path) for path in committed.save(book, [change.new])]
     sinks.deliver_data(
         options,
-        lambda: {"changes": gate_data.of_changes([change], behind), "written": written},
-        lambda: bounds_text.accepted(change, screen.terminal(), written=written, behind=behind, files=files),
+        lambda: {"changes": gate_data.of_changes([change]), "written": written},
+        lambda: bounds_text.accepted(change, screen.terminal(), written=written),
     )
     return exits.PASS
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -43,8 +43,8 @@ def flat_rows(verdict: Verdict) -> list[dict[str, Any]]:
     ]
 
 
-def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None = None) -> list[dict[str, Any]]:
-    """Returns changes of bounds. `behind` has the readings on which they rest, if their records are known."""
+def of_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
+    """Returns changes of bounds."""
     return [
         {
             **_key(change.key),
@@ -52,7 +52,6 @@ def of_changes(changes: Sequence[Change], behind: Mapping[Key, Reading] | None =
             "explained": explained(change),
             "old": None if change.old is None else _bound(change.old),
             "new": None if change.new is None else _bound(change.new),
-            "reading": None if change.key not in (behind or {}) else _reading((behind or {})[change.key]),
         }
         for change in changes
     ]

@@ -288,6 +288,7 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     """Returns the one command to type next."""
     quoted = [shlex.quote(path) for path in records] or ["RUN.json"]
     files, first = " ".join(quoted), quoted[0]
+    propose = f"verify bounds propose {files}"
     found = {row.status for row in verdict.rows}
     broken = breaches(verdict)
     for place, row in enumerate(broken):  # an old record has no worst element of some regimes
@@ -305,10 +306,11 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     if found & set(UNPROVEN):
         return f"verify report {first}"
     if "new" in found or "improved" in found:
-        return f"verify bounds propose {files}"
-    if "incomparable" in found:
-        gates = [(row.bound.gate, row.leading.gate) for row in verdict.rows if row.bound and row.leading]
-        return f"verify bounds propose {files}" + " --move 'REASON'" * any(old != new for old, new in gates)
+        return propose
+    for row in verdict.rows:
+        if row.status == "incomparable":
+            states = row.bound is not None and not (row.leading and row.leading.flaw)
+            return f"verify bounds accept {shlex.quote(str(row.key))} {files} --reason '...'" if states else propose
     return "verify run --json RUN.json" if found & {"unused"} or not found else "verify bounds review"
 
 

@@ -235,36 +235,14 @@ def test_a_bound_that_drops_the_property_of_a_command_needs_approval() -> None:
     assert (change.kind, needs_approval([change])) == ("restated", [])
 
 
-# -- bounds that move --------------------------------------------------------------------------------------
+# -- bounds of something else ------------------------------------------------------------------------------
 
 
-def test_bounds_of_another_gate_or_other_cases_move_together_with_their_reason() -> None:
-    item = kernel(
-        result(0.9, output="y", gate="scaled"),
-        result(3.0, output="dx", properties=OTHER),
-        result(0.7, output="dw", basis=SEEN, gate="scaled"),
-        result(0.5, output="db"),
-    )
-    held = book(
-        bound(4.0, basis=SEEN),
-        bound(1.0, output="dx"),
-        bound(0.6, output="dw", accepted=(Acceptance("2026-01-01", 0.5, 0.6, "before"),)),
-        bound(0.5, output="db"),
-    )
-    assert propose([run(item)], held).changes == ()
-    found = propose([run(item)], held, move=" noise decides now ", today=TODAY)
-    after = applied(held, found.changes)
-    new = {key.output: each for key, each in after.bounds.items()}
-    assert {name: (each.value, each.gate, each.properties["run"]) for name, each in new.items()} == {
-        "y": (0.9, "scaled", HASH),
-        "dx": (3.0, "plain", OTHER),
-        "dw": (1.0, "scaled", HASH),
-        "db": (0.5, "plain", HASH),
-    }
-    assert new["y"].basis == ALL and new["y"].reason == "noise decides now"
-    assert new["dx"].accepted == (Acceptance(TODAY, 1.0, 3.0, "noise decides now"),)
-    assert [entry.reason for entry in new["dw"].accepted] == ["before", "noise decides now"]
-    assert new["db"] is held.bounds[new["db"].key]
-    assert found.left == () and judge([run(item)], after).exit_code == 0
-    assert {change.key.output for change in needs_approval(found.changes)} == {"y", "dx", "dw"}
-    assert all(explained(change) for change in found.changes)
+@pytest.mark.parametrize("now", [{"gate": "scaled"}, {"properties": OTHER}])
+def test_a_bound_of_another_gate_or_other_cases_is_accepted_as_a_whole(now: dict[str, Any]) -> None:
+    item, held = run(kernel(result(0.9, **now))), book(bound(0.6, basis=SEEN))
+    assert propose([item], held).changes == ()
+    change = accept("gelu/y/bfloat16/all", " noise decides now ", [item], held, today=TODAY)
+    assert change.new is not None and change.new.accepted == (Acceptance(TODAY, 0.6, 0.9, "noise decides now"),)
+    assert judge([item], applied(held, (change,))).exit_code == 0
+    assert needs_approval([change]) == [change] and change.new.basis == ALL

@@ -1,8 +1,7 @@
-"""The commands that name the worst input of a regime: review with a record, a replay by its place in the record."""
+"""The commands that name the worst input of a regime: a replay by its place in the record."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -25,23 +24,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save(record(), "run.json")
     assert cli.main(["bounds", "propose", "run.json", "--bounds", "bounds"]) == 0
     return tmp_path
-
-
-def test_review_names_the_worst_input_of_every_regime(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    assert cli.main(["bounds", "review", "--bounds", "bounds", "--run", "run.json"]) == 0
-    text = capsys.readouterr().out
-    for name in ("one", "two", "three"):
-        for regime, index in (("low", 9), ("high end", 7)):
-            block = text[text.index(f"new  {name} y bfloat16 {regime}\n") :].split("\n\n")[0]
-            assert f"at [0, {index}]" in block
-            assert f"(0x{index:04x})" in block
-            assert "truth    -3.04e-5" in block
-            assert f"verify replay {name} --run run.json " in block and " --regime " in block
-    assert ROW not in text
-    assert cli.main(["bounds", "review", "--bounds", "bounds", "--run", "run.json", "--json", "-"]) == 0
-    changes = json.loads(capsys.readouterr().out)["changes"]
-    assert sorted(item["reading"]["index"][1] for item in changes) == [7, 7, 7, 9, 9, 9]
 
 
 def test_a_breach_of_a_regime_is_told_with_its_own_element(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,7 +26,7 @@ from verify.records.bounds.committed import (
 )
 from verify.records.bounds.verdict import Row, Verdict, exceeded
 from verify.records.figure import UNIT
-from verify.records.readings import Key, Reading, date_of, inputs, leading, readings
+from verify.records.readings import Key, Reading, date_of, inputs, leading
 from verify.records.record import Run
 
 Kind = Literal["new", "tighter", "restated", "looser", "removed"]
@@ -57,53 +57,16 @@ class Proposal:
     left: tuple[Row, ...]  # rows that are not ok and that no change covers
 
 
-def propose(
-    runs: Sequence[Run],
-    book: Book,
-    *,
-    kernels: Sequence[str] = (),
-    move: str | None = None,
-    today: str = "",
-) -> Proposal:
-    """Proposes new bounds for keys without one, and tighter bounds if a measurement supports them. Nothing gets looser.
-
-    With a reason to `move`, it also replaces a bound if the result is ok and its gate or property hash has changed.
-    """
-    if move is not None and not move.strip():
-        raise UsageError("moving bounds needs a reason, which stays in the files; --move is empty")
+def propose(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = ()) -> Proposal:
+    """Proposes new bounds for keys without one, and tighter ones if a measurement supports them. None gets looser."""
     verdict = gate.judge(runs, book, kernels=kernels)
     changes, left = [], []
     for row in verdict.rows:
-        moves = move is not None and any(_asks_otherwise(row, item) for item in row.readings)
-        failed = [item for item in row.readings if moves and item.status != "ok"]
-        change = None
-        if not failed:
-            change = _moved(row, move or "", today) if moves else _proposed(row)
-        if change is not None:
+        if (change := _proposed(row)) is not None:
             changes.append(change)
-        elif failed:
-            left.append(dataclasses.replace(row, reason=f"the result is {failed[0].status}: {failed[0].why}"))
         elif row.status not in ("ok", "improved"):
             left.append(row)
     return Proposal(tuple(changes), verdict, tuple(left))
-
-
-def _asks_otherwise(row: Row, reading: Reading) -> bool:
-    """True if a bound is about another error than a reading, or about other cases of the same command."""
-    bound, asked = row.bound, reading.properties
-    return bound is not None and (bound.gate != reading.gate or bound.properties.get(reading.source, asked) != asked)
-
-
-def _moved(row: Row, reason: str, today: str) -> Change | None:
-    """Returns the replacement of a bound. None if no bound may rest on the readings, or if they have two gates."""
-    if len(_usable(row.readings)) < len(row.readings) or len({item.gate for item in row.readings}) > 1:
-        return None
-    assert row.bound is not None
-    reading = leading(list(row.readings))
-    promise = supported(row.readings)
-    entry = Acceptance(today, row.bound.value, promise[0], reason.strip())
-    new = dataclasses.replace(_bound(row, reading, promise, entry.reason), accepted=(*row.bound.accepted, entry))
-    return Change(_kind(row.bound, new), row.bound, new)
 
 
 def _proposed(row: Row) -> Change | None:
@@ -133,7 +96,10 @@ def _proposed(row: Row) -> Change | None:
 
 
 def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: str) -> Change:
-    """Returns the looser bound that a record needs, for exactly one key, with the reason that the file keeps."""
+    """Returns the bound that a record needs, for exactly one key, with the reason that the file keeps.
+
+    It is looser, or of a result that is judged by another gate now, or on other cases.
+    """
     if not reason.strip():
         raise UsageError("a loosening needs a reason, which stays in the file; --reason is empty")
     measured = [row for row in gate.judge(runs, book).rows if row.readings]
@@ -156,13 +122,16 @@ def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: st
     if old is None:
         raise UsageError(f"{text} has no bound to loosen", hint="verify bounds propose RUN")
     beyond = {each.name for item in usable for each in exceeded(item, old)}
-    if not beyond and reading.gate == old.gate:
+    other = any(
+        item.gate != old.gate or old.properties.get(item.source, item.properties) != item.properties for item in usable
+    )
+    if not beyond and not other:
         raise UsageError(
             f"{text} is within its bound: {reading.value:.6g}{UNIT[reading.gate]}, the bound is {old.value:g}",
             hint="verify bounds propose RUN  (never loosens)",
         )
     promise = supported(usable)
-    if reading.gate == old.gate:  # only what is exceeded gets looser
+    if not other:  # only what is exceeded gets looser
         pairs = zip(PROMISES, promise, old.promise, strict=True)
         promise = tuple(new if name in beyond else then for name, new, then in pairs)  # type: ignore[assignment]
     entry = Acceptance(today, old.value, promise[0], reason.strip())
@@ -179,18 +148,6 @@ def review(old: Book, new: Book) -> list[Change]:
         if before != after:
             changes.append(Change(_kind(before, after), before, after))
     return sorted(changes, key=lambda change: (order.index(change.kind), change.key))
-
-
-def behind(found: Iterable[Change], runs: Sequence[Run]) -> dict[Key, Reading]:
-    """Returns the readings on which new bounds rest, if they are in these records."""
-    wanted = {change.key: change.new.evidence for change in found if change.new is not None}
-    known: dict[Key, Reading] = {}
-    for run in runs:
-        for reading in readings(run):
-            evidence = wanted.get(reading.key)
-            if evidence is not None and (evidence.record, evidence.source) == (reading.record, reading.source):
-                known[reading.key] = leading([reading, *filter(None, [known.get(reading.key)])])
-    return known
 
 
 def explained(change: Change) -> bool:

@@ -1,73 +1,50 @@
-"""Shows changes of bounds in the terminal: old and new value, their basis, and the worst input behind them."""
+"""Shows changes of bounds in the terminal: old and new value, their basis, and the reason of each loosening."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from verify.records.bounds.changes import Change, Proposal, dropped, explained, needs_approval
 from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
-from verify.records.figure import LEAST, shown
-from verify.records.readings import Key, Reading
-from verify.report import blocks, gate_words, table, words
+from verify.records.figure import shown
+from verify.report import gate_words, table, words
 from verify.report.blocks import ReportBlock
 from verify.report.terminal.text_page import Cell, Page, Terminal
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one paragraph
-MOST_BLOCKS = 12  # bounds that did not get looser and are shown with their worst input
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
 
-Behind = Mapping[Key, Reading]  # the readings on which bounds rest, if their records are known
-Files = Mapping[str, str]  # id of a record -> its path
-
-
-def changes(page: Page, found: Sequence[Change], behind: Behind | None = None, files: Files | None = None) -> None:
-    """Prints a table per kernel, then the reason for each loosening. With records, it adds the worst inputs."""
-    behind, files = behind or {}, files or {}
+def changes(page: Page, found: Sequence[Change]) -> None:
+    """Prints a table per kernel, then each loosening with its reason and its evidence."""
     tabled = found[:MOST_ROWS]
     page.rows(table.narrowing(COLUMNS), [_line(change) for change in tabled])
     page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
     for change in found:
         if change.kind == "looser":
-            page.block(_block(change, behind, files), short=True)
-    # The largest first. A maximum that correct rounding may have needs no explanation.
-    calm = [change for change in found if change.kind != "looser" and _element(change, behind) is not None]
-    calm = sorted(calm, key=lambda change: -behind[change.key].value)
-    for change in calm[:MOST_BLOCKS]:
-        page.block(_block(change, behind, files), short=True)
-    if len(calm) > MOST_BLOCKS:
-        page.blank()
-        page.more(len(calm) - MOST_BLOCKS, "more worst inputs; --json has them all", indent=2)
+            page.block(_block(change))
 
 
-def _element(change: Change, behind: Behind) -> Reading | None:
-    reading = behind.get(change.key)
-    return None if reading is None or reading.worst is None or reading.value <= LEAST else reading
-
-
-def _block(change: Change, behind: Behind, files: Files) -> ReportBlock:
-    """Returns the block of a bound: how it moved, and the worst input behind it; of a looser one its reason too."""
+def _block(change: Change) -> ReportBlock:
+    """Returns the block of a loosening: how the bound moved, why, and the measurement behind it."""
     bound = change.new
     assert bound is not None
-    facts, commands, short = [("bound", _moved(change))], list[str](), ""
-    if change.kind == "looser":
-        facts.append(("reason", bound.reason if explained(change) else "none: it was changed by hand"))
-        if change.old is not None and (gone := dropped(change.old, bound)):
-            facts.append(("dropped", f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges"))
-        facts.append(("measured", f"{gate_words.in_unit(shown(bound.evidence.measured), bound.gate)}, {bound.basis}"))
-    if reading := _element(change, behind):
-        facts += gate_words.element(reading)
-        commands, short = blocks.again(reading.worst), gate_words.short_replay(reading, files)
-    elif change.kind == "looser":
-        facts.append(("input", bound.evidence.worst))
-    if change.kind == "looser":
-        evidence = bound.evidence
-        facts.append(("evidence", f"record {evidence.record}, commit {evidence.commit}, {evidence.date}"))
+    evidence = bound.evidence
+    gone = set[str]() if change.old is None else dropped(change.old, bound)
+    lost = f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges" if gone else ""
+    facts = [
+        ("bound", _moved(change)),
+        ("reason", bound.reason if explained(change) else "none: it was changed by hand"),
+        ("dropped", lost),
+        ("measured", f"{gate_words.in_unit(shown(evidence.measured), bound.gate)}, {bound.basis}"),
+        ("input", evidence.worst),
+        ("evidence", f"record {evidence.record}, commit {evidence.commit}, {evidence.date}"),
+    ]
     name = " ".join((change.key.kernel, change.key.output, change.key.dtype, change.key.regime))
-    return ReportBlock(SIGN[change.kind], change.kind, name, facts, commands, short=short)
+    return ReportBlock(SIGN[change.kind], change.kind, name, facts)
 
 
 def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
@@ -136,17 +113,10 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
     return f"{said}; written to {where}"
 
 
-def accepted(
-    change: Change,
-    terminal: Terminal,
-    *,
-    written: Sequence[str],
-    behind: Behind | None = None,
-    files: Files | None = None,
-) -> str:
+def accepted(change: Change, terminal: Terminal, *, written: Sequence[str]) -> str:
     """Returns one loosening, in full."""
     page = Page(terminal)
-    page.block(_block(change, behind or {}, files or {}), short=True)
+    page.block(_block(change))
     page.blank()
     page.line(page.sign("ok"), f"accepted; written to {', '.join(written)}")
     page.command("next: verify bounds review")
@@ -171,12 +141,10 @@ def review(
     terminal: Terminal,
     *,
     waivers: Sequence[tuple[Kind, Waiver]] = (),
-    behind: Behind | None = None,
-    files: Files | None = None,
 ) -> str:
     """Returns the changes since a commit, promises taken back first."""
     page = Page(terminal)
-    changes(page, found, behind, files)
+    changes(page, found)
     page.blank()
     for kind, waiver in waivers:
         sign = page.sign("skipped", f"waiver {kind}", "yellow" if kind in APPROVED else "")
@@ -186,8 +154,6 @@ def review(
     page.blank()
     open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
     page.line(page.sign("wrong" if open_ else "ok"), review_sentence(found, base), _waived(waivers))
-    if any(change.new is not None and change.new.value > LEAST for change in found) and not files:
-        page.command("next: verify bounds review --run RUN.json  (what came out at the worst inputs)")
     return page.text()
 
 
