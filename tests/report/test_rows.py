@@ -16,7 +16,7 @@ from verify.report import run_table, words
 from verify.report.html import table
 from verify.report.present import present
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
-from verify.report.signs import Signs
+from verify.report.signs import GLYPHS
 
 RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=["sample", "plain", "rich", "empty"])
 
@@ -121,4 +121,4 @@ def test_the_table_of_a_notebook_has_the_cells_of_the_terminal(run: Run) -> None
     assert "http" not in page and len(page) < 50_000
     if lines := run_table.rows_of(present(run)):
         assert [row[0] for row in read.rows[1:]] == [line.kernel for line in lines]
-        assert [row[-1] for row in read.rows[1:]] == [line.text("verdict", Signs.choose(True)) for line in lines]
+        assert [row[-1] for row in read.rows[1:]] == [line.text("verdict", GLYPHS) for line in lines]

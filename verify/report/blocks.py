@@ -120,7 +120,7 @@ def broken(kernel: KernelFacts, law: LawRun) -> ReportBlock:
     return ReportBlock("wrong", word, kernel.law_title(law), facts, [replay_command(law.origin)], anchor=kernel.anchor)
 
 
-def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str = "…") -> list[ReportBlock]:
+def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20) -> list[ReportBlock]:
     """Returns blocks of kernels that raised, crashed or hung, with at most so many lines of their messages.
 
     Kernels with one message, as after a lost device, share a block. A judged kernel and a peer never do: a reader need
@@ -136,7 +136,7 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20, ellipsis: str 
             ", ".join(kernel.name for kernel in members),
             [("next", advice)],
             [kernel.rerun for kernel in members],
-            message=members[0].last_words(most, ellipsis),
+            message=members[0].last_words(most),
             anchor=members[0].anchor,
         )
         for (standing, word, _, advice), members in groups.items()

@@ -51,7 +51,6 @@ class ResultFacts:
 
     owner: KernelFacts
     result: Result
-    dash: str
     also: tuple[Result, ...] = ()
 
     @cached_property
@@ -103,7 +102,7 @@ class ResultFacts:
     @cached_property
     def maximum(self) -> str:
         """Returns the judged maximum, an interval if the reference left it open."""
-        return result_words.most(self.result, self.result.figures, dash=self.dash)
+        return result_words.most(self.result, self.result.figures)
 
     @cached_property
     def figure(self) -> str:
@@ -119,12 +118,12 @@ class ResultFacts:
     @cached_property
     def classes(self) -> dict[str, str]:
         """Returns the maximum on each class of inputs."""
-        return {name: result_words.of_class(self.result, name, dash=self.dash) for name in CLASSES}
+        return {name: result_words.of_class(self.result, name) for name in CLASSES}
 
     @cached_property
     def baseline(self) -> str:
         """Returns PyTorch's maximum on ordinary inputs, or ""."""
-        return result_words.baseline_of(self.result, dash=self.dash)
+        return result_words.baseline_of(self.result)
 
     @cached_property
     def worst(self) -> Worst | None:
@@ -142,7 +141,7 @@ class ResultFacts:
         outputs: dict[str, list[str]] = {}
         for result in self.also[:MOST_ALSO]:
             of = result_words.worst_class(result)
-            figure = result_words.of_class(result, of, dash=self.dash) if of else ""
+            figure = result_words.of_class(result, of) if of else ""
             outputs.setdefault(result.output, []).append(f"{result.dtype} ({figure})" if figure else result.dtype)
         more = f" and {len(self.also) - MOST_ALSO} more" if len(self.also) > MOST_ALSO else ""
         return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
@@ -174,7 +173,6 @@ class KernelFacts:
 
     run: KernelRun
     index: int = 0
-    dash: str = "\N{EN DASH}"
 
     @cached_property
     def name(self) -> str:
@@ -208,7 +206,7 @@ class KernelFacts:
 
     @cached_property
     def results(self) -> list[ResultFacts]:
-        return [ResultFacts(self, result, self.dash) for result in self.run.results]
+        return [ResultFacts(self, result) for result in self.run.results]
 
     @property
     def is_bare(self) -> bool:
@@ -288,11 +286,11 @@ class KernelFacts:
         what = "broken" if law is None else "called for"
         return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
 
-    def last_words(self, most: int, ellipsis: str = "…") -> list[str]:
+    def last_words(self, most: int) -> list[str]:
         """Returns the last lines of its message. In a traceback they have the error."""
         lines = words.clean_lines(self.run.message) if self.run.message else ["no message was recorded"]
         if (left_out := len(lines) - most) > 0:
-            return [f"{ellipsis} {left_out} lines left out; the record has them", *lines[-most:]]
+            return [f"… {left_out} lines left out; the record has them", *lines[-most:]]
         return lines
 
     def law_title(self, law: LawRun) -> str:
@@ -344,14 +342,13 @@ def _same_cause(law: LawRun | None, other: LawRun) -> bool:
 
 @dataclass(eq=False)
 class Facts:
-    """Holds the facts of a whole run. `dash` is the character between the ends of an interval."""
+    """Holds the facts of a whole run."""
 
     run: Run
-    dash: str
 
     @cached_property
     def kernels(self) -> list[KernelFacts]:
-        return [KernelFacts(kernel, index, self.dash) for index, kernel in enumerate(self.run.kernels)]
+        return [KernelFacts(kernel, index) for index, kernel in enumerate(self.run.kernels)]
 
     @cached_property
     def judged(self) -> list[KernelFacts]:
@@ -496,7 +493,7 @@ class Facts:
                 counted.append(f"{count:,} {verb}" if counted else f"{count:,} of {total:,} {noun} {verb}")
         parts = [listed(counted)]
         if self.worst is not None:
-            trouble = result_words.trouble(self.worst.result, dash=self.dash)
+            trouble = result_words.trouble(self.worst.result)
             parts.append(f"the worst is {self.worst.title}: {trouble}")
         if differ := [kernel.name for kernel in self.unrepeatable]:
             parts.append(f"{listed(differ)} {'is' if len(differ) == 1 else 'are'} not deterministic")
@@ -594,6 +591,6 @@ def _cause(each: ResultFacts) -> tuple[str, ...]:
     return each.owner.run.target, result_words.worst_class(each.result), "nan" if nan else each.result.output
 
 
-def present(run: Run, *, dash: str = "\N{EN DASH}") -> Facts:
+def present(run: Run) -> Facts:
     """Returns the facts of a run. Each is computed at its first use."""
-    return Facts(run, dash)
+    return Facts(run)

@@ -127,37 +127,37 @@ def remedy(result: Result) -> str:
     return f"a stricter {limit}, {declared}" if known else declared
 
 
-def most(result: Result, figures: Figures, *, dash: str = "\N{EN DASH}") -> str:
+def most(result: Result, figures: Figures) -> str:
     """Returns the judged maximum of a result, or the number of its wrong integers, for example `54 wrong`."""
     if result.counts:
         return f"{figures.misrounded:,} wrong" if figures.misrounded else "0"
-    return maximum(figures, result.gate, dash=dash)
+    return maximum(figures, result.gate)
 
 
-def maximum(figures: Figures, gate: Gate, *, dash: str = "\N{EN DASH}") -> str:
+def maximum(figures: Figures, gate: Gate) -> str:
     """Returns the judged maximum as text, an interval if the reference left it open."""
     chosen = judged(figures, gate)
-    shown = interval(chosen.maximum, chosen.upper, dash=dash)
-    return at_least(chosen.maximum, dash=dash) if chosen.open and shown != "NaN" else shown
+    shown = interval(chosen.maximum, chosen.upper)
+    return at_least(chosen.maximum) if chosen.open and shown != "NaN" else shown
 
 
-def of_class(result: Result, name: str, *, dash: str = "\N{EN DASH}") -> str:
+def of_class(result: Result, name: str) -> str:
     """Returns the maximum on one class of inputs. Without classes it is an upper bound. "-" if the class is empty."""
     found = next((each for each in result.classes if each.name == name), None)
     if found is not None:
-        return most(result, found.figures, dash=dash)
+        return most(result, found.figures)
     if result.classes:
         return "-"
     if result.counts:
         return most(result, result.figures)
-    whole = maximum(result.figures, result.gate, dash=dash)
-    return whole if whole == "NaN" or whole[:1] in "≤≥<>" else ("≤" if dash == "–" else "<=") + whole
+    whole = maximum(result.figures, result.gate)
+    return whole if whole == "NaN" or whole[:1] in "≤≥<>" else "≤" + whole
 
 
-def baseline_of(result: Result, *, dash: str = "\N{EN DASH}") -> str:
+def baseline_of(result: Result) -> str:
     """Returns PyTorch's maximum on ordinary inputs, on all inputs if there are no classes, or "" without PyTorch."""
     theirs = [each.baseline for each in result.classes if each.name == ORDINARY] or [result.baseline]
-    return most(result, theirs[0], dash=dash) if theirs[0] is not None else ""
+    return most(result, theirs[0]) if theirs[0] is not None else ""
 
 
 def worst_class(result: Result) -> str:
@@ -202,7 +202,7 @@ def _is_lost(worst: Worst | None) -> bool:
     return worst is not None and number_of(worst.got) == 0 and bool(number_of(worst.truth))
 
 
-def trouble(result: Result, *, dash: str = "\N{EN DASH}", unit: str = " ULP") -> str:
+def trouble(result: Result, *, unit: str = " ULP") -> str:
     """Returns the maximum of a wrong result, or its reason if the maximum is within the limit.
 
     `unit` is that of a scaled error; an error in noise names its own.
@@ -210,11 +210,11 @@ def trouble(result: Result, *, dash: str = "\N{EN DASH}", unit: str = " ULP") ->
     of = worst_class(result)
     if result.reason and not of and value_of(judged(result.figures, result.gate).upper) <= result.limit:
         return clean(result.reason)
-    figure = of_class(result, of, dash=dash) if of else most(result, result.figures, dash=dash)
+    figure = of_class(result, of) if of else most(result, result.figures)
     on = f" on {of} inputs" if of and len(result.classes) > 1 else ""
     unit = UNIT["noise"] if result.gate == "noise" else unit
     other = unbounded_too(result)
-    too = f", {of_class(result, other.name, dash=dash)} on {other.name} ones" if other is not None else ""
+    too = f", {of_class(result, other.name)} on {other.name} ones" if other is not None else ""
     return (figure if figure == "NaN" or result.counts else f"{figure}{unit}") + on + too
 
 

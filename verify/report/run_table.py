@@ -83,7 +83,7 @@ def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
         notes.append(f"ordinary, demanding, extreme: the largest error {unit} on inputs of that class")
     notes += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]
     if any(figures.open for each in results for figures in (each.figures, *(of.figures for of in each.classes))):
-        notes.append(f"{'≥' if facts.dash == '–' else '>='}: {words.OPEN}")
+        notes.append(f"≥: {words.OPEN}")
     if any(kernel.run.peer for kernel in facts.kernels):
         notes.append("peer: measured for comparison, not judged")
     names = sorted({words.clean(each.baseline_name) for each in results if each.baseline and each.baseline_name})

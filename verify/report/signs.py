@@ -35,17 +35,9 @@ STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # maps a ve
 CALM = ("ok", "peer")  # statuses of rows that need no attention
 
 
-@dataclass(frozen=True)
-class Signs:
-    """Holds the few characters that are not ASCII, or their ASCII substitutes."""
+ASCII = str.maketrans({"–": "..", "≥": ">=", "≤": "<=", "…": "...", "×": "x", "±": "+-"})
 
-    status: dict[str, str]
-    dash: str
-    ellipsis: str
 
-    @staticmethod
-    def choose(glyphs: bool) -> Signs:
-        """Returns the signs for a terminal with glyphs, or with ASCII alone."""
-        if glyphs:
-            return Signs(GLYPHS, "\N{EN DASH}", "…")
-        return Signs({status: look.ascii for status, look in LOOKS.items()}, "..", "...")
+def signs_of(glyphs: bool) -> dict[str, str]:
+    """Returns the sign of each status for a terminal with glyphs, or with ASCII alone."""
+    return GLYPHS if glyphs else {status: look.ascii for status, look in LOOKS.items()}

@@ -5,11 +5,10 @@ A subject makes rows. Terminal, Markdown and HTML lay them out, and none of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from verify.records.record import CLASSES
-from verify.report.signs import Signs
 
 Columns = Sequence[str]
 HEADERS = {"max": "max ULP", "basis_short": "basis", "p999": "p99.9", "baseline": "PyTorch", "short": "verdict"}
@@ -32,10 +31,10 @@ class TableRow:
     note: str = ""
     short: str = ""  # the word where there is little room
 
-    def text(self, column: str, signs: Signs) -> str:
+    def text(self, column: str, signs: Mapping[str, str]) -> str:
         """Returns the text in a column."""
         if column in WORDS:
-            return f"{signs.status[self.standing]} {self.short if column == 'short' and self.short else self.word}"
+            return f"{signs[self.standing]} {self.short if column == 'short' and self.short else self.word}"
         return self.kernel if column == "kernel" else self.cells.get(column, "")
 
     def is_bad(self, column: str) -> bool:

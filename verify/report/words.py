@@ -112,26 +112,26 @@ def signed_ulp(value: Number) -> str:
     return text if text[0] in "-<>" or text in ("0", "inf", "NaN") else "+" + text
 
 
-def interval(low: Number, high: Number, *, dash: str = "\N{EN DASH}") -> str:
+def interval(low: Number, high: Number) -> str:
     """Returns a maximum and its upper end: the upper end alone if within 1%, else `0.81-0.97`.
 
     Returns `≤1.9e-09` if the lower end is less than a thousandth of the upper one. Returns `≥0.81` if there is no upper
     end, or if it is more than a format can count.
     """
     if math.isinf(value_of(high)) and math.isfinite(value_of(low)):
-        return at_least(low, dash=dash)
+        return at_least(low)
     if value_of(high) <= 1.01 * value_of(low):
         return ulp(high)
     first, second = ulp(low), ulp(high)
     if 1000 * value_of(low) < value_of(high) < math.inf:
-        return at_least(low, dash=dash) if second == BEYOND else ("≤" if dash == "–" else "<=") + second
-    return first if first == second else f"{first}{dash}{second}"
+        return at_least(low) if second == BEYOND else "≤" + second
+    return first if first == second else f"{first}\N{EN DASH}{second}"
 
 
-def at_least(low: Number, *, dash: str = "\N{EN DASH}") -> str:
+def at_least(low: Number) -> str:
     """Returns a maximum beside open elements, whose errors are unknown: see `OPEN`."""
     text = ulp(low)
-    return text if text == BEYOND else ("≥" if dash == "–" else ">=") + text
+    return text if text == BEYOND else "≥" + text
 
 
 def open_elements(figures: Figures) -> str:

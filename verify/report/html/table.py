@@ -7,7 +7,7 @@ from html import escape
 from verify.records.record import Run
 from verify.report import run_table
 from verify.report.present import present
-from verify.report.signs import STYLES, Signs
+from verify.report.signs import GLYPHS, STYLES
 from verify.report.table import header, is_right
 
 COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim": "#6e7781"}
@@ -15,13 +15,13 @@ COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim"
 
 def render(run: Run) -> str:
     """Returns the verdict, the table and its notes. Text of kernels is escaped."""
-    signs, facts = Signs.choose(True), present(run)
+    facts = present(run)
     rows, columns = run_table.rows_of(facts), run_table.layouts_of(facts)[0]
     head = "".join(_cell("th", name, header(name)) for name in columns)
     lines = [f"<tr>{head}</tr>"]
     for row in rows:
         colour = f"color:{COLOURS[STYLES[row.standing]]}"
-        cells = (_cell("td", name, row.text(name, signs), colour if name == "verdict" else "") for name in columns)
+        cells = (_cell("td", name, row.text(name, GLYPHS), colour if name == "verdict" else "") for name in columns)
         lines.append(f"<tr>{''.join(cells)}</tr>")
     table = f"<table>{''.join(lines)}</table>" if rows else ""
     notes = [*run_table.footnotes(facts, columns), facts.setting]

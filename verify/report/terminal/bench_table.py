@@ -14,7 +14,7 @@ from verify.records import recorded
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.present import name_of, present
-from verify.report.signs import STANDING, WORDS, Signs
+from verify.report.signs import STANDING, WORDS, signs_of
 from verify.report.table import TableRow
 from verify.report.terminal.text_page import Page, Terminal
 
@@ -34,16 +34,15 @@ class BenchRow:
 
 def render(run: Run, *, glyphs: bool = True) -> str:
     """Returns the whole text: a table per op, the meaning of the columns, missing measurements, the verdict."""
-    signs = Signs.choose(glyphs)
-    facts = present(run, dash=signs.dash)
+    signs, facts = signs_of(glyphs), present(run)
     text = [*tables(run, glyphs=glyphs), *notes(run), facts.setting]
     for failed in facts.failures:
-        text += [f"{signs.status['error']} {failed.name}: {words.clean(failed.run.message)}"]
+        text += [f"{signs['error']} {failed.name}: {words.clean(failed.run.message)}"]
     for kernel in run.kernels:
         text += [f"{name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
     text += _missing(run)
     state = STANDING[run.verdict]
-    text += ["", f"{signs.status[state]} {facts.sentence}"]
+    text += ["", f"{signs[state]} {facts.sentence}"]
     return "\n".join(text) + "\n"
 
 
@@ -53,7 +52,7 @@ def tables(run: Run, *, glyphs: bool = True) -> list[str]:
     for title, kernels in _by_op(run).items():
         if shown := lines(kernels):
             page.line(title)
-            page.rows([_columns(shown)], [_row(line, page.signs) for line in shown])
+            page.rows([_columns(shown)], [_row(line) for line in shown])
             page.blank()
     return page.text().rstrip("\n").splitlines() + [""] if any(map(_settings, run.kernels)) else []
 
@@ -95,16 +94,16 @@ def _columns(shown: list[BenchRow]) -> list[str]:
     return [*columns, "verdict"]
 
 
-def _row(line: BenchRow, signs: Signs) -> TableRow:
+def _row(line: BenchRow) -> TableRow:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
     outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
     cells = {
         "implementation": name_of(line.kernel),
         "dtype": line.dtype,
         "shape": "x".join(map(str, line.shape)),
-        "output": _error(outputs, signs),
+        "output": _error(outputs),
         "basis": "" if outputs is None else words.basis_short(outputs.basis),
-        "gradient": _error(gradients, signs),
+        "gradient": _error(gradients),
         "its basis": "" if gradients is None else words.basis_short(gradients.basis),
     }
     for direction, column in zip(DIRECTIONS, ("ms", "its ms"), strict=True):
@@ -129,11 +128,11 @@ def _most(result: Result) -> tuple[int, int, float]:
     return recorded.badness(result)[0], *size
 
 
-def _error(result: Result | None, signs: Signs) -> str:
+def _error(result: Result | None) -> str:
     if result is None:
         return "-"
     scaled = words.MARK[result.gate]
-    return f"{words.clean(result.output)} {result_words.maximum(result.figures, result.gate, dash=signs.dash)}{scaled}"
+    return f"{words.clean(result.output)} {result_words.maximum(result.figures, result.gate)}{scaled}"
 
 
 def _speed(line: BenchRow, direction: str) -> Speed | None:

@@ -63,7 +63,7 @@ def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry
             f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
         )
         keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed early is one row without keys
-        more = [f"{page.signs.ellipsis} {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
+        more = [f"… {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
         if keys:
             page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
     _wrong(page, found)

@@ -35,5 +35,5 @@ def render(found: Comparison, terminal: Terminal, *, everything: bool = False, e
     page.blank()
     word = {PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code]
     first, parts = compare_words.clauses(found)
-    page.line(Cell(f"{page.signs.status[word]} {first}:", STYLES[word]), f" {'; '.join(parts)}")
+    page.line(Cell(f"{page.signs[word]} {first}:", STYLES[word]), f" {'; '.join(parts)}")
     return page.text()

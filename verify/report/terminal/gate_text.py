@@ -47,7 +47,7 @@ def render(
         page.listing(title, [(gap.text,) for gap in gathered(lines)], style=STYLES["skipped"])
     page.blank()
     standing, said = STANDING[verdict.word], "; ".join(gate_words.clauses(verdict))
-    page.line(Cell(f"{page.signs.status[standing]} {verdict.word}:", STYLES[standing]), f" {said}")
+    page.line(Cell(f"{page.signs[standing]} {verdict.word}:", STYLES[standing]), f" {said}")
     page.command(f"next: {gate_words.next_command(verdict, records)}")
     return page.text()
 

@@ -26,7 +26,7 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     record, for the next command, or "".
     """
     page = Page(terminal)
-    facts = present(run, dash=page.signs.dash)
+    facts = present(run)
     closing = facts.next_command(record)
     if facts.kernels:
         columns = page.rows(run_table.layouts_of(facts), run_table.rows_of(facts))
@@ -44,7 +44,7 @@ def render(run: Run, terminal: Terminal, *, record: str = "") -> str:
     for found in facts.unproven[:MOST_BLOCKS]:
         page.block(blocks.unproven(found))
     _more(page, len(facts.unproven), "", "the record has them")
-    for block in blocks.failures(facts.failures, MOST_LINES, page.signs.ellipsis):
+    for block in blocks.failures(facts.failures, MOST_LINES):
         page.block(block, omitted=closing)
     page.listing("limits", [(f"{kernel.name} {text}",) for kernel, text in facts.limits], "limit", MOST_REASONS)
     page.listing("not measured", [(gap.text,) for gap in facts.missing])
@@ -67,7 +67,7 @@ def _more(page: Page, count: int, noun: str, how: str) -> None:
     if (rest := count - MOST_BLOCKS) > 0:
         page.blank()
         said = words.plural(rest, f"more {noun}") if noun else f"{rest:,} more without a verdict"
-        page.line(f"{page.signs.ellipsis} {said}; {how}", indent=MARGIN)
+        page.line(f"… {said}; {how}", indent=MARGIN)
 
 
 def _closing(page: Page, facts: Facts, command: str) -> None:
@@ -75,7 +75,7 @@ def _closing(page: Page, facts: Facts, command: str) -> None:
     page.blank()
     if facts.laws_line:
         page.line(Cell(facts.laws_line, "dim"))
-    verdict = Cell(f"{page.signs.status[status]} {facts.run.verdict}:", STYLES[status])
+    verdict = Cell(f"{page.signs[status]} {facts.run.verdict}:", STYLES[status])
     page.line(verdict, Cell(f" {'; '.join(facts.clauses)}", "not bold default"))
     worst = facts.worst
     if worst is not None and worst.worst is not None and len(command) > words.LONG:

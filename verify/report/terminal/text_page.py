@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
-from verify.report.signs import STYLES, Signs
+from verify.report.signs import ASCII, STYLES, signs_of
 from verify.report.table import WORDS, Columns, TableRow, header, is_right
 
 if TYPE_CHECKING:
@@ -59,18 +59,14 @@ class Cell:
     text: str
     style: str = ""
 
-    @property
-    def clean(self) -> str:
-        """Returns the text on one line, without control characters."""
-        return words.clean(self.text)
-
 
 class Page:
     """Collects lines. Each method adds lines to the page, and `text()` returns it."""
 
     def __init__(self, terminal: Terminal) -> None:
         self.width = terminal.width
-        self.signs = Signs.choose(terminal.glyphs)
+        self.signs = signs_of(terminal.glyphs)
+        self._ascii = not terminal.glyphs
         self._console = terminal.console()
 
     def blank(self) -> None:
@@ -83,18 +79,16 @@ class Page:
         """Adds cells one after the other, folded at the edge of the screen. Folded lines are indented alike."""
         from rich.padding import Padding
 
-        self._console.print(Padding(_joined(cells), (0, 0, 0, indent)))
+        self._console.print(Padding(self._joined(cells), (0, 0, 0, indent)))
 
     def sign(self, status: str, word: str = "", style: str | None = None) -> Cell:
         """Returns the beginning of a line, `✗ wrong  `, in the colour of the status or in `style`."""
-        return Cell(
-            f"{self.signs.status[status]} " + f"{word}  " * bool(word), STYLES[status] if style is None else style
-        )
+        return Cell(f"{self.signs[status]} " + f"{word}  " * bool(word), STYLES[status] if style is None else style)
 
     def more(self, rest: int, what: str = "more; --json has them all", *, indent: int = 4) -> None:
         """Adds a line such as `… 5 more; --json has them all`. Adds nothing for 0."""
         if rest > 0:
-            self.line(f"{self.signs.ellipsis} {rest:,} {what}", indent=indent)
+            self.line(f"… {rest:,} {what}", indent=indent)
 
     def listing(
         self,
@@ -125,7 +119,7 @@ class Page:
         row = Table.grid(padding=(0, GAP, 0, 0))
         row.add_column(width=width, overflow="fold")
         row.add_column(overflow="fold")
-        row.add_row(Text(name, style="dim"), Text(words.clean(value)))
+        row.add_row(Text(name, style="dim"), Text(self._clean(value)))
         self._console.print(Padding(row, (0, 0, 0, MARGIN)))
 
     def block(self, block: ReportBlock, *, short: bool = False, omitted: str = "") -> None:
@@ -206,7 +200,7 @@ class Page:
         """Returns the terminal cells that each column needs so that nothing in it is cut."""
         from rich.cells import cell_len
 
-        texts = ([header(name), *(words.clean(row.text(name, self.signs)) for row in rows)] for name in columns)
+        texts = ([header(name), *(self._clean(row.text(name, self.signs)) for row in rows)] for name in columns)
         return [max(map(cell_len, column)) for column in texts]
 
     def _room(self, columns: Columns, rows: Sequence[TableRow]) -> int:
@@ -221,14 +215,14 @@ class Page:
         grid = Table.grid(padding=(0, GAP, 0, 0))
         for name, width in zip(columns, widths, strict=True):
             grid.add_column(width=width, justify="right" if is_right(name) else "left")
-        grid.add_row(*(Text.assemble((cell.clean, cell.style)) for cell in cells))
+        grid.add_row(*(Text.assemble((self._clean(cell.text), cell.style)) for cell in cells))
         self._console.print(Padding(grid, (0, 0, 0, indent)))
 
     def _stacked(self, columns: Columns, cells: Sequence[Cell], indent: int) -> None:
         """Adds two lines: the left-aligned cells, and the right-aligned ones after their headers."""
-        named = [cell for name, cell in zip(columns, cells, strict=True) if not is_right(name) and cell.clean]
+        named = [cell for name, cell in zip(columns, cells, strict=True) if not is_right(name) and cell.text]
         self.line(*(piece for cell in named for piece in (cell, "  ")), indent=indent)
-        numbers = [pair for pair in zip(columns, cells, strict=True) if is_right(pair[0]) and pair[1].clean]
+        numbers = [pair for pair in zip(columns, cells, strict=True) if is_right(pair[0]) and pair[1].text]
         if numbers:
             told = (piece for name, cell in numbers for piece in (Cell(f"{header(name)} ", "dim"), cell, "  "))
             self.line(*told, indent=indent + MARGIN)
@@ -244,15 +238,17 @@ class Page:
         assert isinstance(stream, io.StringIO)
         return stream
 
+    def _clean(self, text: str) -> str:
+        """Returns text on one line, without control characters, and in ASCII if the terminal has no other."""
+        text = words.clean(text)
+        return text.translate(ASCII) if self._ascii else text
 
-def _joined(cells: Sequence[Cell | str]) -> Text:
-    """Returns the cells as one text of rich."""
-    from rich.text import Text
+    def _joined(self, cells: Sequence[Cell | str]) -> Text:
+        """Returns the cells as one text of rich."""
+        from rich.text import Text
 
-    text = Text(overflow="fold")
-    for cell in cells:
-        if isinstance(cell, str):
-            text.append(words.clean(cell))
-        else:
-            text.append(cell.clean, style=cell.style or None)
-    return text
+        joined = Text(overflow="fold")
+        for each in cells:
+            cell = Cell(each) if isinstance(each, str) else each
+            joined.append(self._clean(cell.text), style=cell.style or None)
+        return joined
