@@ -163,7 +163,7 @@ def options_of(top: argparse.ArgumentParser) -> dict[str, set[str]]:
 
 
 OPTIONS = options_of(parser())
-REMOVED = {"history", "selftest"}  # commands that the changelog names once more
+REMOVED = {"history", "sanitize", "selftest"}  # commands that the changelog names once more
 # of other programs that the pages mention: pytest, Dask, systemctl, the benchmarks, the mutants
 FOREIGN = set(
     "--hypothesis-profile --nthreads --user --failed --measure --merge --check --honest --page --programs --rules "

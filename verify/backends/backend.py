@@ -34,7 +34,6 @@ class Backend:
     triton: ClassVar[Literal["", "compiled", "interpreted"]] = ""  # how Triton kernels run; "": no Triton
     clock: ClassVar[bool] = False  # `measure/timing.py` can time kernels
     streams: ClassVar[bool] = False  # torch.cuda has streams, graphs and free memory: `laws/device.py` needs them
-    sanitizer: ClassVar[bool] = False  # compute-sanitizer can check memory accesses
     arches: ClassVar[str] = ""  # prefix of its architectures, "" for NAME_; bounds apply to no other
     visible: ClassVar[str] = "CUDA_VISIBLE_DEVICES"  # the variable that selects devices for a process
     driver: ClassVar[Path | None] = None  # a file that exists if its driver is loaded

@@ -90,7 +90,7 @@ class Cuda(Gpu):
     """NVIDIA."""
 
     name, tested, arches = "cuda", True, "sm_"
-    clock = streams = sanitizer = True
+    clock = streams = True
     driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
 
     @classmethod

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from verify.backends import gpu_expected, named
+from verify.backends import gpu_expected
 from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.sources import SourceWatch
@@ -269,8 +269,6 @@ class Measuring(Source[_Part, KernelRun]):
             hint = part.again
             if reply.status == "timeout":
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
-            elif reply.status == "crashed" and named(self.backend).sanitizer:
-                hint = hint.replace("run", "sanitize", 1)
             reply = msgspec.structs.replace(reply, hint=hint)
         self._end(part, reply)
 
