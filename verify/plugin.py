@@ -8,11 +8,9 @@ pytest loads this plugin in every project of an environment that has verify. It 
 It imports Hypothesis only for the profiles, and never torch.
 
 * verify-quick: a few cases, for quick answers while editing;
-* verify-ci: the same cases every time, no deadline, no example database;
+* verify-ci: the same cases every time, no deadline;
 * verify-nightly: many cases, seeded by the date, so that two branches tested on one day get the same cases;
 * verify-exhaustive: thousands of cases, and every 16-bit number for ops of one number.
-
-All but verify-ci store drawn cases that broke a law in an example database and draw them first.
 """
 
 from __future__ import annotations
@@ -35,10 +33,8 @@ def register_profiles() -> None:
     A profile that the project has already registered is not changed.
     """
     from hypothesis import HealthCheck, settings
-    from hypothesis.database import DirectoryBasedExampleDatabase
     from hypothesis.errors import InvalidArgument
 
-    folder = os.environ.get("VERIFY_EXAMPLES", os.path.join(".hypothesis", "examples"))
     for name, examples in EXAMPLES.items():
         try:
             settings.get_profile(PREFIX + name)
@@ -48,7 +44,6 @@ def register_profiles() -> None:
                 max_examples=examples,
                 deadline=None,
                 derandomize=name == "ci",
-                database=None if name == "ci" else DirectoryBasedExampleDatabase(folder),
                 suppress_health_check=list(HealthCheck),
                 print_blob=name in ("nightly", "exhaustive"),
             )

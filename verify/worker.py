@@ -15,6 +15,7 @@ import math
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -329,15 +330,14 @@ def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> La
     from verify.laws import engine, registry
     from verify.laws.shrink import shrink_law
 
-    rounds = engine.rounds(engine.profile_named(request.profile, request.seed or None))
     return engine.try_law(
         registry.get(request.law),
         _one(request.target),
         request.dtype,
         backend,
-        rounds[request.round],
+        engine.profile_named(request.profile, request.seed or None),
         request.target,
-        engine.Options(pinned=None if request.round == 0 else (), shrink=shrink_law),
+        engine.Options(shrink=shrink_law, until=time.monotonic() + request.seconds),
     )
 
 
@@ -367,14 +367,6 @@ def _law(request: diagnose.ReplayLaw, backend: Backend, progress: OnProgress) ->
     kernel, case = _one_case(request.target, request.case, backend)
     found, smaller = replay_law(registry.get(request.law), kernel, case, backend, request.target, shrink=request.shrink)
     return diagnose.LawReplayed(found, kernel.name, smaller)
-
-
-def _laws(request: laws.PlanLaws, backend: Backend, progress: OnProgress) -> laws.LawPlan:
-    from verify.laws import engine
-    from verify.laws.profiles import remaining
-
-    rounds = engine.rounds(engine.profile_named(request.profile))
-    return laws.LawPlan(list(remaining(request.without)), len(rounds), list(request.without))
 
 
 def _describe(request: declare.Describe, backend: Backend, progress: OnProgress) -> declare.Description:
@@ -450,7 +442,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
         _one(it.target), on, it.dtype, it.case, say
     ),
     diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
-    laws.PlanLaws: _laws,
     laws.TryLaw: _try_law,
     sweeps.ListSpaces: lambda it, on, say: _in("search.sweep.serve").spaces(it, on),
     sweeps.SweepChunks: lambda it, on, say: _in("search.sweep.serve").chunks(it, on, say),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from hypothesis.database import InMemoryExampleDatabase
 
 import verify
 from tests import warm
@@ -152,35 +151,6 @@ def test_a_hook_can_make_a_broken_case_smaller() -> None:
     options = {"shrink": lambda law, subject, broken: Broken(broken.rule, smaller, {"from": "hook"})}
     found = run_law(law_of(check), silu, "float32", here(), PROFILE, options=engine.Options(**options))
     assert (found.case, found.facts) == (smaller.to_json(), {"from": "hook"})
-
-
-# -- what is stored -------------------------------------------------------------------------------------
-
-
-def breaking_at(dims: tuple[int, ...]) -> Law:
-    def check(subject: Subject, case: Case) -> None:
-        if case.dims == dims:
-            raise Broken("those dims", case, {})
-
-    return law_of(check)
-
-
-def test_a_drawn_case_that_broke_a_law_is_drawn_first_the_next_time() -> None:
-    law, many = breaking_at((0,)), replace(PROFILE, examples=200, fixed=0)
-    options = engine.Options(database=InMemoryExampleDatabase())
-    first = run_law(law, silu, "float32", here(), many, options=options)
-    assert first.status == "broken"
-    one = replace(many, examples=1, seed=99)
-    again = run_law(law, silu, "float32", here(), one, options=options)
-    assert (again.status, again.case) == ("broken", first.case)
-    other = replace(silu, name="other")
-    assert run_law(law, other, "float32", here(), one, options=options).status == "ok", "each kernel has its own"
-    assert run_law(breaking_at((99, 99)), silu, "float32", here(), one, options=options).status == "ok"
-
-
-def test_ci_stores_nothing_and_the_others_share_a_database() -> None:
-    assert engine.database_of("ci") is None and engine.database_of("test") is None  # no profile of that name
-    assert all(engine.database_of(name) is not None for name in ("quick", "nightly", "exhaustive"))
 
 
 # -- profiles ------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ def test_a_law_whose_time_is_over_tries_its_first_case_and_says_that_others_are_
     assert whole.status == "ok" and whole.cases > 1 and not whole.late
 
 
-def test_a_large_case_that_breaks_a_law_is_not_made_smaller() -> None:
+def test_a_large_case_that_breaks_a_law_is_not_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "has_large_cases", lambda kernel: True)
     seen = list[int]()
 
     def check(subject: Subject, case: Case) -> None:
@@ -70,12 +71,25 @@ def test_a_large_case_that_breaks_a_law_is_not_made_smaller() -> None:
 
     of = registry.get("determinism").space
     law = Law(name="trial", summary="", space=of, check=check, examples=lambda subject, space: ())
-    options = engine.Options(until=time.monotonic() + 600)
-    found = engine.run_law(
-        law, declared(softmax, 3, 5), "float32", backends.select(), engine.PROFILES["nightly"], options=options
-    )
+    nightly = engine.PROFILES["nightly"]
+    found = engine.run_law(law, declared(softmax, 3, 5), "float32", backends.select(), nightly)
     assert (found.status, found.cases, len(seen)) == ("broken", 4, 4)
     assert Case.from_json(found.case).seed == seen[3]
+
+
+def test_a_break_stands_if_the_time_ends_while_it_is_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def check(subject: Subject, case: Case) -> None:
+        clock[0] += 1.0
+        raise Broken("it is wrong", case, {})
+
+    law = Law("trial", "", registry.get("determinism").space, check, examples=lambda subject, space: ())
+    options = engine.Options(until=2.5)
+    nightly = engine.PROFILES["nightly"]
+    found = engine.run_law(law, declared(softmax, 3, 5), "float32", backends.select(), nightly, options=options)
+    assert (found.status, found.facts, clock[0]) == ("broken", {}, 3.0)
 
 
 def test_laws_of_large_cases_share_the_time_and_the_record_names_those_without_any(

@@ -1,4 +1,4 @@
-"""The laws of a night, a unit for each law, kernel and dtype: order, rounds, budget, resumption, contained errors."""
+"""The laws of a night, a unit for each law, kernel and dtype: budget, resumption, contained errors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthError
 from verify.laws import engine, schedule
 from verify.laws.law import Law
-from verify.laws.requests import LawPlan, PlanLaws, TryLaw
-from verify.measure import session
+from verify.laws.requests import TryLaw
+from verify.measure import session, units
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun
 from verify.workers.pool import Pool
@@ -34,16 +34,22 @@ Reply = Callable[[TryLaw], LawRun]
 
 
 def kept(request: TryLaw, status: Any = "ok", message: str = "", **more: Any) -> LawRun:
-    return LawRun(request.law, request.dtype, status, 10**request.round, message, **more)
+    return LawRun(request.law, request.dtype, status, 1, message, **more)
+
+
+@pytest.fixture(autouse=True)
+def two_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schedule, "remaining", lambda without: [law for law in LAWS if law not in without])
 
 
 class Fake(FakeWorker):
     """A worker that tries no law, and says what it was asked."""
 
-    def __init__(self, reply: Reply = kept, rounds: int = 3) -> None:
+    def __init__(self, reply: Reply = kept) -> None:
         super().__init__()
-        self.reply, self.rounds = reply, rounds
-        self.asked: list[tuple[str, str, str, int]] = []
+        self.reply = reply
+        self.asked: list[tuple[str, str, str]] = []
+        self.seconds: list[float] = []
         self.timeouts: list[float] = []
         self.lock = threading.Lock()
 
@@ -51,12 +57,10 @@ class Fake(FakeWorker):
         match request:
             case Environment():
                 return About("interpreter", "cpu", {})
-            case PlanLaws():
-                left = [law for law in LAWS if law not in request.without]
-                return LawPlan(left, self.rounds, list(request.without))
         assert isinstance(request, TryLaw), "what the kernels declare was asked before"
         with self.lock:
-            self.asked.append((kernel_of(request), request.dtype, request.law, request.round))
+            self.asked.append((kernel_of(request), request.dtype, request.law))
+            self.seconds.append(request.seconds)
             self.timeouts.append(timeout)
         return self.reply(request)
 
@@ -71,7 +75,7 @@ def declared(name: str) -> Declared:
 
 def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
     judged = [declared(name) for name in ("small", "large")]
-    laws = schedule.LawSettings("nightly", pool=Pool.of([worker] * workers), **settings)
+    laws = schedule.LawSettings(profile="nightly", pool=Pool.of([worker] * workers), **settings)
     return schedule.run(judged, laws, "verify nightly: laws")
 
 
@@ -86,9 +90,9 @@ def only(name: str, law: str, reply: Reply) -> Reply:
 
 
 def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
-    worker = Fake(rounds=1)
+    worker = Fake()
     record = tried(worker, without=("second",))
-    assert {law for _, _, law, _ in worker.asked} == {"first"}
+    assert {law for _, _, law in worker.asked} == {"first"}
     for kernel in record.kernels:
         assert [(law.law, law.dtype, law.status, law.message) for law in kernel.laws if law.law == "second"] == [
             ("second", dtype, "skipped", "left out by --without") for dtype in DTYPES
@@ -100,13 +104,12 @@ def test_every_law_of_every_kernel_is_in_the_record() -> None:
     done = tried(Fake())
     assert done.verdict == "pass" and not done.incomplete
     assert [kernel.name for kernel in done.kernels] == ["small", "large"], "as they were asked for"
-    assert {law.cases for kernel in done.kernels for law in kernel.laws} == {111}
     assert [(law.law, law.dtype) for law in done.kernels[0].laws] == [(law, dtype) for law in LAWS for dtype in DTYPES]
 
 
 def test_many_workers_do_what_one_does() -> None:
     alone, many = tried(Fake()), tried(worker := Fake(), workers=5)
-    assert len(worker.asked) == len(set(worker.asked)) == 24
+    assert len(worker.asked) == len(set(worker.asked)) == 8
     assert alone.id == many.id
 
 
@@ -126,18 +129,15 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
     assert done.incomplete == [Gap("harness error", text, "k.py::large")]
     assert done.verdict == "incomplete"
     assert [len(kernel.laws) for kernel in done.kernels] == [4, 3]
-    assert worker.asked.count(("large", "bfloat16", "second", 0)) == 1
+    assert worker.asked.count(("large", "bfloat16", "second")) == 1
     mended = Fake()
     assert tried(mended, kept=PartStore(tmp_path / "laws.parts")).verdict == "pass"
-    assert mended.asked == [("large", "bfloat16", "second", number) for number in range(3)], "the rest is known"
+    assert mended.asked == [("large", "bfloat16", "second")], "the rest is known"
 
 
-def test_a_broken_law_is_not_tried_again_and_the_others_are() -> None:
-    worker = Fake(only("small", "first", lambda request: kept(request, "broken", "rule")))
-    done = tried(worker)
+def test_a_broken_law_makes_its_kernel_wrong_and_no_other() -> None:
+    done = tried(Fake(only("small", "first", lambda request: kept(request, "broken", "rule"))))
     assert [kernel.status for kernel in done.kernels] == ["wrong", "ok"]
-    assert worker.asked.count(("small", "bfloat16", "first", 1)) == 0
-    assert len(worker.asked) == 22
 
 
 def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_is_given_up() -> None:
@@ -147,7 +147,7 @@ def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_
     assert len(once.kernels[0].laws) == 3
     always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
     done = tried(always)
-    assert sum(unit[0] == "small" for unit in always.asked) == schedule.GIVEN_UP
+    assert sum(unit[0] == "small" for unit in always.asked) == units.GIVEN_UP
     assert any(text.startswith("small: ") and text.endswith(": it failed 3 times") for text in texts(done))
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 
@@ -167,18 +167,18 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
 
     worker = Fake(reply)
     done = tried(worker, until=6.0)
-    assert len(worker.asked) == 6
+    assert worker.seconds == [6 / 8, 5 / 7, 4 / 6, 3 / 5, 2 / 4, 1 / 3], "each has its share of the time that is left"
     assert worker.timeouts == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "no law may take longer than is left"
-    assert texts(done) == [
-        f"small: the law of bfloat16 first: not begun: {SPENT}",
-        f"small: the law of bfloat16 second: not begun: {SPENT}",
-    ]
+    assert {text.partition(":")[0] for text in texts(done)} == {"small"}, "the longest come first"
+    assert [text.rpartition(": not begun: ")[2] for text in texts(done)] == [SPENT] * 2
     assert done.verdict == "incomplete" and {gap.kind for gap in done.incomplete} == {"out of time"}
-    clock[0] = 0.0
-    whole = tried(Fake(reply), until=10.0)
-    assert not whole.incomplete, "every law was tried"
-    notes = [note for kernel in whole.kernels for note in kernel.notes]
-    assert notes == [f"{count} of 4 laws had fewer cases than the profile draws: {SPENT}" for count in (4, 4)]
+
+
+def test_laws_with_less_time_than_they_need_are_counted() -> None:
+    done = tried(Fake(only("small", "first", lambda request: kept(request, late=True))))
+    notes = [kernel.notes for kernel in done.kernels]
+    assert notes == [[f"1 of 4 laws had fewer cases than the profile draws: {SPENT}"], []]
+    assert not done.incomplete, "every law was tried"
 
 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:

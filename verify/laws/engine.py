@@ -1,9 +1,8 @@
 """Runs laws over cases and returns a `LawRun` for each.
 
 Three kinds of cases are tried, in this order: cases that a corpus pins, the law's fixed cases (each choice once), and
-cases that Hypothesis draws, first of all those that broke the law before, from its example database. A law's check may
-return a score, such as the error in ULP, which Hypothesis tries to make large. If a law breaks, the result
-has the shrunk case, the facts about it, and the command that replays it.
+cases that Hypothesis draws. A law's check may return a score, such as the error in ULP, which Hypothesis tries to make
+large. If a law breaks, the result has the shrunk case, the facts about it, and the command that replays it.
 
 Drawn cases depend only on the profile's seed, the law and the dtype. They do not depend on the source text of this
 module, as with Hypothesis' own derandomisation, nor on the modules that are loaded.
@@ -14,18 +13,17 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
-from hypothesis.database import ExampleDatabase
-from hypothesis.errors import FlakyFailure, InvalidArgument
+from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from torch import Tensor
 
@@ -100,24 +98,9 @@ def has_large_cases(kernel: Kernel) -> bool:
     return op.meaning is not None and any(work_of(op, dims) > _LARGE for dims in sizes)
 
 
-_ROUNDS = (1, 3, 4)  # eighths of a profile's drawn cases
 # Hypothesis draws the largest case again and again with other seeds, because no other has a larger error. A search
 # draws at most as many numbers as this many cases of the largest size. Operands of up to _SMALL_CASE do not count.
 _LARGE_CASES, _SMALL_CASE, _LEAST = 16, 1 << 12, 1 << 24
-_WHOLE = 100  # fewer drawn cases than this are not divided into rounds
-
-
-def rounds(profile: Profile) -> tuple[Profile, ...]:
-    """Returns a profile in rounds that draw different cases. The first has the fixed cases and few others.
-
-    With little time, do the first round of everything before the second of anything. The cases of a round depend only
-    on the profile's seed and the number of the round.
-    """
-    if profile.examples < _WHOLE:
-        return (profile,)
-    first, *later = (replace(profile, examples=profile.examples * share // sum(_ROUNDS)) for share in _ROUNDS)
-    seeds = [seed_of(profile.seed, f"round {number}") for number in range(1, len(_ROUNDS))]
-    return (first, *(replace(part, fixed=0, seed=seed) for part, seed in zip(later, seeds, strict=True)))
 
 
 def current_profile() -> Profile:
@@ -125,14 +108,6 @@ def current_profile() -> Profile:
     loaded = settings.get_current_profile_name().split("-with-")[0]  # --hypothesis-verbosity adds a suffix to the name
     name = loaded.removeprefix(PREFIX) if loaded.startswith(PREFIX) else ""
     return profile_named(name if name in PROFILES else "ci")
-
-
-def database_of(profile: str) -> ExampleDatabase | None:
-    """Returns the example database of verify's Hypothesis profile; None if it has none or is not registered."""
-    try:
-        return settings.get_profile(PREFIX + profile).database
-    except InvalidArgument:
-        return None
 
 
 def message(kernel: str, found: LawRun) -> str:
@@ -157,14 +132,12 @@ class Options:
     """Holds options of a search for a case that breaks a law.
 
     pinned: cases that are tried first; None: the cases of the project's corpus for the law.
-    database: where Hypothesis stores drawn cases that break a law, and finds them again. Without it nothing is read or
-        stored, so the same call gives the same result.
     shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
     until: a time of time.monotonic(). After it no case is tried but the first, and no broken case is made smaller.
+        A large case takes too long for many tries, and is not made smaller either.
     """
 
     pinned: Sequence[Case] | None = None
-    database: ExampleDatabase | None = None
     shrink: Callable[[Law, Subject, Broken], Broken] | None = None
     until: float = math.inf
 
@@ -190,7 +163,7 @@ def run_law(
     _first_call(subject)
     if pinned is None:
         pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
-    trial = _Trial(law, subject, profile, options.database)
+    trial = _Trial(law, subject, profile)
     try:
         broken = trial.tried(pinned) or trial.fixed() or trial.drawn()
     except NotApplicable as reason:
@@ -217,7 +190,7 @@ def run_law(
         cause = UNREPEATABLE
         if law.name != UNREPEATABLE_LAW:
             return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
-    if options.shrink is not None and options.until == math.inf:  # a large case takes too long for many tries
+    if options.shrink is not None and not trial.is_last(broken):
         broken = options.shrink(law, subject, broken)
     return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
 
@@ -259,7 +232,6 @@ class _Trial:
     law: Law
     subject: Subject
     profile: Profile
-    database: ExampleDatabase | None = None
     cases: int = 0
     refused: int = 0
     refusal: str = ""  # message of the last refusal
@@ -279,7 +251,7 @@ class _Trial:
     def fixed(self) -> Broken | None:
         """Tries the law's fixed cases. If one breaks, the search tries to find a smaller one."""
         broken = self.tried(self.law.fixed(self.subject)[: self.profile.fixed])
-        if broken is None or self.subject.until < math.inf or (broken.failed and not self.subject.backend.usable()):
+        if broken is None or self.is_last(broken):
             return broken
         counted = self.cases
         smaller = self.drawn()
@@ -292,12 +264,12 @@ class _Trial:
             return None
         label = f"{self.law.name} {self.subject.dtype}"
         count = max(1, round(self.profile.examples * self.law.share))
-        found = list[Broken]()  # of a large case, which is not made smaller
+        found = list[Broken]()  # the last break
         op, left = self.subject.kernel.op, float(max(_LEAST, _LARGE_CASES * self.subject.sizes.elements))
 
         def once(case: Case) -> None:
             nonlocal left
-            if found:
+            if found and self.is_last(found[0]):
                 raise found[0]
             size = max(map(math.prod, op.shapes(case.dims, op.resolve(case.params)).values()))
             if self._ends() or left < size > _SMALL_CASE:
@@ -306,9 +278,7 @@ class _Trial:
             try:
                 score = self._score(case)
             except Broken as broken:
-                left = math.inf  # it is made smaller
-                last = self.subject.until < math.inf or (broken.failed and not self.subject.backend.usable())
-                found.extend([broken] if last else [])
+                left, found[:] = math.inf, [broken]  # it is made smaller
                 raise
             if score is not None and score == score and score < 1e300:
                 target(score, label=label)
@@ -325,9 +295,18 @@ class _Trial:
             return seen[0]
         return None
 
+    def is_last(self, broken: Broken) -> bool:
+        """True if a broken case is not made smaller: it is large, no time is left, or no further call is possible."""
+        ended = broken.failed and not self.subject.backend.usable()
+        return ended or self.subject.late or self._is_large
+
+    @cached_property
+    def _is_large(self) -> bool:
+        return has_large_cases(self.subject.kernel)
+
     def _ends(self) -> bool:
         """True if no time is left for another case. The first case is always tried."""
-        over = self.cases + self.refused > 0 and time.monotonic() >= self.subject.until
+        over = self.cases + self.refused > 0 and self.subject.late
         self.late |= over
         return over
 
@@ -349,17 +328,13 @@ class _Trial:
             max_examples=examples,
             deadline=None,  # a deadline would turn a slow machine into a failure
             derandomize=False,  # it would hash the source of `once`, so an edit there would change the drawn cases
-            database=self.database,
+            database=None,  # the same call gives the same result; the corpus keeps broken cases
             print_blob=False,
             report_multiple_bugs=False,
-            phases=(Phase.reuse, Phase.generate, Phase.target, Phase.shrink),
+            phases=(Phase.generate, Phase.target, Phase.shrink),
             suppress_health_check=list(HealthCheck),
         )
-        # settings last, because `seed` takes the database away
         test: Any = configured(hypothesis.seed(seed)(given(self.law.cases(self.subject))(once)))
-        kernel, about = self.subject.kernel, self.subject
-        key = "/".join(("verify", kernel.op.name, kernel.name, self.law.name, about.dtype, about.backend.name))
-        test._hypothesis_internal_database_key = key.encode()  # by default a hash of the source of `once`
         with _no_constants_from_source():
             test()
 

@@ -7,6 +7,7 @@ for the report. It does not depend on Hypothesis' runner, pytest or records.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -30,6 +31,11 @@ class Subject:
     sizes: Any
     target: str = ""
     until: float = math.inf  # after this time of time.monotonic() no further case is tried
+
+    @property
+    def late(self) -> bool:
+        """True if no time is left for a further case."""
+        return time.monotonic() >= self.until
 
 
 def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:

@@ -41,8 +41,7 @@ def laws_for(
 
     `laws`, `without` and `dtypes` select some of them. The Hypothesis profile decides how many cases each law tries:
     `pytest --hypothesis-profile=verify-quick`, `verify-ci` (the default), `verify-nightly` or `verify-exhaustive`.
-    Hypothesis stores a drawn case that breaks a law in the profile's example database, and draws it first the next
-    time. verify-ci has no database.
+    A case that broke a law is tried again by every later run if it is pinned: `verify replay ... --pin`.
     """
     import pytest
 
@@ -71,7 +70,7 @@ def laws_for(
             pytest.skip(f"needs {', '.join(kernel.lacking)}, which is not installed")
         backends.activate(backend)
         profile = engine.current_profile()
-        options = engine.Options(database=engine.database_of(profile.name), shrink=shrink_law)
+        options = engine.Options(shrink=shrink_law)
         found = engine.run_law(law, kernel, dtype, backend, profile, target_of(kernel), options)
         if found.undeclared:
             counted = f"{found.refused:,} of {found.cases + found.refused:,} cases"

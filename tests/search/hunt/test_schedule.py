@@ -14,6 +14,7 @@ import pytest
 from tests.workers.dask_cluster import connected
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
+from verify.measure.units import KernelUnits
 from verify.records.record import Run
 from verify.search.hunt import schedule
 from verify.search.hunt.requests import DoHunt, Hunt
@@ -37,21 +38,24 @@ class _Listed:
     def stop(self) -> None: ...
 
 
-def test_a_kernel_whose_package_is_missing_is_skipped() -> None:
-    session = HuntSession(settings=Settings(evaluations=1))
-    (hunted,) = schedule._hunted_kernels(Pool.of([_Listed()]), "k.py", "cuda", session)
-    assert hunted.unfit == "needs quack, which is not installed"
-    assert schedule._kernel_run(hunted).status == "skipped"
+def test_a_kernel_whose_package_is_missing_is_skipped(tmp_path: Path) -> None:
+    queue = schedule._Hunts(["k.py"], HuntSession(settings=Settings(evaluations=1)), tmp_path / "stop", ExitStack())
+    ((of, hunts),) = queue.hunts_of(Pool.of([_Listed()]), "k.py", "cuda")
+    queue.enqueue([of], [], 1)
+    entry = queue.entry(of)
+    assert (entry.status, entry.message, hunts) == ("skipped", "needs quack, which is not installed", [])
 
 
 def test_hunts_on_two_workers_have_twice_the_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    kernel = Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ())
-    hunted = schedule._HuntedKernel(kernel, [Hunt("float32", name) for name in ("y", "dx", "dw", "db")])
+    of = KernelUnits(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
+    hunts = [Hunt("float32", name) for name in ("y", "dx", "dw", "db")]
     session = HuntSession(settings=Settings(generations=4, seconds=20.0), until=16.0)
     for workers, seconds in ((1, 4.0), (2, 8.0), (9, 20.0)):
         queue = schedule._Hunts([], session, tmp_path / "stop", ExitStack())
-        queue.enqueue([hunted], workers)
+        queue.enqueue(
+            [of], [schedule._Hunting(of, "float32", each.result, each.result, hunt=each) for each in hunts], workers
+        )
         job = queue.take(None)
         assert job is not None and isinstance(job.request, DoHunt)
         assert job.request.settings.seconds == seconds
