@@ -27,24 +27,20 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
-from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
-from verify.diagnose.replay import replay
+from verify.diagnose.replay import replay, worst_index
 from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
 from verify.diagnose.roundings import Roundings, roundings
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
-from verify.measure.judge import JudgedBy
 from verify.ops.graph.baseline import operands_of, program_of, run_of
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.steps import Run
-from verify.ops.op import Op, Problem, chosen
+from verify.ops.op import Op, Problem
 from verify.records.figure import signed
-from verify.records.readings import NONFINITE
 from verify.records.record import Number, number, value_of
 from verify.truth import formats
 from verify.truth.enclosure import dyadic
-from verify.truth.fast import evaluate
 from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import bits_of, pattern_at
 
@@ -204,20 +200,9 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     measured = run_kernel(kernel, case, backend.device)
     if result not in measured.results:
         raise UsageError(f"kernel {kernel.name!r} has no result {result!r} here; it has: {', '.join(measured.results)}")
-    got = measured.results[result]
-    if not got.numel():
+    if not measured.results[result].numel():
         raise UsageError(f"{result} has no elements in this case")
-    fmt = formats.of(got.dtype)
-    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    problem = chosen(kernel.op, problem, {result: got})
-    truth, floor = evaluate(kernel.op, problem, {result: fmt})[result], kernel.noise_floor(case.dtype, result)
-    _, found = JudgedBy(kernel.op, problem, result, truth, fmt, kernel.policy, floor=floor).compared(got)
-    judged = torch.nan_to_num(found.deciding, nan=torch.inf)
-    segments, regimes = segments_of(kernel.op, case, problem, result, tuple(got.shape))
-    # finite inputs first, because more can be explained there
-    if segments is not None and regimes[-1].name == NONFINITE:
-        judged = torch.where(segments == len(regimes) - 1, -1.0, judged)
-    return int(judged.argmax())
+    return worst_index(kernel, case, measured, result)
 
 
 # -- the unit of every figure --------------------------------------------------------------------------

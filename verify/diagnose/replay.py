@@ -14,6 +14,7 @@ import torch
 from verify.backends import Backend
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, classed
+from verify.cases.regimes import segments_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
 from verify.diagnose.rules import on_case
@@ -49,13 +50,13 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
     if not 0 <= index < got.numel():
         raise UsageError(f"{result} has {got.numel()} elements; --index received {index}")
     same = all(torch.equal(bits_of(first), bits_of(again.results[name])) for name, first in measured.results.items())
-    worst, judged, error = _judge(kernel, target, case, measured, result, index)
+    worst, judged, error = judge_element(kernel, target, case, measured, result, index)
     right = judged.right_bits
     baseline, baseline_error = None, None
     if not kernel.peer:
         theirs = run_baseline(kernel, case, backend.device)
         if result in theirs.results:
-            baseline, _, baseline_error = _judge(kernel, target, case, theirs, result, index)
+            baseline, _, baseline_error = judge_element(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)
     of_class, special = _class_of(kernel, case, measured, result, index)
     limit = kernel.limit_of(case.dtype, of_class, result) if of_class else None
@@ -130,7 +131,7 @@ def replay_law(
     return found, None  # the law breaks only sometimes, so the case cannot be made smaller
 
 
-def _judge(
+def judge_element(
     kernel: Kernel, target: str, case: Case, measured: Measured, result: str, index: int
 ) -> tuple[Worst, Judged, Number]:
     """Judges one element. Returns its record, the exact verdict, and the error that the limit applies to."""
@@ -158,3 +159,22 @@ def _judge(
     origin = Origin.here(target, case.to_json(), result, index)
     shown = None if gate == "plain" else error
     return worst_element(kernel.op, problem, got, judged, origin, shown), judged, number(error)
+
+
+def worst_index(kernel: Kernel, case: Case, measured: Measured, result: str) -> int:
+    """Returns the flat index of the worst element of a result by the fast truth.
+
+    Elements with finite inputs come first, because more can be explained there.
+    """
+    got = measured.results[result]
+    fmt = formats.of(got.dtype)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    problem = chosen(kernel.op, problem, {result: got})
+    truth, floor = evaluate(kernel.op, problem, {result: fmt})[result], kernel.noise_floor(case.dtype, result)
+    by = JudgedBy(kernel.op, problem, result, truth, fmt, kernel.policy, floor=floor)
+    _, found = by.with_noise_beside(got).compared(got)
+    judged = torch.nan_to_num(found.deciding, nan=torch.inf)
+    segments, regimes = segments_of(kernel.op, case, problem, result, tuple(got.shape))
+    if segments is not None and regimes[-1].name == NONFINITE:
+        judged = torch.where(segments == len(regimes) - 1, -1.0, judged)
+    return int(judged.argmax())

@@ -79,14 +79,14 @@ def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backe
     searches = (hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11, seed=seed) for seed in range(4))
     found = next(each for each in searches if each.result.status == "wrong")
     assert found.sentence == "hunt: cases of n = 3, x finite" and found.state.evaluations == 1 << 15
-    assert found.finds[0].ulp > 800 and found.finds[0].alone
+    assert found.finds[0].judged.ulp > 800 and found.finds[0].alone
     control = hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11, strategy="random")
     assert control.result.status == "ok"
     case = found.finds[0].case
-    seen = replay(kernel, "k.py::k", backend, case, result="y", index=found.finds[0].index)
+    seen = replay(kernel, "k.py::k", backend, case, result="y", index=found.finds[0].worst.origin.index)
     assert seen.worst.got_hex == found.finds[0].worst.got_hex
     subject = Subject(kernel, "float32", backend, Sizes())
-    smaller = shrink_element(subject, case, "y", found.finds[0].index, found.finds[0].error)
+    smaller = shrink_element(subject, case, "y", found.finds[0].worst.origin.index, found.finds[0].error)
     assert smaller.case.dims == (3,) and smaller.broken.excess is not None and smaller.broken.excess.error > 8
     x = inputs_of(kernel.op, smaller.case, "cpu")["x"]
     assert x is not None and int(((x == 0) | (x == 1)).sum()) == 4, "the two other pairs say nothing"

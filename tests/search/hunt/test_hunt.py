@@ -186,10 +186,10 @@ def test_sums_over_rows_are_searched_on_both_sides_of_splits(backend: Backend) -
     case = found.finds[0].case
     assert case.dims[0] > 128 and len(case.values["x"]) == 16 * 16 * 8  # 16 rows that repeat
     kernel = KERNELS["later_rows_lost"]
-    seen = replay(kernel, "k.py::k", backend, case, result="dweight", index=found.finds[0].index)
+    seen = replay(kernel, "k.py::k", backend, case, result="dweight", index=found.finds[0].worst.origin.index)
     assert seen.worst == msgspec.structs.replace(found.finds[0].worst, origin=seen.worst.origin)
     subject = Subject(kernel, "float32", backend, Sizes())
-    smaller = shrink_element(subject, case, "dweight", found.finds[0].index, found.finds[0].error)
+    smaller = shrink_element(subject, case, "dweight", found.finds[0].worst.origin.index, found.finds[0].error)
     assert smaller.case.dims[0] == 129 and len(smaller.case.to_json()) < 300
 
 
@@ -205,7 +205,11 @@ def test_a_sum_in_order_of_rows_is_driven_to_its_worst(backend: Backend) -> None
             for x, dy in zip(inputs["x"].tolist(), upstream.tolist(), strict=True):
                 mean_square = mpmath.fsum(mpmath.mpf(value) ** 2 for value in x) / len(x)
                 eps = mpmath.mpf(find.case.params.get("eps", KERNELS["row_by_row"].op.params["eps"]))
-                total += mpmath.mpf(dy[find.index]) * mpmath.mpf(x[find.index]) / mpmath.sqrt(mean_square + eps)
+                total += (
+                    mpmath.mpf(dy[find.worst.origin.index])
+                    * mpmath.mpf(x[find.worst.origin.index])
+                    / mpmath.sqrt(mean_square + eps)
+                )
             assert find.worst.truth.startswith(mpmath.nstr(total, 12)[:10])
 
 
@@ -231,7 +235,7 @@ def test_the_reported_error_is_mpmath_s(backend: Backend) -> None:
             real = mpmath.mpf(float(x[0])) / (1 + mpmath.exp(-mpmath.mpf(float(x[0]))))
             exponent = max(int(mpmath.floor(mpmath.log(abs(real), 2))), -126) - 23
             error = float((mpmath.mpf(got) - real) / mpmath.mpf(2) ** exponent)
-        assert find.ulp == pytest.approx(error, rel=1e-12)
+        assert find.judged.ulp == pytest.approx(error, rel=1e-12)
         assert find.worst.got_hex == fmt.hex(fmt.from_float(got))
 
 
@@ -246,11 +250,11 @@ def test_every_find_is_a_case_that_shows_it(backend: Backend) -> None:
         row = [mpmath.mpf(value) for value in x[0].tolist()]
         with mpmath.workdps(80):
             weights = [mpmath.exp(value - max(row)) for value in row]
-            real = weights[find.index] / mpmath.fsum(weights)
-            got = mpmath.mpf(float(kernel(x)[0, find.index]))
+            real = weights[find.worst.origin.index] / mpmath.fsum(weights)
+            got = mpmath.mpf(float(kernel(x)[0, find.worst.origin.index]))
             exponent = max(int(mpmath.floor(mpmath.log(real, 2))), -126) - 23
             error = float((got - real) / mpmath.mpf(2) ** exponent)
-        assert find.ulp == pytest.approx(error, rel=1e-9)
+        assert find.judged.ulp == pytest.approx(error, rel=1e-9)
 
 
 def test_a_nan_is_the_worst_there_is_and_ends_the_hunt(backend: Backend) -> None:

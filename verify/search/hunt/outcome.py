@@ -78,8 +78,8 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         undecided=max(found.tally.undecided, left),
         open=left,
         nan=sum(find.nan for find in proven),
-        plain=_largest(find.ulp for find in proven),
-        scaled=_largest(find.error for find in proven) if any(find.scaled is not None for find in proven) else None,
+        plain=_largest(find.judged.ulp for find in proven),
+        scaled=_largest(find.error for find in proven) if proven and (gate != "plain" or space.floor > 0) else None,
     )
     worst = proven[0].error if proven else 0.0
     status: ResultStatus = "undecided" if left else "ok"
