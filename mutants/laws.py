@@ -1,6 +1,6 @@
 """Bugs for laws under which no other family has a mutant that dies for them alone: one row for each such law.
 
-The kernels are SiLU, y = x sigmoid(x), a square in float64 for finite differences, an RMS norm for the law that needs a
+The kernels are SiLU, y = x sigmoid(x), a square in float64 for finite differences, an RMS norm for the laws that need a
 weight, sums of rows that promise their bits, and causal attention with shared heads for the laws about keys and heads.
 All are plain PyTorch.
 """
@@ -41,10 +41,6 @@ def _slope(x: Tensor) -> Tensor:
 def _value(x: Tensor, bug: str | None) -> Tensor:
     wide = x.double() if x.is_floating_point() else x.float().double()
     y = _silu(wide).to(x.dtype if x.is_floating_point() else torch.float32)
-    if bug == "lopsided":
-        return torch.where(wide < 0, (_silu(wide) * 1.0001).to(y.dtype), y)
-    if bug == "a seam":
-        return torch.where(y.view(torch.int32) % 16 == 5, y * (1 + 2.0**-18), y)
     if bug == "other numbers when compiled" and torch.compiler.is_compiling():
         return y * 1.001
     if bug == "waits for the device" and x.is_cuda:
@@ -120,14 +116,15 @@ class _Square(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         at = x.detach() if ctx.bug == "double backward forgets a path" else x
         # in this order, a product that overflows or underflows on the way is one that does so in the end
-        return dy * at * (2.002 if ctx.bug == "wrong slope" else 2.0), None
+        return dy * at * 2.0, None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str | None) -> Tensor:
     wide = x.double()
     rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     scale = weight.to(x.dtype) if bug == "weight rounded first" else weight
-    return (wide * rstd * scale.double()).to(x.dtype)
+    y = wide * rstd * scale.double()
+    return torch.where(y < 0, y * 1.0001, y).to(x.dtype) if bug == "lopsided" else y.to(x.dtype)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str | None = None) -> Tensor:
@@ -207,8 +204,7 @@ FORWARD = (
     ("same bits", "sums", "a sum split for few rows", "in two halves below four rows", BOTH),
     ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
     ("grouped heads", "attention", _ORDER, "each has its neighbour's keys", BOTH),
-    ("exact identities", "silu forward", "lopsided", "negative x off by 1e-4", BOTH),
-    ("monotone", "silu forward", "a seam", "every sixteenth pattern is 2^-18 too large", BOTH),
+    ("exact identities", "rms_norm", "lopsided", "negative y off by 1e-4", BOTH),
     ("error contract", "silu", "integers taken", "and answered in int64", BOTH),
     ("compiled", "silu forward", "other numbers when compiled", "by 1e-3", BOTH),
     ("custom operators", "silu operator", "fake of another shape", "one element longer", BOTH),
@@ -220,7 +216,6 @@ FORWARD = (
 for _law, _form, _bug, _note, _backends in FORWARD:
     FAMILY.add(_bug, "one law alone", "forward", _note, killed_by=(_law,), backends=_backends, form=_form)
 for _law, _form, _bug, _note in (
-    ("gradcheck", "square", "wrong slope", "2.002 x"),
     ("gradgradcheck", "square", "double backward forgets a path", "x is detached in backward"),
     ("linear backward", "silu", "gradient clipped", "at 0.9"),
 ):

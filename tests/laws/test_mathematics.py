@@ -48,23 +48,20 @@ def slope(x):
 # -- gradients -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("law", ["gradcheck", "gradgradcheck"])
-def test_a_right_backward_pass_agrees_with_differences(law: str) -> None:
-    holds(law, silu_kernel(with_backward(lambda x, dy: dy * slope(x)), gradients=True), "float64")
-    holds(law, norm_kernel(layer_norm), "float64")
+def test_a_right_backward_pass_agrees_with_differences() -> None:
+    holds("gradgradcheck", silu_kernel(with_backward(lambda x, dy: dy * slope(x)), gradients=True), "float64")
+    holds("gradgradcheck", norm_kernel(layer_norm), "float64")
 
 
-def test_gradient_laws_say_why_they_do_not_apply() -> None:
+def test_the_gradient_law_says_why_it_does_not_apply() -> None:
     once = silu_kernel(with_backward(lambda x, dy: dy * slope(x), once=True), gradients=True)
     skips("gradgradcheck", once, "the backward pass is not differentiable", "float64")
     opaque = silu_kernel(with_backward(lambda x, dy: (dy * slope(x)).detach()), gradients=True)
     skips("gradgradcheck", opaque, "the backward pass is not differentiable", "float64")
-    holds("gradcheck", opaque, "float64")
-    skips("gradcheck", silu_kernel(silu, gradients=False), "the kernel has no gradients", "float64")
-    skips("gradcheck", silu_kernel(lambda x: silu(x.detach())), "autograd has no path through the kernel", "float64")
-    skips("gradcheck", silu_kernel(silu), "this law runs in that dtype", "float32")
+    cut = silu_kernel(lambda x: silu(x.detach()))
+    skips("gradgradcheck", cut, "autograd has no path through the kernel", "float64")
     single = verify.kernel(op="silu", dtypes=["float32"])(silu)
-    skips("gradcheck", single, "finite differences need float64, which the kernel does not declare", "float32")
+    skips("gradgradcheck", single, "finite differences need float64, which the kernel does not declare", "float32")
 
 
 # -- special values ------------------------------------------------------------------------------------
@@ -156,12 +153,9 @@ def test_a_layer_is_not_held_to_inputs_beyond_those_that_it_promises() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_that_scale_and_negate_keep_the_identities(dtype: str) -> None:
-    limit = verify.kernel(op="silu", dtypes=DTYPES, max_ulp=4)
-    for kernel in (limit(silu), gated_kernel(lambda x1, x2: x1 * silu(x2)), norm_kernel(layer_norm)):
+    for kernel in (gated_kernel(lambda x1, x2: x1 * silu(x2)), norm_kernel(layer_norm)):
         holds("exact identities", kernel, dtype)
         holds("linear backward", kernel, dtype)
-    soft = verify.kernel(op="softmax", dtypes=DTYPES)(lambda x: torch.softmax(x.double(), -1).to(x.dtype))
-    holds("exact identities", soft, dtype)
 
 
 def test_identities_are_tried_in_formats_that_pytorch_does_not_multiply() -> None:
@@ -173,12 +167,9 @@ def test_identities_are_tried_in_formats_that_pytorch_does_not_multiply() -> Non
 
             return verify.kernel(op=name, dtypes=[dtype])(call)
 
-        softmax = wide("softmax", lambda x: torch.softmax(x, -1))
-        for kernel in (wide("silu", silu), wide("swiglu_split", lambda x1, x2: x1 * silu(x2)), softmax):
-            holds("exact identities", kernel, dtype)
-            holds("linear backward", kernel, dtype)
-        lopsided = wide("silu", lambda x: torch.where(x < 0, silu(x) * 4, silu(x)))
-        breaks("exact identities", lopsided, "y(x) - y(-x) is not x", dtype)
+        kernel = wide("swiglu_split", lambda x1, x2: x1 * silu(x2))
+        holds("exact identities", kernel, dtype)
+        holds("linear backward", kernel, dtype)
         shifted = wide("swiglu_split", lambda x1, x2: (x1 + 0.5) * silu(x2))
         breaks("exact identities", shifted, "y(-1 x1, x2) is not -1 y", dtype)
 
@@ -219,17 +210,6 @@ def test_an_op_without_an_identity_says_so() -> None:
         op="linear", params={"activation": "gelu"}, operands=["x", "weight"], outputs=["y"], dtypes=["float32"]
     )(lambda x, weight: torch.nn.functional.gelu(x @ weight.T))
     skips("exact identities", linear, "no exact identity is known for op linear with activation gelu")
-
-
-# -- monotonicity --------------------------------------------------------------------------------------
-
-
-def test_a_smooth_kernel_is_monotone() -> None:
-    holds("monotone", silu_kernel(silu))
-
-
-def test_a_function_of_two_numbers_is_not_monotone_in_one() -> None:
-    skips("monotone", gated_kernel(lambda x1, x2: x1 * silu(x2)), "op swiglu_split is not a function of one number")
 
 
 # -- accuracy ------------------------------------------------------------------------------------------

@@ -238,7 +238,6 @@ def test_the_limit_is_either_neighbour() -> None:
     kernel = declared(RIGHT["Philox"])
     assert kernel.max_ulp["y bfloat16"] == 1.25 and kernel.limit_of("float32", "extreme", "y") is None
     breaks("accuracy", declared(lambda x, seed: (x * (1 + 2.0**-6)).bfloat16()), "beyond the kernel's own limit")
-    skips("monotone", kernel, "y is rounded at random")
     skips("batch invariance", kernel, "y is rounded at random")
 
 

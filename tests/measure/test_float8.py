@@ -53,7 +53,7 @@ def test_a_cast_that_truncates_is_wrong(backend: Backend) -> None:
     assert 0.51 < float(result.figures.max_ulp) <= 1, "dropped bits are up to one ulp"
 
 
-@pytest.mark.parametrize("law", ["monotone", "special values", "accuracy", "layout independence"])
+@pytest.mark.parametrize("law", ["special values", "accuracy", "layout independence"])
 def test_laws_take_float8(law: str, backend: Backend) -> None:
     found = try_law(registry.get(law), float8_kernels.relu, "float8_e4m3fn", backend, profile_named("quick"), TARGET)
     assert (found.status, found.message) == ("ok", ""), found

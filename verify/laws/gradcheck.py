@@ -1,18 +1,10 @@
-"""Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
+"""Gradients of gradients against finite differences, in float64.
 
-`torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth. It
-finds a backward pass of another formula, of another shape, or with a missing term. `gradgradcheck` does the same for
-the gradient of the gradient. A kernel whose backward pass has no autograd, such as one with `once_differentiable`,
-promises no second derivatives, so `gradgradcheck` does not apply.
+`torch.autograd.gradgradcheck` compares them with differences of the kernel's own gradients, so it needs no truth. (The
+gradients themselves have one: the law of accuracy.) A kernel whose backward pass has no autograd, such as one with
+`once_differentiable` or a launch without a formula, promises no second derivatives, so the law does not apply.
 
 Details:
-
-A launch without a formula promises no second derivatives either.
-
-The plainest case takes the gradient of each operand alone, and gradients with one upstream gradient absent. The other
-cases pack all operands into one vector and all results into another. A difference of two calls along one direction
-then checks every gradient at once, whereas single operands take two calls each. A wrong term shows in that direction
-too. If it does, the law checks the operands one by one to find the wrong one.
 
 The law avoids inputs where a difference is useless: rows that are nearly constant, and the corner in the slope of
 squared ReLU.
@@ -21,7 +13,7 @@ squared ReLU.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -107,65 +99,29 @@ def _gradients(function: Function, count: int) -> Function:
     return gradients
 
 
-def _packed(function: Function, values: Sequence[Tensor]) -> tuple[Callable[[Tensor], Tensor], Tensor]:
-    """Returns `function` from one vector of all arguments to one vector of all results, and the vector of arguments."""
-    shapes = [value.shape for value in values]
-    sizes = [value.numel() for value in values]
-
-    def packed(vector: Tensor) -> Tensor:
-        pieces = [piece.reshape(shape) for piece, shape in zip(torch.split(vector, sizes), shapes, strict=True)]
-        # cloned: a piece must start where an allocation starts, as an operand does
-        results = function(*(piece.clone() for piece in pieces))
-        return torch.cat([result.reshape(-1) for result in results])
-
-    return packed, torch.cat([value.detach().reshape(-1) for value in values]).requires_grad_(True)
-
-
-def _check(subject: Subject, case: Case, *, twice: bool) -> None:
-    """Compares gradients with differences; with `twice`, the gradients of gradients."""
+def _check(subject: Subject, case: Case) -> None:
+    """Compares gradients of gradients with differences."""
     function, leaves, smooth = _prepared(subject, case)
     if not smooth:
         return
     # the kernel's own error divided by the step, summed over about 17 elements
     noise = 1e-6 + subject.kernel.limit(subject.dtype) * 2.0**-53 / _STEP * 100
-    options: dict[str, Any] = {"eps": _STEP, "atol": noise, "rtol": _RELATIVE, "fast_mode": True}
     try:
-        values = leaves
-        if twice:
-            plain = inputs_of(subject.kernel.op, case, subject.backend.device)
-            outputs = call_tensors(subject.kernel, plain, case.params).outputs
-            attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
-            upstream = upstream_of(subject.kernel.op, case, attached)
-            values = (*leaves, *(value.requires_grad_(True) for value in upstream.values()))
-            function = _gradients(function, len(leaves))
-        try:
-            if case == _plainest(subject):
-                gradcheck(function, values, **options)
-            else:
-                gradcheck(*_packed(function, values), **options)
-        except GradcheckError:
-            gradcheck(function, values, **options)
-            raise  # only the direction through all operands shows the error
+        plain = inputs_of(subject.kernel.op, case, subject.backend.device)
+        outputs = call_tensors(subject.kernel, plain, case.params).outputs
+        attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
+        upstream = upstream_of(subject.kernel.op, case, attached)
+        values = (*leaves, *(value.requires_grad_(True) for value in upstream.values()))
+        gradients = _gradients(function, len(leaves))
+        gradcheck(gradients, values, eps=_STEP, atol=noise, rtol=_RELATIVE, fast_mode=True)
     except GradcheckError as error:
-        rule = (
-            "the gradient of the gradient disagrees with finite differences"
-            if twice
-            else "the gradients disagree with finite differences"
-        )
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         facts = {"torch says": lines[0]} | {line.partition(":")[0]: line.partition(":")[2] for line in lines[1:3]}
-        raise Broken(rule, case, facts) from None
+        raise Broken("the gradient of the gradient disagrees with finite differences", case, facts) from None
     except (KernelError, Broken):
         raise
     except Exception as error:
         raise Broken(f"the kernel raised while gradients were checked: {describe(error)}", case, {}) from error
-
-
-def _plainest(subject: Subject) -> Case:
-    return _space(subject).each_choice()[0]
-
-
-# -- where the laws apply ------------------------------------------------------------------------------
 
 
 def _applies(subject: Subject) -> str | None:
@@ -178,30 +134,19 @@ def _applies(subject: Subject) -> str | None:
         return "the kernel has no gradients"
     try:
         function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
-        attached = function(*leaves)
-    except Exception:
-        return None  # the check raises the same error, and reports it with its case
-    return None if attached or kernel.gradients != "auto" else "autograd has no path through the kernel"
-
-
-def _applies_twice(subject: Subject) -> str | None:
-    reason = _applies(subject)
-    if reason is not None:
-        return reason
-    try:
-        function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
         outputs = function(*leaves)
+        if not outputs and kernel.gradients == "auto":
+            return "autograd has no path through the kernel"
         arriving = [torch.ones_like(output, requires_grad=True) for output in outputs]
         gradients = torch.autograd.grad(outputs, leaves, arriving, create_graph=True, allow_unused=True)
     except Exception:
-        return None
+        return None  # the check raises the same error, and reports it with its case
     attached = [gradient for gradient in gradients if gradient is not None and gradient.requires_grad]
-    if not attached:
-        return "the backward pass is not differentiable"
-    try:
-        second = torch.autograd.grad([gradient.sum() for gradient in attached], [*leaves, *arriving], allow_unused=True)
-    except (RuntimeError, NotImplementedError):
-        return "the backward pass is not differentiable"  # autograd reports this only when the gradient is requested
+    second: Sequence[Tensor | None] = ()
+    with suppress(RuntimeError, NotImplementedError):  # autograd reports a lack only when the gradient is requested
+        if attached:
+            total = [gradient.sum() for gradient in attached]
+            second = torch.autograd.grad(total, [*leaves, *arriving], allow_unused=True)
     # once_differentiable connects its gradients to a node that raises
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
@@ -213,20 +158,11 @@ def _examples(subject: Subject, space: CaseSpace) -> tuple[Case, ...]:
 
 LAWS: Sequence[Law] = (
     Law(
-        name="gradcheck",
-        summary="gradients agree with finite differences in float64",
-        space=_space,
-        check=lambda subject, case: _check(subject, case, twice=False),
-        applies=_applies,
-        examples=_examples,
-        share=0.5,
-    ),
-    Law(
         name="gradgradcheck",
         summary="gradients of gradients agree with finite differences in float64",
         space=_space,
-        check=lambda subject, case: _check(subject, case, twice=True),
-        applies=_applies_twice,
+        check=_check,
+        applies=_applies,
         examples=_examples,
         share=0.25,
     ),

@@ -2,8 +2,7 @@
 
 Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two. So y(2^k x, 4^k eps) = y
 of layer norm and similar identities hold bit for bit. Exceptions are the sign of a zero and, with powers of two,
-overflow and subnormals. Identities of the real functions, such as y(x) - y(-x) = x of GELU, hold within the kernel's
-limit.
+overflow and subnormals.
 
 Details:
 
@@ -14,13 +13,8 @@ These identities hold bit for bit:
 * layer norm: y(2^k x, 4^k eps) = y, and y(-x, -bias) = -y; RMS norm: both without a bias;
 * linear without an activation: y(2^k x, 2^k bias) = 2^k y.
 
-Two more identities hold for the real functions. The kernel's own limit bounds the error of its results in them:
-
-* GELU and SiLU: y(x) - y(-x) = x;
-* softmax: y(x + c) = y, where x + c is exact.
-
 Layer norm does not change under x + c either, but a kernel rounds its mean differently there. The law of accuracy
-covers that.
+covers that, and identities of the real functions, such as y(x) - y(-x) = x of GELU.
 """
 
 from __future__ import annotations
@@ -36,10 +30,9 @@ from verify.cases.strategies import CaseSpace
 from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, has_gradients, said_of, space_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
-from verify.ops.compensated import two_sum
 from verify.ops.op import Symmetry
 from verify.truth import formats
-from verify.truth.ulp import ulp_exponent, widen
+from verify.truth.ulp import widen
 
 Inputs = dict[str, Tensor | None]
 Results = dict[str, Tensor]
@@ -157,60 +150,10 @@ def _linear(subject: Subject, case: Case, inputs: Inputs) -> None:
         _demand(case, _run(subject, case, scaled), _run(subject, case, inputs), 2.0**power, rule)
 
 
-def _odd_part(subject: Subject, case: Case, inputs: Inputs) -> None:
-    x = inputs["x"]
-    assert x is not None
-    there, back = _run(subject, case, inputs)["y"], _run(subject, case, {"x": _times(x, -1.0)})["y"]
-    high, low = two_sum(widen(there), -widen(back))
-    rest, more = two_sum(high, -widen(x.to(there.device)))
-    missed = (rest + (low + more)).abs()
-    spacing = _ulp(there) + _ulp(back)
-    _bounded(subject, case, missed, spacing, there, "y(x) - y(-x) is not x")
-
-
-def _shift(subject: Subject, case: Case, inputs: Inputs) -> None:
-    x = inputs["x"]
-    assert x is not None
-    step, kind = 2.0 ** _power(case), x.dtype
-    moved = (widen(x) + step).to(kind)
-    if not torch.equal(widen(moved) - step, widen(x)):
-        # a part of x with few bits can be shifted exactly
-        x = ((widen(x) * 16).round() / 16).to(kind)
-        moved = (widen(x) + step).to(kind)
-        if not torch.equal(widen(moved) - step, widen(x)):
-            return
-    here, there = _run(subject, case, {"x": x})["y"], _run(subject, case, {"x": moved})["y"]
-    missed = (widen(here) - widen(there)).abs()
-    _bounded(subject, case, missed, _ulp(here) + _ulp(there), here, f"y(x + {2 ** _power(case)}) is not y(x)")
-
-
-def _ulp(value: Tensor) -> Tensor:
-    exponent = ulp_exponent(widen(value), formats.of(value.dtype))
-    return torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), exponent)
-
-
-def _bounded(subject: Subject, case: Case, missed: Tensor, spacing: Tensor, shown: Tensor, rule: str) -> None:
-    """Raises `Broken` if a real identity is missed by more than the two results' limits allow."""
-    # the truth may lie in the next binade, where an ulp is twice as large
-    allowed = 2.0 * subject.kernel.limit(subject.dtype, "y") * spacing
-    wrong = torch.nonzero((~(missed <= allowed) & torch.isfinite(widen(shown))).reshape(-1))
-    if wrong.numel():
-        index = int(wrong[0])
-        facts = {
-            "at": f"y {place(shown, index)}",
-            "y": show(shown, index),
-            "missed by": f"{float(missed.reshape(-1)[index]):.6g}",
-            "allowed": f"{float(allowed.reshape(-1)[index]):.6g}",
-        }
-        raise Broken(rule, case, facts, result="y", index=index)
-
-
 Identity = Callable[[Subject, Case, Inputs], None]
 _IDENTITIES: dict[Symmetry, Identity] = {
-    "odd part": _odd_part,
     "gate": _gate,
     "norm": _norm,
-    "shift": _shift,
     "linear": _linear,
 }
 

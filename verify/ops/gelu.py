@@ -186,6 +186,5 @@ GELU = unary(
     params=PARAMS,
     choices=CHOICES,
     landmarks=LANDMARKS,
-    symmetry="odd part",
     summary="x * Phi(x), or its tanh approximation",
 )

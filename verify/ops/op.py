@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Symmetry = Literal["odd part", "gate", "norm", "shift", "linear"]
+Symmetry = Literal["gate", "norm", "linear"]
 
 _LONG = 1 << 16  # fewest input elements of a long problem
 

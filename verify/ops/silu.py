@@ -78,6 +78,5 @@ SILU = unary(
     curve,
     _baseline,
     landmarks=LANDMARKS,
-    symmetry="odd part",
     summary="x * logistic(x)",
 )

@@ -65,6 +65,5 @@ SOFTMAX = Op(
     points=exact_points(["x"], ("y",), _baseline, _fast),
     baseline=_baseline,
     gate="scaled",
-    symmetry="shift",
     summary="exp(x) / sum(exp(x)) over the last dimension",
 )
