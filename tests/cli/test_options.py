@@ -96,11 +96,6 @@ def test_every_command_has_examples_that_it_takes_and_that_fit_eighty_columns(pr
         assert hasattr(parser().parse_args(words[1:]), "handler")
 
 
-def test_a_python_without_docstrings_is_refused() -> None:
-    done = subprocess.run([sys.executable, "-OO", "-m", "verify", "list"], capture_output=True, text=True)
-    assert done.returncode == exits.USAGE and "python -OO" in done.stderr and "next: python -m verify" in done.stderr
-
-
 @pytest.fixture(scope="module")
 def help_of_a_fresh_process() -> tuple[int, set[str]]:
     """Returns how many functions `python -m verify --help` calls, and which modules it imports."""

@@ -112,7 +112,7 @@ def test_a_failure_of_the_harness_is_no_wrong_result(
     def fail(path: str) -> None:
         raise error
 
-    monkeypatch.setattr("verify.records.files.load", fail)
+    monkeypatch.setattr("verify.cli.compare.load", fail)
     assert main(["compare", "a.json", "b.json"]) == exits.INCOMPLETE
     said = capsys.readouterr().err
     if isinstance(error, KeyError):

@@ -70,20 +70,20 @@ CURVE = Curve(
 )
 SQUARE = unary("square", lambda params: CURVE, torch.square, summary="x * x")
 """
-COMMAND = """
+COMMAND = '''"""Greet the reader.
+
+Greet a reader who follows the recipe.
+
+    verify hello
+"""
+
 from verify.cli import exits
 
 
 def main(options):
-    '''Greet the reader.
-
-    Greet a reader who follows the recipe.
-
-        verify hello
-    '''
     print("hello from a recipe")
     return exits.PASS
-"""
+'''
 KERNEL = """
 import torch
 import verify
@@ -116,8 +116,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)
-    edit("cli/__init__.py", "    gate,\n    hunt,\n", "    gate,\n    hello,\n    hunt,\n")
-    edit("cli/__init__.py", "COMMANDS = (\n", "COMMANDS = (\n    hello,\n")
+    edit("cli/__init__.py", "COMMANDS = (\n", 'COMMANDS = (\n    "hello",\n')
     (copy / "accuracy.py").write_text(KERNEL)
     return copy
 

@@ -45,7 +45,7 @@ def explained(message: str, kernel: Kernel) -> tuple[str, str]:
     """What the message got, and what the case of its explain command gives a declared kernel."""
     got, command = re.search(r"got +\S+ \((\S+)\)", message), message.partition("explain ")[2]
     options = parser().parse_args(shlex.split(command)[1:])
-    assert got is not None and (options.target, options.handler.__module__) == ("FILE.py::KERNEL", "verify.cli.explain")
+    assert got is not None and (options.target, options.handler) == ("FILE.py::KERNEL", "verify.cli.explain:main")
     found = run_kernel(kernel, Case.from_json(options.case), "cpu").results[options.result]
     return got[1], formats.of(found.dtype).hex(pattern_at(found, options.index))
 

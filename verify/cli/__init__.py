@@ -1,4 +1,8 @@
-"""Defines the command line, `verify COMMAND`, one module for each command. A command imports torch when it runs."""
+"""Defines the command line, `verify COMMAND`, one module for each command.
+
+The docstring of a module defines its command (`options.define`). It is read as text, because `verify --help` must not
+wait for what 21 commands import: a module is imported when its command runs.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +12,10 @@ import errno
 import os
 import sys
 from functools import cache
+from importlib import import_module
 from typing import TextIO
 
-from verify.cli import (
-    bench,
-    bounds,
-    certify,
-    compare,
-    contract,
-    doctor,
-    exits,
-    explain,
-    gate,
-    hunt,
-    init,
-    judge,
-    list_,
-    nightly,
-    probe,
-    replay,
-    report,
-    run,
-    same,
-    screen,
-    serve,
-    sweep,
-)
+from verify.cli import exits, screen
 from verify.cli.options import define, demand_apart
 from verify.cli.parsing import Parser
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
@@ -42,26 +24,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the 
 
 # In workflow order.
 COMMANDS = (
-    doctor,
-    init,
-    list_,
-    run,
-    sweep,
-    hunt,
-    bench,
-    judge,
-    replay,
-    explain,
-    contract,
-    same,
-    serve,
-    probe,
-    report,
-    gate,
-    bounds,
-    compare,
-    nightly,
-    certify,
+    *("doctor", "init", "list", "run", "sweep", "hunt", "bench", "judge", "replay", "explain", "contract", "same"),
+    *("serve", "probe", "report", "gate", "bounds", "compare", "nightly", "certify"),
 )
 
 
@@ -78,13 +42,13 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"verify {__version__}")
     commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND", dest="command_name")
-    for module in COMMANDS:
-        name, handler = module.__name__.rpartition(".")[2].rstrip("_"), getattr(module, "main", None)
-        command = define(commands, name, (handler or module).__doc__, handler)
-        if module is bounds:
-            steps = command.add_subparsers(title="steps", metavar="STEP", required=True)
-            for step in (bounds.propose, bounds.review, bounds.accept, bounds.waive):
-                define(steps, step.__name__, step.__doc__, step)
+    for name in COMMANDS:
+        with open(os.path.join(os.path.dirname(__file__), f"{name}.py"), encoding="utf-8") as source:
+            definition, *steps = source.read().split('"""', 2)[1].split("\n## ")
+        command = define(commands, name, definition, f"verify.cli.{name}:main")
+        inner = command.add_subparsers(title="steps", metavar="STEP", required=True) if steps else None
+        for step, _, text in (each.partition("\n\n") for each in steps):
+            define(inner, step, text, f"verify.cli.{name}:{step}")
     return top
 
 
@@ -93,9 +57,6 @@ def main(arguments: list[str] | None = None) -> int:
     _open_streams()
     if foreign := _other_verify():
         _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
-        return exits.USAGE
-    if sys.flags.optimize > 1:
-        _say("verify: docstrings define the commands, and python -OO removes them\n  next: python -m verify")
         return exits.USAGE
     top = parser()
     given = sys.argv[1:] if arguments is None else arguments
@@ -124,7 +85,8 @@ def _run(options: argparse.Namespace) -> int:
     """Runs the command of the options. Turns each kind of error into a message and an exit code."""
     try:
         demand_apart(options)
-        code = int(options.handler(options))
+        module, _, function = options.handler.partition(":")
+        code = int(getattr(import_module(module), function)(options))
         sys.stdout.flush()
         return code
     except UsageError as error:

@@ -1,47 +1,46 @@
-"""Defines `verify bench`: accuracy and speed of every implementation of an op, in one table."""
+"""Accuracy and speed of every implementation, side by side.
+
+Compare the kernels of targets. The name of an op selects every declared kernel that computes it ([tool.verify]
+kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and torch.compile. Speed is
+measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.
+
+    verify bench gelu --dtype bfloat16
+    verify bench accuracy.py::my_gelu --shape 8192,4096 --forward
+    verify bench layer_norm --no-accuracy --json bench.json
+
+targets: [OP|TARGET ...]  OP, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under
+    `[tool.verify] kernels` in pyproject.toml)
+--dtype ...
+--shape N,N ...  time at this shape, e.g. 8192,4096; M,K,N for linear
+--forward  time the forward pass only
+--backward  time the backward pass only
+--no-accuracy  time only
+--rounds ROUNDS = 15  timed rounds (default 15)
+--seed: the observed cases
+--backend --jobs
+--timeout: a kernel
+--json: the run record
+--html --markdown
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from verify.cli import exits, given, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.declare.config import Config
+from verify.declare import config
+from verify.declare.config import Config
+from verify.declare.target import Target
+from verify.measure.bench import Bench, bench
+from verify.measure.session import Session
+from verify.report.terminal import bench_table
 
 
 def main(options: argparse.Namespace) -> int:
-    """Accuracy and speed of every implementation, side by side.
-
-    Compare the kernels of targets. The name of an op selects every declared kernel that computes it ([tool.verify]
-    kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and torch.compile. Speed is
-    measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.
-
-        verify bench gelu --dtype bfloat16
-        verify bench accuracy.py::my_gelu --shape 8192,4096 --forward
-        verify bench layer_norm --no-accuracy --json bench.json
-
-    targets: [OP|TARGET ...]  OP, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under
-        `[tool.verify] kernels` in pyproject.toml)
-    --dtype ...
-    --shape N,N ...  time at this shape, e.g. 8192,4096; M,K,N for linear
-    --forward  time the forward pass only
-    --backward  time the backward pass only
-    --no-accuracy  time only
-    --rounds ROUNDS = 15  timed rounds (default 15)
-    --seed: the observed cases
-    --backend --jobs
-    --timeout: a kernel
-    --json: the run record
-    --html --markdown
-    """
-    from verify.declare import config
-    from verify.measure.bench import Bench, bench
-    from verify.measure.session import Session
-
+    """Carries out the command."""
     found = config.find()
     wanted = given.targets(options, found)
     session = Session(
@@ -67,8 +66,6 @@ def main(options: argparse.Namespace) -> int:
     progress.clear()
 
     def table() -> str:
-        from verify.report.terminal import bench_table
-
         return bench_table.render(result)
 
     sinks.deliver_run(options, result, table)
@@ -85,7 +82,6 @@ def _configured_targets(settings: Config, here: Path) -> tuple[str, ...]:
 
     The bench looks among them for other implementations of an op.
     """
-    from verify.declare.target import Target
 
     def placed(target: str) -> str:
         named = Target.parse(target)

@@ -5,42 +5,88 @@ tighter from records, and looser only one by one, with a reason.
 
     verify bounds propose run.json
     verify bounds review --base origin/main
+
+## propose
+
+Write new and tighter bounds from records.
+
+Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. No bound gets
+looser and none is removed. Exit code 1: the bounds are written, but some figure is beyond its bound.
+
+    verify bounds propose run.json
+    verify bounds propose run.json --kernel my_gelu --dry-run
+
+records: RUN.json ...  records of runs
+--kernel ... --bounds
+--dry-run  show, and write nothing
+--on-ci
+--json: the changes
+
+## review
+
+Show what changed in the bounds since a commit.
+
+Show every bound and waiver that changed since a commit, loosened and removed ones first. Exit code 1: a bound was
+loosened or removed, or a waiver added or extended.
+
+    verify bounds review
+    verify bounds review --base origin/main
+
+--base = HEAD --bounds
+--json: the changes
+
+## accept
+
+Loosen one bound, with the reason in the file.
+
+Replace one bound by what a record measured: a larger figure, one of another unit, or one of other cases. The reason
+and the date stay in the file.
+
+    verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'
+
+key: KEY  kernel/output/dtype/regime, as `verify gate` prints it
+records: RUN.json ...  records of runs
+--reason! --bounds --on-ci
+--json: the changes
+
+## waive
+
+Excuse findings until a day, with the reason in the file.
+
+Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel that does not run.
+If all regimes of a result have a finding, one waiver excuses the result.
+
+    verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31
+
+records: RUN.json ...  records of runs
+--kernel ... --reason!
+--until DATE!  the last day of the waivers, in UTC
+--bounds --on-ci
+--json: the waivers
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.cli import exits, given, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.records.bounds.committed import Book
+from verify.declare import config
+from verify.errors import UsageError
+from verify.records.bounds import changes, committed, waivers
+from verify.records.bounds.at_commit import book_at, waivers_at
+from verify.records.bounds.committed import Book
+from verify.records.bounds.verdict import BREACH
+from verify.records.files import load
+from verify.report import gate_data
+from verify.report.terminal import bounds_text
 
 
 def propose(options: argparse.Namespace) -> int:
-    """Write new and tighter bounds from records.
-
-    Write a bound for every figure that has none, and tighten bounds that a record shows to be loose. No bound gets
-    looser and none is removed. Exit code 1: the bounds are written, but some figure is beyond its bound.
-
-        verify bounds propose run.json
-        verify bounds propose run.json --kernel my_gelu --dry-run
-
-    records: RUN.json ...  records of runs
-    --kernel ... --bounds
-    --dry-run  show, and write nothing
-    --on-ci
-    --json: the changes
-    """
-    from verify.records.bounds import changes, committed
-    from verify.records.bounds.verdict import BREACH
-    from verify.records.files import load
-    from verify.report import gate_data
-    from verify.report.terminal import bounds_text
-
+    """Carries out the step."""
     if not options.dry_run:
         _may_write(options, "propose")
     book = _book(options)
@@ -64,22 +110,7 @@ def propose(options: argparse.Namespace) -> int:
 
 
 def review(options: argparse.Namespace) -> int:
-    """Show what changed in the bounds since a commit.
-
-    Show every bound and waiver that changed since a commit, loosened and removed ones first. Exit code 1: a bound was
-    loosened or removed, or a waiver added or extended.
-
-        verify bounds review
-        verify bounds review --base origin/main
-
-    --base = HEAD --bounds
-    --json: the changes
-    """
-    from verify.records.bounds import changes, waivers
-    from verify.records.bounds.at_commit import book_at, waivers_at
-    from verify.report import gate_data
-    from verify.report.terminal import bounds_text
-
+    """Carries out the step."""
     book = _book(options)
     found = changes.review(book_at(options.base, book.folder), book)
     excused = waivers.changed(waivers_at(options.base, book.folder), waivers.load(book.folder))
@@ -97,23 +128,7 @@ def review(options: argparse.Namespace) -> int:
 
 
 def accept(options: argparse.Namespace) -> int:
-    """Loosen one bound, with the reason in the file.
-
-    Replace one bound by what a record measured: a larger figure, one of another unit, or one of other cases. The reason
-    and the date stay in the file.
-
-        verify bounds accept my_gelu/y/bfloat16/tail run.json --reason 'faster erf'
-
-    key: KEY  kernel/output/dtype/regime, as `verify gate` prints it
-    records: RUN.json ...  records of runs
-    --reason! --bounds --on-ci
-    --json: the changes
-    """
-    from verify.records.bounds import changes, committed
-    from verify.records.files import load
-    from verify.report import gate_data
-    from verify.report.terminal import bounds_text
-
+    """Carries out the step."""
     _may_write(options, "accept")
     book = _book(options)
     runs = [load(path) for path in options.records]
@@ -129,27 +144,7 @@ def accept(options: argparse.Namespace) -> int:
 
 
 def waive(options: argparse.Namespace) -> int:
-    """Excuse findings until a day, with the reason in the file.
-
-    Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel that does not run.
-    If all regimes of a result have a finding, one waiver excuses the result.
-
-        verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31
-
-    records: RUN.json ...  records of runs
-    --kernel ... --reason!
-    --until DATE!  the last day of the waivers, in UTC
-    --bounds --on-ci
-    --json: the waivers
-    """
-    import datetime
-
-    from verify.errors import UsageError
-    from verify.records.bounds import waivers
-    from verify.records.files import load
-    from verify.report import gate_data
-    from verify.report.terminal import bounds_text
-
+    """Carries out the step."""
     _may_write(options, "waive")
     if not options.reason.strip():
         raise UsageError("a waiver needs a reason, which stays in the file; --reason is empty")
@@ -174,22 +169,15 @@ def waive(options: argparse.Namespace) -> int:
 
 
 def _today() -> str:
-    import datetime
-
     return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _book(options: argparse.Namespace) -> Book:
-    from verify.declare import config
-    from verify.records.bounds import committed
-
     # The first proposal creates the folder.
     return committed.load(given.bounds_folder(options, config.find(), created=True))
 
 
 def _may_write(options: argparse.Namespace, step: str) -> None:
-    from verify.errors import UsageError
-
     if os.environ.get("CI", "").lower() not in ("", "0", "false") and not options.on_ci:
         raise UsageError(
             "bounds are changed by people and reviewed, so nothing is written on a CI machine; CI is set here",

@@ -1,41 +1,37 @@
-"""Defines `verify certify`: measure the fast reference against the exact one and write its error bound."""
+"""Measure the fast reference against the exact one.
+
+Measure how far the float64 reference of every op and result is from the exact value, in units of 2^-53 of the scale
+of its terms, and print the table. Exit code 1: one is above the target.
+
+    verify certify gelu layer_norm
+    verify certify --certificate certificate.json
+
+ops: [OP ...]  ops to certify (default: all)
+--seed: the points that are measured
+--backend
+--timeout = 60m: the measurement
+--certificate FILE  merge the result into this certificate (the shipped one: `shipped`)
+--json: the certificate's new entries
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from verify.cli import exits, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.truth.certificate import Entry
+from verify.measure.requests import Certify
+from verify.truth import certificate
+from verify.truth.certificate import TARGET_UNITS, Entry
+from verify.workers import process
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure the fast reference against the exact one.
-
-    Measure how far the float64 reference of every op and result is from the exact value, in units of 2^-53 of the scale
-    of its terms, and print the table. Exit code 1: one is above the target.
-
-        verify certify gelu layer_norm
-        verify certify --certificate certificate.json
-
-    ops: [OP ...]  ops to certify (default: all)
-    --seed: the points that are measured
-    --backend
-    --timeout = 60m: the measurement
-    --certificate FILE  merge the result into this certificate (the shipped one: `shipped`)
-    --json: the certificate's new entries
-    """
-    import msgspec
-
-    from verify.measure.requests import Certify
-    from verify.truth import certificate
-    from verify.workers.process import Worker
-
+    """Carries out the command."""
     progress = screen.Progress()
-    with Worker(options.backend) as worker:
+    with process.Worker(options.backend) as worker:
         entries = worker.ask(Certify(options.ops, options.seed), timeout=options.timeout, progress=progress)
     progress.clear()
     if options.certificate:
@@ -54,8 +50,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lines(entries: list[Entry], *, within: bool) -> list[str]:
-    from verify.truth.certificate import TARGET_UNITS
-
     lines = [f"{'op':<28} {'result':<13} {'units':>8} {'f32 ULP':>9} {'n':>8}  worst input"]
     for entry in entries:
         params = ",".join(str(v) for v in entry.params.values() if isinstance(v, str))

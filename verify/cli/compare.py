@@ -1,39 +1,36 @@
-"""Defines `verify compare`: two records of the same cases, figure by figure."""
+"""Compare two records of the same cases.
+
+Compare two run records: what got worse, what got better, and whether any bit changed. They may come from two
+commits, two devices or two versions of Triton; figures of other cases are incomparable. Exit code 1: something got
+worse; 3: something could not be compared.
+
+    verify compare before.json after.json
+    verify compare sm_90.json interpreter.json --all
+
+base: BASE.json  the record from before
+head: HEAD.json  the record from after, of the same cases
+--all
+--json: the comparison
+--markdown
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.cli import screen, sinks
-
-if TYPE_CHECKING:
-    from verify.records.compare import Comparison
+from verify.records.compare import Comparison, compare
+from verify.records.files import load
+from verify.report import gate_data
+from verify.report.markdown import gate_markdown
+from verify.report.terminal import compare_text
 
 MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
 
 def main(options: argparse.Namespace) -> int:
-    """Compare two records of the same cases.
-
-    Compare two run records: what got worse, what got better, and whether any bit changed. They may come from two
-    commits, two devices or two versions of Triton; figures of other cases are incomparable. Exit code 1: something got
-    worse; 3: something could not be compared.
-
-        verify compare before.json after.json
-        verify compare sm_90.json interpreter.json --all
-
-    base: BASE.json  the record from before
-    head: HEAD.json  the record from after, of the same cases
-    --all
-    --json: the comparison
-    --markdown
-    """
-    from verify.records.compare import compare
-    from verify.records.files import load
-    from verify.report.markdown import gate_markdown
-    from verify.report.terminal import compare_text
-
+    """Carries out the command."""
     found = compare(load(options.base), load(options.head))
 
     def text() -> str:
@@ -68,8 +65,6 @@ def about(found: Comparison) -> list[str]:
 
 def data(found: Comparison) -> dict[str, Any]:
     """Returns the comparison for programs."""
-    from verify.report import gate_data
-
     return gate_data.of_comparison(found) | {
         "beneath": {name: {"base": before, "head": after} for name, before, after in found.beneath},
         "special tried": found.special_tried,

@@ -1,34 +1,33 @@
-"""Defines `verify contract`: finds where a layer and a kernel round their numbers."""
+"""Find where a layer and a kernel round, and where they part.
+
+Search for the contract of each from the bits of its results alone: which number of the layer's program is stored in
+which format, which products are not rounded before they are added, and in which form the program is computed. Print
+the programs for `like=` with `verify.rounds`, how many bits they predict on other inputs, the first place where the
+two differ, and an input that shows it. This is a report and no verdict: the exit code is 0 if they differ too.
+
+    verify contract torch.nn.functional.silu accuracy.py::my_silu
+    verify contract model.py::RMSNorm accuracy.py::my_norm --dtype bfloat16
+    verify contract like accuracy.py::my_norm
+
+layer: LAYER  the PyTorch function: FILE.py::NAME, a dotted name, or `like` for the kernel's own definition
+target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
+--dtype --backend
+--timeout: the search
+--json: what was found
+"""
 
 from __future__ import annotations
 
 import argparse
 
+import msgspec
+
 from verify.cli import exits, replay, sinks
+from verify.diagnose.requests import FindContract
 
 
 def main(options: argparse.Namespace) -> int:
-    """Find where a layer and a kernel round, and where they part.
-
-    Search for the contract of each from the bits of its results alone: which number of the layer's program is stored in
-    which format, which products are not rounded before they are added, and in which form the program is computed. Print
-    the programs for `like=` with `verify.rounds`, how many bits they predict on other inputs, the first place where the
-    two differ, and an input that shows it. This is a report and no verdict: the exit code is 0 if they differ too.
-
-        verify contract torch.nn.functional.silu accuracy.py::my_silu
-        verify contract model.py::RMSNorm accuracy.py::my_norm --dtype bfloat16
-        verify contract like accuracy.py::my_norm
-
-    layer: LAYER  the PyTorch function: FILE.py::NAME, a dotted name, or `like` for the kernel's own definition
-    target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
-    --dtype --backend
-    --timeout: the search
-    --json: what was found
-    """
-    import msgspec
-
-    from verify.diagnose.requests import FindContract
-
+    """Carries out the command."""
     found = replay.ask(options, FindContract(options.target, options.layer, options.dtype))
     sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*found.lines))
     return exits.PASS

@@ -1,4 +1,14 @@
-"""Defines `verify doctor`: the abilities of this machine, missing packages, and how to install them."""
+"""Show the backend, versions, probes, and what is missing.
+
+Show which backend runs kernels here, the versions and arithmetic probes that every record carries, and what is
+missing with the step to get it.
+
+    verify doctor
+    verify doctor --json -
+
+--backend
+--json: what was found
+"""
 
 from __future__ import annotations
 
@@ -7,7 +17,12 @@ import importlib.util
 import shutil
 from typing import Any
 
+import msgspec
+
+from verify import backends
 from verify.cli import exits, sinks
+from verify.workers import process
+from verify.workers.requests import Environment
 
 # Name, purpose, how to get it.
 _TOOLS = (
@@ -27,23 +42,7 @@ _NEEDED = ("torch", "flint")
 
 
 def main(options: argparse.Namespace) -> int:
-    """Show the backend, versions, probes, and what is missing.
-
-    Show which backend runs kernels here, the versions and arithmetic probes that every record carries, and what is
-    missing with the step to get it.
-
-        verify doctor
-        verify doctor --json -
-
-    --backend
-    --json: what was found
-    """
-    import msgspec
-
-    from verify import backends
-    from verify.workers.process import START_SECONDS, Worker
-    from verify.workers.requests import Environment
-
+    """Carries out the command."""
     wants_triton = backends.named(options.backend).triton if options.backend else backends.gpu_expected()
     needed = (*_NEEDED, "triton") if wants_triton else _NEEDED
     missing = [
@@ -59,8 +58,8 @@ def main(options: argparse.Namespace) -> int:
     about: dict[str, Any] = {"backend": None}
     broken = any(item["needed"] for item in missing)
     if not broken:
-        with Worker(options.backend) as worker:
-            about = msgspec.to_builtins(worker.ask(Environment(), timeout=START_SECONDS))
+        with process.Worker(options.backend) as worker:
+            about = msgspec.to_builtins(worker.ask(Environment(), timeout=process.START_SECONDS))
     # a file of the assertion library of that name
     about["other_verify"] = importlib.util.find_spec("verify.base") is not None
     about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
@@ -69,8 +68,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _lines(about: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
-    from verify import backends
-
     lines = [f"backend   {about['backend'] or 'none'}" + (f" on {about['device']}" if about["backend"] else "")]
     for name, value in about.get("environment", {}).items():
         if isinstance(value, dict):

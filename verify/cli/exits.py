@@ -1,10 +1,25 @@
-"""Defines the exit codes of every command: their names and meanings."""
+"""Defines the exit codes of every command, their names and meanings, and how a command ends at a signal."""
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, UNWRITTEN, USAGE, WRONG
 
-__all__ = ["INCOMPLETE", "MEANING", "OF_VERDICT", "PASS", "UNREAD", "UNWRITTEN", "USAGE", "WRONG"]
+__all__ = [
+    "INCOMPLETE",
+    "MEANING",
+    "OF_VERDICT",
+    "PASS",
+    "UNREAD",
+    "UNWRITTEN",
+    "USAGE",
+    "WRONG",
+    "terminated_as_interrupted",
+]
 
 UNREAD = 141  # the reader closed the output early; a shell reports the same for a command that a closed pipe ended
 
@@ -16,3 +31,16 @@ MEANING = {
     INCOMPLETE: "incomplete: something was not measured, or its verdict is vacuous or undecided",
     UNWRITTEN: "unwritten: a file could not be written (full disk, no permission), for any verdict on the screen",
 }
+
+
+@contextlib.contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Treats SIGTERM as Ctrl-C: a scheduler sends it, and the finished measurements are then shown."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,41 +1,38 @@
-"""Defines `verify explain`: shows what rounding each step of a computation does to one element."""
+"""Show which step of the computation makes the error of one element.
+
+Show what rounding each step of a computation does to one element. The steps are those of the kernel, if it is
+written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged against. Takes the
+arguments of a replay command as they are. Without --index: the worst element of the result; without a case: the
+worst of the record in --run. This is a report and no verdict: the exit code is 0 whatever the error is.
+
+    verify explain --run run.json
+    verify explain my_gelu --run run.json --result dx --regime tail
+    verify explain accuracy.py::my_attention --blind
+    verify explain accuracy.py::my_norm --order
+
+target case --result --index --law --run --dtype --regime --backend
+--timeout: the case
+--json: what was found
+--blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
+    within the kernel's limits; --dtype chooses one
+--order  instead of an element: the order in which the kernel adds up, at the sizes of a case
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from verify.cli import exits, replay, sinks
+from verify.diagnose.requests import Explain, Explanation, FindBlindSpots, FindOrders, Order
+from verify.errors import UsageError
 from verify.records.figure import UNIT, shown, signed
-
-if TYPE_CHECKING:
-    from verify.diagnose.requests import Explanation, Order
 
 
 def main(options: argparse.Namespace) -> int:
-    """Show which step of the computation makes the error of one element.
-
-    Show what rounding each step of a computation does to one element. The steps are those of the kernel, if it is
-    written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged against. Takes the
-    arguments of a replay command as they are. Without --index: the worst element of the result; without a case: the
-    worst of the record in --run. This is a report and no verdict: the exit code is 0 whatever the error is.
-
-        verify explain --run run.json
-        verify explain my_gelu --run run.json --result dx --regime tail
-        verify explain accuracy.py::my_attention --blind
-        verify explain accuracy.py::my_norm --order
-
-    target case --result --index --law --run --dtype --regime --backend
-    --timeout: the case
-    --json: what was found
-    --blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
-        within the kernel's limits; --dtype chooses one
-    --order  instead of an element: the order in which the kernel adds up, at the sizes of a case
-    """
-    import msgspec
-
-    from verify.diagnose.requests import Explain
-
+    """Carries out the command."""
     if options.blind or options.order:
         return _blind(options) if options.blind else _orders(options)
     replay.place(options)
@@ -47,11 +44,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _blind(options: argparse.Namespace) -> int:
     """Prints the blind spots of a kernel's limits."""
-    import msgspec
-
-    from verify.diagnose.requests import FindBlindSpots
-    from verify.errors import UsageError
-
     if not options.target or options.case or options.run:
         raise UsageError(
             "--blind is about a kernel: it takes a TARGET, and neither a case nor --run",
@@ -72,10 +64,6 @@ def _blind(options: argparse.Namespace) -> int:
 
 def _orders(options: argparse.Namespace) -> int:
     """Prints the orders of a kernel's sums."""
-    import msgspec
-
-    from verify.diagnose.requests import FindOrders
-
     found = replay.ask(options, FindOrders(options.target, options.dtype or "", options.case or ""))
     lines = [line for order in found for line in lines_of_order(order)]
     empty = "no operand has rows that can be probed: nothing is known of the order"

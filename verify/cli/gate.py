@@ -1,51 +1,49 @@
-"""Defines `verify gate`: judge run records by the committed bounds, or measure base and head and judge the head."""
+"""Judge records by the committed bounds.
+
+Judge run records by the committed bounds: every figure within its bound, every bound measured, except what
+waivers.toml beside the bounds excuses until a date. With --base: measure the targets at a commit and in the working
+tree on this device, judge the working tree, show the difference.
+
+    verify gate run.json
+    verify gate --base origin/main --markdown comment.md
+    verify gate --base HEAD~1 accuracy.py::my_gelu --dtype bfloat16
+
+targets: [RUN.json|TARGET ...]  RUN.json, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything
+    under `[tool.verify] kernels` in pyproject.toml)
+--bounds --kernel ... --all
+--json: the verdict
+--markdown --sarif --junit --github
+# measuring a commit and the working tree
+--base --dtype ...
+--seed: the observed cases
+--backend
+--timeout: a kernel
+--output: base.json and head.json (default: not kept)
+"""
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from verify import api
 from verify.cli import given, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.records.bounds.verdict import Verdict
-    from verify.records.compare import Comparison
-    from verify.records.record import Run
+from verify.declare import config
+from verify.errors import UsageError
+from verify.records.bounds import worktree
+from verify.records.bounds.verdict import Verdict, judged_kernels
+from verify.records.compare import Comparison, compare
+from verify.records.record import Run
+from verify.report import gate_data
+from verify.report.checks import of_verdict
+from verify.report.markdown import gate_markdown
+from verify.report.terminal import compare_text, gate_text
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judge records by the committed bounds.
-
-    Judge run records by the committed bounds: every figure within its bound, every bound measured, except what
-    waivers.toml beside the bounds excuses until a date. With --base: measure the targets at a commit and in the working
-    tree on this device, judge the working tree, show the difference.
-
-        verify gate run.json
-        verify gate --base origin/main --markdown comment.md
-        verify gate --base HEAD~1 accuracy.py::my_gelu --dtype bfloat16
-
-    targets: [RUN.json|TARGET ...]  RUN.json, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything
-        under `[tool.verify] kernels` in pyproject.toml)
-    --bounds --kernel ... --all
-    --json: the verdict
-    --markdown --sarif --junit --github
-    # measuring a commit and the working tree
-    --base --dtype ...
-    --seed: the observed cases
-    --backend
-    --timeout: a kernel
-    --output: base.json and head.json (default: not kept)
-    """
-    from verify import api
-    from verify.declare import config
-    from verify.errors import UsageError
-    from verify.records.bounds.verdict import judged_kernels
-    from verify.records.compare import compare
-    from verify.report import gate_data
-    from verify.report.checks import of_verdict
-    from verify.report.markdown import gate_markdown
-
+    """Carries out the command."""
     measuring = ("dtype", "seed", "backend", "timeout", "output")
     unused = [f"--{name}" for name in measuring if getattr(options, name) != options.command.get_default(name)]
     comparison: Comparison | None = None
@@ -81,8 +79,6 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
-    from verify.report.terminal import compare_text, gate_text
-
     terminal = screen.terminal()
     text = ""
     if comparison is not None:
@@ -92,10 +88,6 @@ def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison 
 
 def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
     """Measures base and head one after the other. Returns their records, and the head's file if it is kept."""
-    import tempfile
-
-    from verify.records.bounds import worktree
-
     targets = _targets(options)
     arguments = [*targets, "--seed", str(options.seed), "--timeout", f"{options.timeout:g}"]
     for name in options.dtype:
@@ -119,9 +111,6 @@ def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
 
 def _targets(options: argparse.Namespace) -> list[str]:
     """Returns the targets to measure on both sides: the head's own configuration unless some are named."""
-    from verify.declare import config
-    from verify.errors import UsageError
-
     if records := [item for item in options.targets if item.endswith((".json", ".json.gz"))]:
         raise UsageError(
             f"--base measures anew and takes targets, as `verify run` does; received the record {records[0]}",

@@ -6,14 +6,13 @@ import argparse
 import os
 import shlex
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.cli.options import folder_path, seconds, written_path
+from verify.declare.config import Config
 from verify.errors import UsageError
-
-if TYPE_CHECKING:
-    from verify.declare.config import Config
 
 
 def targets(options: argparse.Namespace, settings: Config) -> list[str]:
@@ -59,8 +58,6 @@ def runs_folder(options: argparse.Namespace, settings: Config) -> Path:
 
 def arguments(options: argparse.Namespace, function: Callable[..., Any], **others: Any) -> dict[str, Any]:
     """Maps the parameters of a command's public function to the options of their names, and adds `others`."""
-    from inspect import signature
-
     names = {name: {"dtypes": "dtype", "results": "result"}.get(name, name) for name in signature(function).parameters}
     given = {name: getattr(options, option) for name, option in names.items() if hasattr(options, option)}
     del given["targets"]  # they may be the configured ones

@@ -1,4 +1,25 @@
-"""Defines `verify hunt`: search for the worst input where trying every input is impossible."""
+"""Search for the worst input where trying every input is impossible.
+
+Search for the worst input of each result: rows, pairs, float64, dot products, sums over rows. Every find is judged
+exactly and comes with a command that replays it. A hunt proves that an error exists, never that none does.
+
+    verify hunt accuracy.py::my_norm --result dx --duration 5m
+    verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json
+    verify hunt accuracy.py --pin                          # keep the finds
+
+targets --dtype ... --result ...
+--duration TIME  how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)
+| --evaluations N  how many candidates to judge there instead
+--seed: the search
+--width N = 0  length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)
+--largest X  search inputs of at most this magnitude
+--strategy {hunt,random} = hunt  random: draw every candidate fresh, for comparison
+--pin --backend
+--timeout: a search that is past its duration
+--gpus | --scheduler
+--json: the run record
+--html --markdown --sarif --junit --github
+"""
 
 from __future__ import annotations
 
@@ -7,46 +28,22 @@ import math
 import os
 import shlex
 import sys
-from typing import TYPE_CHECKING
 
+from verify import api
+from verify.api import CompletedRun
 from verify.cli import given, screen, sinks
+from verify.declare import config
 from verify.records.figure import UNIT, signed
-
-if TYPE_CHECKING:
-    from verify.api import CompletedRun
-    from verify.records.record import KernelRun, Result
-    from verify.search.hunt.schedule import HuntSummary
+from verify.records.record import KernelRun, Result, replay_command, value_of
+from verify.report import blocks, words
+from verify.search.hunt.schedule import HuntSummary
 
 FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters; a longer replay command is not printed
 
 
 def main(options: argparse.Namespace) -> int:
-    """Search for the worst input where trying every input is impossible.
-
-    Search for the worst input of each result: rows, pairs, float64, dot products, sums over rows. Every find is judged
-    exactly and comes with a command that replays it. A hunt proves that an error exists, never that none does.
-
-        verify hunt accuracy.py::my_norm --result dx --duration 5m
-        verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json
-        verify hunt accuracy.py --pin                          # keep the finds
-
-    targets --dtype ... --result ...
-    --duration TIME  how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)
-    | --evaluations N  how many candidates to judge there instead
-    --seed: the search
-    --width N = 0  length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)
-    --largest X  search inputs of at most this magnitude
-    --strategy {hunt,random} = hunt  random: draw every candidate fresh, for comparison
-    --pin --backend
-    --timeout: a search that is past its duration
-    --gpus | --scheduler
-    --json: the run record
-    --html --markdown --sarif --junit --github
-    """
-    from verify import api
-    from verify.declare import config
-
+    """Carries out the command."""
     targets = given.targets(options, config.find())
     progress = screen.Progress()
     done = api.hunt(targets, **given.arguments(options, api.hunt, progress=progress, stopping=_stopping))
@@ -100,9 +97,6 @@ def text(done: CompletedRun, then: str) -> list[str]:
 
 def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
     """Returns the lines about the worst find of one result."""
-    from verify.records.record import replay_command, value_of
-    from verify.report import blocks, words
-
     figure = found.figures.max_ulp if found.gate == "plain" else found.figures.scaled_max
     unit = UNIT[found.gate]
     limit = "" if found.counts else f"limit {found.limit:g}: "

@@ -1,41 +1,37 @@
-"""Defines `verify init`: writes a CI workflow and a skeleton of declarations for the public functions of a project."""
+"""Write a skeleton of declarations and a CI workflow.
+
+Find the public functions of a project that launch Triton kernels, and write a declaration of each into accuracy.py,
+and .github/workflows/accuracy.yml, which runs them and the gate. A function whose name and operands are those of a
+shipped op or of an elementwise function of PyTorch is declared. The others are comments to fill in. Nothing is
+imported, and a file that exists is never changed.
+
+    verify init
+    verify init src/mypackage/norms.py
+
+folder: [FOLDER] = .  a folder or file (default: this folder)
+--json: what was found and written
+"""
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import textwrap
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from verify.cli import exits, sinks
+from verify.declare.package import Definition, LaunchingFunction, definition_of, functions_in
 from verify.errors import UsageError, WriteError
-
-if TYPE_CHECKING:
-    from verify.declare.package import Definition, LaunchingFunction
 
 DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
 WIDTH = 120  # of the lines that are written
 
 
 def main(options: argparse.Namespace) -> int:
-    """Write a skeleton of declarations and a CI workflow.
-
-    Find the public functions of a project that launch Triton kernels, and write a declaration of each into accuracy.py,
-    and .github/workflows/accuracy.yml, which runs them and the gate. A function whose name and operands are those of a
-    shipped op or of an elementwise function of PyTorch is declared. The others are comments to fill in. Nothing is
-    imported, and a file that exists is never changed.
-
-        verify init
-        verify init src/mypackage/norms.py
-
-    folder: [FOLDER] = .  a folder or file (default: this folder)
-    --json: what was found and written
-    """
-    from verify.declare.package import definition_of, functions_in
-
+    """Carries out the command."""
     folder = Path(options.folder)
     if not folder.exists():
         raise UsageError(f"PATH is a folder or a Python file; there is none at {folder}", hint="verify init src")
@@ -85,8 +81,6 @@ def _write(path: Path, text: str) -> None:
 
 def _declaration(function: LaunchingFunction, label: str, definition: Definition | None) -> str:
     """Returns the declaration of a function. It is in comments if nothing defines it."""
-    import json
-
     names = definition.operands if definition else [each.name for each in function.required]
     params = ["*", *definition.params] if definition and definition.params else []
     call = definition.call if definition else [each.passed for each in function.required]

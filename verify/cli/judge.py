@@ -1,15 +1,48 @@
-"""Defines `verify judge`: a referee for untrusted solutions."""
+"""Judge solutions that are not trusted.
+
+Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: accepted, wrong,
+cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, a function with its
+tests, a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or
+FILE.py::KERNEL (docs/judge.md). Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held
+the solution.
+
+    verify judge problem.py solution.py
+    verify judge problem.py solution.py --json judgement.json
+    verify judge layers.py::my_layer solution.py --profile ci
+    verify judge --many list.txt --jobs 4 --json ranked.json
+    verify judge --many list.txt --resume ranked.json  # continues there
+    verify judge --schema -
+
+problem: [PROBLEM]  the file or folder of a problem, or FILE::KERNEL
+solution: [SOLUTION]  the file or folder of a solution
+--many LIST  judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each
+--profile = quick: quick
+--seed N  seed of weights and inputs (default: by chance, and in the answer)
+--backend
+--jobs COUNT = 0  worker processes at a time (default: one; they take the GPUs in turns)
+--timeout: one problem of a file
+--allow-weaker  judge also where this machine cannot hold a solution; the answer says what was given up, and the
+    exit code of an accepted solution is 3
+--resume
+--json: the judgement
+--schema --sarif --junit --github
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from verify.cli import exits, screen, sinks
-from verify.cli.run import terminated_as_interrupted
+from verify.errors import UsageError
+from verify.referee.plan import Judgement, schema
+from verify.workers.pool import using
 
 if TYPE_CHECKING:
     from verify.api import CompletedJudgement
@@ -18,38 +51,8 @@ WRITTEN_SECONDS = 2.0  # between two writes of the file of many judgements
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judge solutions that are not trusted.
-
-    Judge a solution of a problem by the exact answer, in a process that sees nothing of the judge: accepted, wrong,
-    cheats, fails or undecided. A problem is a file with Model, get_inputs and get_init_inputs, a function with its
-    tests, a folder with reference.py, task.yml or func_forward.py, a Definition in JSON, calls of an operator, or
-    FILE.py::KERNEL (docs/judge.md). Exit code 1: wrong, cheats or fails; 3: undecided, or accepted where nothing held
-    the solution.
-
-        verify judge problem.py solution.py
-        verify judge problem.py solution.py --json judgement.json
-        verify judge layers.py::my_layer solution.py --profile ci
-        verify judge --many list.txt --jobs 4 --json ranked.json
-        verify judge --many list.txt --resume ranked.json  # continues there
-        verify judge --schema -
-
-    problem: [PROBLEM]  the file or folder of a problem, or FILE::KERNEL
-    solution: [SOLUTION]  the file or folder of a solution
-    --many LIST  judge the pairs of this file, PROBLEM SOLUTION in each line; prints a line of JSON for each
-    --profile = quick: quick
-    --seed N  seed of weights and inputs (default: by chance, and in the answer)
-    --backend
-    --jobs COUNT = 0  worker processes at a time (default: one; they take the GPUs in turns)
-    --timeout: one problem of a file
-    --allow-weaker  judge also where this machine cannot hold a solution; the answer says what was given up, and the
-        exit code of an accepted solution is 3
-    --resume
-    --json: the judgement
-    --schema --sarif --junit --github
-    """
+    """Carries out the command."""
     if options.schema and not options.problem and not options.many:
-        from verify.referee.plan import schema
-
         sinks.deliver(options, lambda: "", schema=lambda: sinks.as_json(schema()))
         return exits.PASS
     given = {
@@ -59,15 +62,12 @@ def main(options: argparse.Namespace) -> int:
         "timeout": options.timeout if options.timeout != options.command.get_default("timeout") else None,
         "allow_weaker": options.allow_weaker,
     }
-    with terminated_as_interrupted():  # so that nothing of a solution is left
+    with exits.terminated_as_interrupted():  # so that nothing of a solution is left
         return _many(options, given) if options.many else _one(options, given)
 
 
 def _one(options: argparse.Namespace, given: dict[str, Any]) -> int:
     """Prints one judgement."""
-    from verify.errors import UsageError
-    from verify.workers.pool import using
-
     if not options.solution:
         raise UsageError(
             "a problem and a solution are judged; received " + (options.problem or "neither"),
@@ -77,7 +77,6 @@ def _one(options: argparse.Namespace, given: dict[str, Any]) -> int:
         pool.begin(1)  # its worker imports PyTorch while this process imports the rest
         from verify import api
         from verify.declare.requests import declared_by
-        from verify.referee.plan import schema
         from verify.referee.words import checks_of
 
         if "::" in options.problem:
@@ -97,8 +96,6 @@ def _one(options: argparse.Namespace, given: dict[str, Any]) -> int:
 
 def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
     """Prints each judgement as it is made. --json and --resume get all that there are, the best first, as they come."""
-    import json
-
     from verify import api
     from verify.referee.words import checks_of
 
@@ -129,8 +126,6 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
 
 def _pairs(path: str) -> list[tuple[str, str]]:
     """Returns the pairs of a list."""
-    from verify.errors import UsageError
-
     try:
         text = Path(path).read_text("utf-8")
         pairs = [pair for line in text.splitlines() if (pair := shlex.split(line, comments=True))]
@@ -150,12 +145,8 @@ def _before(
     options: argparse.Namespace, pairs: list[tuple[str, str]], profile: str
 ) -> tuple[list[CompletedJudgement], list[tuple[str, str]]]:
     """Returns the judgements of the file of --resume whose problem and solution did not change, and the other pairs."""
-    import msgspec
-
     from verify.api import CompletedJudgement
-    from verify.errors import UsageError
     from verify.referee.folders import digest
-    from verify.referee.plan import Judgement
 
     if not options.resume or not Path(options.resume).exists():
         return [], pairs

@@ -1,53 +1,55 @@
-"""Defines `verify nightly`: accuracy, laws, sweeps, hunts, speed, gate and report, within a time budget."""
+"""Measure everything: accuracy, laws, sweeps, hunts, speed, gate, report.
+
+Measure everything, judge it by the committed bounds and write one report, within a time budget. Every finished part
+is kept: the same command continues an interrupted one. Without a target the configured `peers` are measured too.
+--timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one span of inputs, in bench the
+timings of one dtype, in hunt one result in one dtype beyond its own time, in laws one law of one kernel in one
+dtype.
+
+    verify nightly --budget 60m --keep
+    verify nightly accuracy.py --stage accuracy --stage laws --profile ci
+
+targets
+--stage {accuracy,sweep,bench,hunt,laws} ...  only this stage (default: all, in this order)
+--budget
+--profile = nightly: nightly
+--without ...
+--seed N  seed of the cases (default: the date; branches see the same cases)
+--backend --jobs
+--timeout = 30m: a part of a stage
+--gpus | --scheduler
+--output: run.json, report.html, report.md and every part (default: build/nightly/SEED)
+--json: the run record
+--sarif --junit --github --bounds --runs
+--keep  add this night's record to the folder of records
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import msgspec
+
+from verify import api, nightly
 from verify.cli import exits, given, screen, sinks
+from verify.cli.report import comment
+from verify.declare import config
 from verify.errors import UsageError
-
-if TYPE_CHECKING:
-    from verify.nightly import Night
-    from verify.records.bounds.verdict import Verdict
-    from verify.records.record import Run
+from verify.laws.profiles import seed_of_today
+from verify.nightly import Night
+from verify.records.bounds import committed, waivers
+from verify.records.bounds.verdict import Verdict, judged_kernels
+from verify.records.files import encode
+from verify.records.record import Run
+from verify.report.checks import of_night
+from verify.report.html import record_html
+from verify.report.terminal import gate_text, record_text
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure everything: accuracy, laws, sweeps, hunts, speed, gate, report.
-
-    Measure everything, judge it by the committed bounds and write one report, within a time budget. Every finished part
-    is kept: the same command continues an interrupted one. Without a target the configured `peers` are measured too.
-    --timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one span of inputs, in bench the
-    timings of one dtype, in hunt one result in one dtype beyond its own time, in laws one law of one kernel in one
-    dtype.
-
-        verify nightly --budget 60m --keep
-        verify nightly accuracy.py --stage accuracy --stage laws --profile ci
-
-    targets
-    --stage {accuracy,sweep,bench,hunt,laws} ...  only this stage (default: all, in this order)
-    --budget
-    --profile = nightly: nightly
-    --without ...
-    --seed N  seed of the cases (default: the date; branches see the same cases)
-    --backend --jobs
-    --timeout = 30m: a part of a stage
-    --gpus | --scheduler
-    --output: run.json, report.html, report.md and every part (default: build/nightly/SEED)
-    --json: the run record
-    --sarif --junit --github --bounds --runs
-    --keep  add this night's record to the folder of records
-    """
-    from verify import api, nightly
-    from verify.declare import config
-    from verify.laws.profiles import seed_of_today
-    from verify.records.files import encode
-    from verify.report.checks import of_night
-
+    """Carries out the command."""
     settings = config.find()
     targets = tuple(given.targets(options, settings))
     if options.seed is None:
@@ -108,9 +110,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _judge(record: Run, folder: Path, asked: list[Run]) -> Verdict | None:
     """Returns the gate's verdict, None if the project has no bounds. Omits bounds of kernels that `asked` lacks."""
-    from verify.records.bounds import committed, waivers
-    from verify.records.bounds.verdict import judged_kernels
-
     book = committed.load(folder)
     if not book.bounds:
         return None
@@ -126,9 +125,6 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
 
 def _reports(night: Night, record: Run, verdict: Verdict | None) -> tuple[sinks.Make, sinks.Make]:
     """Returns the functions that make the comment and the page."""
-    from verify.cli.report import comment
-    from verify.report.html import record_html
-
     return (
         lambda: comment(record, str(night.folder / "run.json"), None, verdict).encode(),
         lambda: record_html.render(record, gate=verdict, record="run.json").encode(),
@@ -137,10 +133,6 @@ def _reports(night: Night, record: Run, verdict: Verdict | None) -> tuple[sinks.
 
 def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
     """Returns the report. `again` continues in the same folder, which the record's own command does not name."""
-    import msgspec
-
-    from verify.report.terminal import gate_text, record_text
-
     terminal = screen.terminal()
     shown = msgspec.structs.replace(record, command=again)
     text = record_text.render(shown, terminal, record=str(path))

@@ -224,8 +224,8 @@ case: [CASE] = ""  the case as JSON, from a message or report
 """
 
 
-def define(commands: Any, name: str, definition: str | None, handler: Callable[..., int] | None = None) -> Any:
-    """Adds a command as its docstring defines it, and returns its parser.
+def define(commands: Any, name: str, definition: str, handler: str = "") -> Any:
+    """Adds a command as the docstring of its module defines it, and returns its parser.
 
     The docstring has four paragraphs: a line for the list of commands, a description, examples, and the options. An
     option has a line: its name, the kind of its value, perhaps `...` (it may be repeated), `!` (it is required) or
@@ -233,7 +233,7 @@ def define(commands: Any, name: str, definition: str | None, handler: Callable[.
     of `SHARED`; `--seed: the cases` and `--timeout = 30m: a kernel` also fill in their blanks. `|` excludes an option
     and the one before it, and `#` begins a group of options.
     """
-    first, *paragraphs = (definition or "").split("\n\n")
+    first, *paragraphs = definition.split("\n\n")
     description, examples, options = [*paragraphs, "", "", ""][:3]
     parser = commands.add_parser(
         name,
@@ -241,7 +241,7 @@ def define(commands: Any, name: str, definition: str | None, handler: Callable[.
         description=" ".join(description.split()),
         examples=[line.strip() for line in examples.strip().splitlines()],
     )
-    parser.set_defaults(**({} if handler is None else {"handler": handler}))
+    parser.set_defaults(handler=handler)  # MODULE:FUNCTION
     title, entries = "", []
     for line in _joined(options):
         title = line[2:] if line.startswith("# ") else title

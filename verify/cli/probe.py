@@ -1,4 +1,15 @@
-"""Defines `verify probe`: finds by trial which inputs a kernel accepts, and prints a declaration to paste."""
+"""Find what a kernel accepts, and print its declaration.
+
+Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time. Print what the kernel refuses, and
+the arguments of @verify.kernel that declare what it accepts. A trial that ends the kernel's process or hangs is
+named, and the others are tried in a new process.
+
+    verify probe accuracy.py::my_softmax
+
+target: TARGET  FILE::KERNEL or MODULE::KERNEL
+--timeout: one kernel
+--json: what was found
+"""
 
 from __future__ import annotations
 
@@ -6,29 +17,17 @@ import argparse
 import shlex
 
 from verify.cli import exits, screen, sinks
+from verify.declare.requests import declared_by
+from verify.diagnose.requests import Probe
+from verify.errors import UsageError
+from verify.workers import process
+from verify.workers.requests import Died, Late
 
 TRIES = 32  # trials that may end the kernel's process
 
 
 def main(options: argparse.Namespace) -> int:
-    """Find what a kernel accepts, and print its declaration.
-
-    Try dtypes, ranks, sizes, memory layouts and magnitudes of inputs, one at a time. Print what the kernel refuses, and
-    the arguments of @verify.kernel that declare what it accepts. A trial that ends the kernel's process or hangs is
-    named, and the others are tried in a new process.
-
-        verify probe accuracy.py::my_softmax
-
-    target: TARGET  FILE::KERNEL or MODULE::KERNEL
-    --timeout: one kernel
-    --json: what was found
-    """
-    from verify.declare.requests import declared_by
-    from verify.diagnose.requests import Probe
-    from verify.errors import UsageError
-    from verify.workers.process import Worker
-    from verify.workers.requests import Died, Late
-
+    """Carries out the command."""
     ended: list[str] = []
     trial = ""
     progress = screen.Progress()
@@ -38,7 +37,7 @@ def main(options: argparse.Namespace) -> int:
         trial = text
         progress(text)
 
-    with Worker() as worker:
+    with process.Worker() as worker:
         found = declared_by(worker, options.target)
         if len(found) != 1:
             raise UsageError(

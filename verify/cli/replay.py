@@ -1,22 +1,49 @@
-"""Defines `verify replay`: run one case again and judge one element of it exactly."""
+"""Reproduce one failing element.
+
+Run one case again, to the bit, and judge one element of it by both exact routes (default: element 0 of y); with
+--law, try the law on the case instead. Failure messages and reports end with such a command. Without a case: the
+worst element of the record in --run; TARGET (a kernel's name is enough), --result, --dtype, --regime and --index
+narrow it down. A file of the corpus is a target too; who deletes it unpins its case.
+
+    verify replay --run run.json
+    verify replay my_gelu --run run.json --result dx --dtype bfloat16
+    verify replay my_gelu --run run.json --shrink --snippet bug.py
+    verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json
+
+target case --result --index --law --run --dtype --regime --backend
+--timeout: the case
+--json: what was found
+--shrink  make the case smaller while it breaks in the same way
+--snippet PATH  write a script that shows the error without verify to this file, for a bug report; with - to stdout,
+    and nothing else there
+--pin --reason
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shlex
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
 
 from verify.cli import exits, given, sinks
+from verify.declare import config
+from verify.diagnose.requests import LawReplayed, Replay, ReplayElement, ReplayLaw, Smaller
+from verify.errors import UsageError
 from verify.records.figure import UNIT
-
-if TYPE_CHECKING:
-    from verify.diagnose.requests import LawReplayed, Replay, Smaller
-    from verify.records.record import Origin
-    from verify.records.recorded import Recorded
-    from verify.workers.process import Answers
-    from verify.workers.requests import R, Request
+from verify.records.files import load, read_as
+from verify.records.pinned import Entry
+from verify.records.record import INTEGERS, Origin, replay_command
+from verify.records.recorded import Recorded, find, worst_of_run
+from verify.search.hunt.requests import Pin
+from verify.workers import process
+from verify.workers.process import START_SECONDS, Answers, ask_about
+from verify.workers.requests import Environment, R, Request
 
 
 class Outcome(NamedTuple):
@@ -28,28 +55,7 @@ class Outcome(NamedTuple):
 
 
 def main(options: argparse.Namespace) -> int:
-    """Reproduce one failing element.
-
-    Run one case again, to the bit, and judge one element of it by both exact routes (default: element 0 of y); with
-    --law, try the law on the case instead. Failure messages and reports end with such a command. Without a case: the
-    worst element of the record in --run; TARGET (a kernel's name is enough), --result, --dtype, --regime and --index
-    narrow it down. A file of the corpus is a target too; who deletes it unpins its case.
-
-        verify replay --run run.json
-        verify replay my_gelu --run run.json --result dx --dtype bfloat16
-        verify replay my_gelu --run run.json --shrink --snippet bug.py
-        verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json
-
-    target case --result --index --law --run --dtype --regime --backend
-    --timeout: the case
-    --json: what was found
-    --shrink  make the case smaller while it breaks in the same way
-    --snippet PATH  write a script that shows the error without verify to this file, for a bug report; with - to stdout,
-        and nothing else there
-    --pin --reason
-    """
-    from verify.errors import UsageError
-
+    """Carries out the command."""
     if options.law and options.snippet:
         raise UsageError(
             f"a script shows one element and its exact value; the law of {options.law} is not about one",
@@ -70,13 +76,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _unpack(options: argparse.Namespace) -> None:
     """Fills in the options from a file of the corpus, if it is the target. Its paths are relative to the project."""
-    import json
-    from pathlib import Path
-
-    from verify.declare import config
-    from verify.records.files import read_as
-    from verify.records.pinned import Entry
-
     if options.target.endswith(".json") and not options.case:
         entry = read_as(Path(options.target), Entry, "corpus entry", "verify replay TARGET CASE")
         given.enter(options, config.find().root)
@@ -86,8 +85,6 @@ def _unpack(options: argparse.Namespace) -> None:
 
 def _pinned(options: argparse.Namespace) -> str:
     """Adds the case to the corpus with its outcome, and returns a line about it."""
-    from verify.search.hunt.requests import Pin
-
     law, result, index = options.law or "", options.result or "y", options.index or 0
     entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
     return f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}"
@@ -99,8 +96,6 @@ def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outco
 
 
 def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
-    from verify.diagnose.requests import ReplayElement
-
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False, "pin": False, "reason": ""}))
     recorded = place(options)
     request = ReplayElement(
@@ -129,8 +124,6 @@ def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
 
 def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
     """Returns the element for programs, with the finding of a record about it."""
-    import msgspec
-
     said = {} if recorded is None else {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
     return dict(msgspec.to_builtins(found)) | ({"recorded": said} if said else {})
 
@@ -142,8 +135,6 @@ def _run_again(options: argparse.Namespace) -> str:
 
 def _explained(found: Replay, asked: list[str]) -> str:
     """Returns the command that explains the element: the smaller one if there is one, else the requested one."""
-    from verify.records.record import replay_command
-
     if found.smaller:
         return replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
     return f"verify explain {shlex.join(asked[1:])}"
@@ -151,8 +142,6 @@ def _explained(found: Replay, asked: list[str]) -> str:
 
 def place(options: argparse.Namespace) -> Any:
     """Fills in the options from a record, and returns the record's finding about the element. None without a record."""
-    from verify.errors import UsageError
-
     if (options.dtype or options.regime) and (options.case or not options.run):
         raise UsageError(
             "--dtype and --regime choose an element of the record in --run; a case names its own",
@@ -165,9 +154,6 @@ def place(options: argparse.Namespace) -> Any:
                 hint="copy the replay command of a failure message, or give --run RUN.json",
             )
         return None
-    from verify.records.files import load
-    from verify.records.record import replay_command
-    from verify.records.recorded import find, worst_of_run
 
     run = load(options.run)
     if options.case:
@@ -192,10 +178,6 @@ def place(options: argparse.Namespace) -> Any:
 
 def ask(options: argparse.Namespace, request: Request[R], worker: Answers | None = None) -> R:
     """Returns the worker's reply to a request about the target. Without a worker it starts one."""
-    from verify.errors import UsageError
-    from verify.workers.process import START_SECONDS, Worker, ask_about
-    from verify.workers.requests import Environment
-
     if worker is not None and options.backend:
         here = worker.ask(Environment(), timeout=START_SECONDS).backend
         if here != options.backend:
@@ -203,14 +185,12 @@ def ask(options: argparse.Namespace, request: Request[R], worker: Answers | None
                 f"the record's finding is of the backend {options.backend}; these processes run on {here}",
                 hint=f"verify serve --backend {options.backend}",
             )
-    with nullcontext(worker) if worker is not None else Worker(options.backend) as answers:
+    with nullcontext(worker) if worker is not None else process.Worker(options.backend) as answers:
         return ask_about(answers, request, options.target, timeout=options.timeout)
 
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
     """Returns one element as lines for the screen: place, inputs, the kernel's value, the truth, the command."""
-    from verify.records.record import INTEGERS, replay_command
-
     worst, smaller, baseline = found.worst, found.smaller, found.baseline
     kind = INTEGERS if found.counts else found.dtype
     lines = [f"{found.kernel} ({found.op}) {found.result} {kind} on {found.backend}"]
@@ -260,11 +240,6 @@ def _effort(smaller: Smaller, origin: Origin | None) -> str:
 
 
 def _law(options: argparse.Namespace, worker: Answers | None) -> Outcome:
-    import msgspec
-
-    from verify.diagnose.requests import ReplayLaw
-    from verify.errors import UsageError
-
     if not options.target or not options.case:
         raise UsageError("--law tries a law on a case: give TARGET and CASE")
     reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink), worker)
@@ -274,8 +249,6 @@ def _law(options: argparse.Namespace, worker: Answers | None) -> Outcome:
 
 
 def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
-    from verify.records.record import replay_command
-
     found, smaller = reply.law, reply.smaller
     again = f"{_run_again(options)} --profile quick"
     if found.status == "skipped":

@@ -1,55 +1,61 @@
-"""Defines `verify report`: render a saved run record again, with bounds or another run if requested."""
+"""Render a saved run record.
+
+Render a run record as a table, an HTML page or Markdown; beside bounds or an earlier run if asked. Several records:
+the figures that moved. See docs/report.md for how to read it.
+
+    verify report run.json
+    verify report run.json --html report.html --open
+    verify report run.json --compare old.json --bounds reports/bounds
+    verify report run.json --csv rows.csv
+    verify report run.json --sarif run.sarif --junit run.xml
+    verify report runs/*.json.gz run.json          # the figures that moved
+    verify report a.json b.json --merge --json run.json
+    verify report --schema schema.json             # needs no record
+
+records: [RUN.json ...]  the record to show; several: the figures that moved, or with --merge one report
+--merge  show several records of one command's parts as one
+--html --markdown --csv --schema
+--json: the record
+--sarif --junit --github
+--open  open the HTML page in the browser
+--compare RUN.json  show what changed since this earlier run
+--bounds
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
+import tempfile
+import webbrowser
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from verify.cli import exits, given, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.records.bounds.verdict import Verdict
-    from verify.records.compare import Comparison
-    from verify.records.record import Run
+from verify.declare import config
+from verify.errors import UsageError
+from verify.records import files
+from verify.records.bounds import committed
+from verify.records.bounds.verdict import Verdict
+from verify.records.bounds.waivers import judge
+from verify.records.compare import Comparison, compare
+from verify.records.files import load
+from verify.records.history import by_record
+from verify.records.merge import shards
+from verify.records.record import Run
+from verify.report import rows
+from verify.report.checks import of_run
+from verify.report.html import record_html
+from verify.report.markdown import gate_markdown, record_markdown
+from verify.report.terminal import compare_text, gate_text, history_text, record_text
 
 HALF = 30_000  # characters of a comment for the bounds; the run has the rest
 
 
 def main(options: argparse.Namespace) -> int:
-    """Render a saved run record.
-
-    Render a run record as a table, an HTML page or Markdown; beside bounds or an earlier run if asked. Several
-    records: the figures that moved. See docs/report.md for how to read it.
-
-        verify report run.json
-        verify report run.json --html report.html --open
-        verify report run.json --compare old.json --bounds reports/bounds
-        verify report run.json --csv rows.csv
-        verify report run.json --sarif run.sarif --junit run.xml
-        verify report runs/*.json.gz run.json          # the figures that moved
-        verify report a.json b.json --merge --json run.json
-        verify report --schema schema.json             # needs no record
-
-    records: [RUN.json ...]  the record to show; several: the figures that moved, or with --merge one report
-    --merge  show several records of one command's parts as one
-    --html --markdown --csv --schema
-    --json: the record
-    --sarif --junit --github
-    --open  open the HTML page in the browser
-    --compare RUN.json  show what changed since this earlier run
-    --bounds
-    """
-    import tempfile
-
-    from verify.errors import UsageError
-    from verify.records import files
-    from verify.report import rows
-    from verify.report.checks import of_run
-    from verify.report.html import record_html
-
+    """Carries out the command."""
     if not options.records:
         if not options.schema:
             raise UsageError("a report shows a record; received none", hint="verify report RUN.json")
@@ -80,21 +86,13 @@ def main(options: argparse.Namespace) -> int:
         csv=lambda: rows.as_csv(rows.rows_of(run)),
         schema=files.schema,
     )
-    if options.open:
-        import webbrowser
-
-        if not webbrowser.open(Path(options.html).resolve().as_uri()):
-            print("verify: no browser could be started; open the file above", file=sys.stderr)
+    if options.open and not webbrowser.open(Path(options.html).resolve().as_uri()):
+        print("verify: no browser could be started; open the file above", file=sys.stderr)
     return exits.PASS
 
 
 def _over_time(options: argparse.Namespace) -> int:
     """Shows how the figures of several records moved, in the order of their dates."""
-    from verify.errors import UsageError
-    from verify.records.files import load
-    from verify.records.history import by_record
-    from verify.report.terminal import history_text
-
     of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds")
     if given_too := [f"--{name}" for name in of_one if getattr(options, name)]:
         said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
@@ -118,11 +116,6 @@ def _over_time(options: argparse.Namespace) -> int:
 
 def _record(options: argparse.Namespace) -> tuple[Run, str]:
     """Returns the record to show, and the file that commands may name."""
-    import shlex
-
-    from verify.records import files
-    from verify.records.merge import shards
-
     runs = [files.load(path) for path in options.records]
     if options.merge:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
@@ -133,8 +126,6 @@ def _record(options: argparse.Namespace) -> tuple[Run, str]:
 def _base(path: str | None, run: Run) -> Comparison | None:
     if path is None:
         return None
-    from verify.records.compare import compare
-    from verify.records.files import load
 
     return compare(load(path), run)
 
@@ -142,17 +133,12 @@ def _base(path: str | None, run: Run) -> Comparison | None:
 def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     if options.bounds is None:
         return None
-    from verify.declare import config
-    from verify.records.bounds.committed import load
-    from verify.records.bounds.waivers import judge
 
-    return judge([run], load(given.bounds_folder(options, config.find())))
+    return judge([run], committed.load(given.bounds_folder(options, config.find())))
 
 
 def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
     """Returns the Markdown of a run, below that of the gate or a base, together short enough for a comment."""
-    from verify.report.markdown import gate_markdown, record_markdown
-
     if verdict is not None:
         above = gate_markdown.render(verdict, base, limit=HALF)
     elif base is not None:
@@ -163,8 +149,6 @@ def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | N
 
 
 def _terminal(run: Run, path: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    from verify.report.terminal import compare_text, gate_text, record_text
-
     terminal = screen.terminal()
     parts = [record_text.render(run, terminal, record=path)]
     if base is not None:

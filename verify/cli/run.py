@@ -1,59 +1,56 @@
-"""Defines `verify run`: measure kernels against the exact answer, print the verdict, write the record and report."""
+"""Measure kernels against the exact answer.
+
+Measure kernels against the exact real-valued answer and print the verdict.
+
+    verify run accuracy.py
+    verify run accuracy.py::my_gelu --dtype bfloat16
+    verify run accuracy.py --profile quick                 # the laws too
+    verify run accuracy.py --profile ci --without compiled
+    verify run accuracy.py --json run.json --html report.html
+    verify run accuracy.py --sarif run.sarif --junit run.xml
+    verify run accuracy.py --resume build/run        # or continues there
+    verify run kernels/*.py --each records.jsonl --jobs 8
+
+targets --dtype ...
+--profile: the laws are not tried
+--without ...
+--seed N  seed of the observed cases (default: 0)
+--like RUN.json  measure the cases of this record again, with its seed and its backend's number of cases; without a
+    target the kernels that it judged
+--backend --jobs
+--timeout TIME = 10m  stop one dtype of a kernel once its calls took this time, and judging as much, e.g. 90s, 20m
+    or 1h30m (default 10m)
+--memory --fail-fast --resume
+--each PATH  run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of
+    JSON when it ends; a second start leaves out the targets that are there
+--gpus | --scheduler
+--json: the run record
+--html --markdown --sarif --junit --github
+"""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import json
 import os
 import shlex
-import signal
-import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from verify.cli import given, screen, sinks
+import msgspec
 
-if TYPE_CHECKING:
-    from verify.records.part_store import PartStore
-    from verify.records.record import Run
+from verify import api
+from verify.cli import exits, given, screen, sinks
+from verify.declare import config
+from verify.errors import INCOMPLETE, UsageError, WriteError
+from verify.records.files import load
+from verify.records.part_store import PartStore, temporary
+from verify.records.record import Run
 
 
 def main(options: argparse.Namespace) -> int:
-    """Measure kernels against the exact answer.
-
-    Measure kernels against the exact real-valued answer and print the verdict.
-
-        verify run accuracy.py
-        verify run accuracy.py::my_gelu --dtype bfloat16
-        verify run accuracy.py --profile quick                 # the laws too
-        verify run accuracy.py --profile ci --without compiled
-        verify run accuracy.py --json run.json --html report.html
-        verify run accuracy.py --sarif run.sarif --junit run.xml
-        verify run accuracy.py --resume build/run        # or continues there
-        verify run kernels/*.py --each records.jsonl --jobs 8
-
-    targets --dtype ...
-    --profile: the laws are not tried
-    --without ...
-    --seed N  seed of the observed cases (default: 0)
-    --like RUN.json  measure the cases of this record again, with its seed and its backend's number of cases; without a
-        target the kernels that it judged
-    --backend --jobs
-    --timeout TIME = 10m  stop one dtype of a kernel once its calls took this time, and judging as much, e.g. 90s, 20m
-        or 1h30m (default 10m)
-    --memory --fail-fast --resume
-    --each PATH  run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of
-        JSON when it ends; a second start leaves out the targets that are there
-    --gpus | --scheduler
-    --json: the run record
-    --html --markdown --sarif --junit --github
-    """
-    from verify import api
-    from verify.declare import config
-    from verify.errors import UsageError, WriteError
-    from verify.records.part_store import PartStore, temporary
-
+    """Carries out the command."""
     settings = config.find()
     if options.without and not options.profile:
         hint = f"verify run {' '.join(options.targets)} --profile ci --without {shlex.quote(options.without[0])}"
@@ -71,7 +68,7 @@ def main(options: argparse.Namespace) -> int:
     path = Path(options.resume) if options.resume else temporary(f"{Path.cwd()} {given.again(options)}")
     kept = None if path is None else PartStore(path)
     try:
-        with terminated_as_interrupted():
+        with exits.terminated_as_interrupted():
             own = {"seed": seed, "cases_of": plan, "resume": kept, "progress": progress, "partial": True}
             done = api.run(targets, **given.arguments(options, api.run, **own))
         progress.clear()
@@ -91,14 +88,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     """Runs each target alone. Prints a line and writes a line of JSON as each ends; the exit code is the worst."""
-    import json
-    import time
-
-    import msgspec
-
-    from verify import api
-    from verify.errors import INCOMPLETE, UsageError
-
     others = ("json", "html", "markdown", "sarif", "junit", "github", "resume", "like", "gpus", "scheduler")
     for flag in others:
         if getattr(options, flag):
@@ -111,7 +100,7 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     arguments = given.arguments(options, api.run, seed=seed)
     arguments = {name: value for name, value in arguments.items() if name not in (*others, "command")}
     waiting = [target for target in targets if target not in codes]
-    with path.open("a", encoding="utf-8") as lines, terminated_as_interrupted():
+    with path.open("a", encoding="utf-8") as lines, exits.terminated_as_interrupted():
         for target, done, seconds in api.run_many(waiting, **arguments):
             row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "ended": round(time.time(), 3)}
             row["exit code"] = INCOMPLETE
@@ -137,10 +126,6 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
 
 def _finished(path: Path) -> dict[str, int]:
     """Returns the exit codes of the targets in a file of --each. Cuts off a last line that was not written whole."""
-    import json
-
-    from verify.errors import UsageError
-
     try:
         data = path.read_bytes() if path.exists() else b""
         whole = data[: data.rfind(b"\n") + 1]
@@ -173,24 +158,8 @@ def _on(options: argparse.Namespace, kept: PartStore) -> str:
     return given.again(again, everything=True)
 
 
-@contextlib.contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Treats SIGTERM as Ctrl-C: a scheduler sends it, and the finished measurements are then shown."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
     """Returns targets, seed and plan of the record whose cases are to be measured again."""
-    from verify.errors import UsageError
-    from verify.records.files import load
-
     record = load(options.like)
     if options.seed not in (None, record.seed):
         raise UsageError(

@@ -1,41 +1,36 @@
-"""Defines `verify same`: divides the settings of a kernel into classes of equal bits."""
+"""Find which settings of a kernel give the same bits.
+
+Call the kernel with other numbers of rows, rows in other places, other layouts of its operands, other
+configurations of its autotuners, a second time, and in place of it the functions of `same_bits_as=`. Print the
+classes of equal bits of each setting, and an element at which two classes differ. Within a class the bits are the
+same over the inputs tried, which is no proof. This is a report and no verdict: the exit code is 0 in any case;
+`same_bits=` in a declaration makes every run demand the bits.
+
+    verify same accuracy.py::my_norm
+    verify same accuracy.py::my_norm --dtype bfloat16 --backend cuda
+
+target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
+case
+--dtype --backend
+--timeout: the search
+--json: the classes
+"""
 
 from __future__ import annotations
 
 import argparse
 import string
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from verify.cli import exits, replay, sinks
-
-if TYPE_CHECKING:
-    from verify.diagnose.requests import SameBits
+from verify.diagnose.requests import FindSettings, SameBits
 
 _SHOWN = 5  # values of a class
 
 
 def main(options: argparse.Namespace) -> int:
-    """Find which settings of a kernel give the same bits.
-
-    Call the kernel with other numbers of rows, rows in other places, other layouts of its operands, other
-    configurations of its autotuners, a second time, and in place of it the functions of `same_bits_as=`. Print the
-    classes of equal bits of each setting, and an element at which two classes differ. Within a class the bits are the
-    same over the inputs tried, which is no proof. This is a report and no verdict: the exit code is 0 in any case;
-    `same_bits=` in a declaration makes every run demand the bits.
-
-        verify same accuracy.py::my_norm
-        verify same accuracy.py::my_norm --dtype bfloat16 --backend cuda
-
-    target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
-    case
-    --dtype --backend
-    --timeout: the search
-    --json: the classes
-    """
-    import msgspec
-
-    from verify.diagnose.requests import FindSettings
-
+    """Carries out the command."""
     found = replay.ask(options, FindSettings(options.target, options.dtype, options.case))
     sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines_of(found)))
     return exits.PASS

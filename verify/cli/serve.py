@@ -1,4 +1,16 @@
-"""`verify serve`: judge, run, replay and explain by warm workers, as JSON lines or MCP over stdin and stdout."""
+"""Answer requests of programs by warm workers.
+
+Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay and explain, with the
+options and the JSON of these commands. The same pipe takes MCP. Workers stay warm between requests. There is no
+network port. At the end of stdin all requests are answered first; Ctrl-C ends the command at once (docs/serve.md).
+
+    verify serve
+    verify serve --jobs 4 --backend cuda --timeout 2m
+
+--backend
+--jobs COUNT = 0  worker processes at a time (default: one)
+--timeout: a request
+"""
 
 from __future__ import annotations
 
@@ -9,27 +21,13 @@ import sys
 import threading
 
 from verify.cli import exits
-from verify.cli.run import terminated_as_interrupted
+from verify.cli.door import Door
+from verify.declare.requests import Forget
+from verify.workers.lanes import Lanes
 
 
 def main(options: argparse.Namespace) -> int:
-    """Answer requests of programs by warm workers.
-
-    Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay and explain, with the
-    options and the JSON of these commands. The same pipe takes MCP. Workers stay warm between requests. There is no
-    network port. At the end of stdin all requests are answered first; Ctrl-C ends the command at once (docs/serve.md).
-
-        verify serve
-        verify serve --jobs 4 --backend cuda --timeout 2m
-
-    --backend
-    --jobs COUNT = 0  worker processes at a time (default: one)
-    --timeout: a request
-    """
-    from verify.cli.door import Door
-    from verify.declare.requests import Forget
-    from verify.workers.lanes import Lanes
-
+    """Carries out the command."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # other output is no answer
     sys.stdout = sys.stderr
@@ -42,7 +40,7 @@ def main(options: argparse.Namespace) -> int:
         except OSError:  # the client has gone
             signal.pthread_kill(reader, signal.SIGTERM)
 
-    with terminated_as_interrupted():
+    with exits.terminated_as_interrupted():
         lanes = Lanes(options.backend, options.jobs or 1, Forget())
         try:
             Door(write, lanes, options.timeout, options.backend).read(sys.stdin.buffer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import math
 import os
 import sys
@@ -143,8 +144,6 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
 def as_json(data: Any) -> bytes:
     """Returns sorted and indented JSON. NaN and infinity are the words "nan", "inf" and "-inf", as in a record."""
-    import json
-
     return f"{json.dumps(finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
 
 

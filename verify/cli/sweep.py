@@ -1,40 +1,40 @@
-"""Defines `verify sweep`: judge every input of a kernel, so that its maximum error is a proof."""
+"""Judge every input: a proof.
+
+Run elementwise kernels on every input of a dtype, or of a range, and judge every result against the exact value.
+Without a GPU float32 is swept only with --dtype, --range or --regime.
+
+    verify sweep accuracy.py::my_gelu --dtype bfloat16
+    verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10
+    verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts
+
+targets --dtype ... --result ...
+--pairs  kernels of two operands: all 2^32 pairs of 16 bits
+--range LO:HI  inputs from LO to HI, both included (of a pair: of the gate)
+| --regime
+--baseline  sweep PyTorch's own implementation beside it
+--no-curve  leave the error-against-input curve out of the record
+--hardest COUNT = 0  list this number of inputs whose results are hardest to round
+--resume --backend --jobs
+--timeout: a span of inputs
+--gpus | --scheduler
+--json: the run record
+--html --markdown --sarif --junit --github
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
+from verify import api
 from verify.cli import exits, given, screen, sinks
+from verify.declare import config
+from verify.errors import UsageError
+from verify.search.sweep.drive import InterruptedSweepError
 
 
 def main(options: argparse.Namespace) -> int:
-    """Judge every input: a proof.
-
-    Run elementwise kernels on every input of a dtype, or of a range, and judge every result against the exact value.
-    Without a GPU float32 is swept only with --dtype, --range or --regime.
-
-        verify sweep accuracy.py::my_gelu --dtype bfloat16
-        verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10
-        verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts
-
-    targets --dtype ... --result ...
-    --pairs  kernels of two operands: all 2^32 pairs of 16 bits
-    --range LO:HI  inputs from LO to HI, both included (of a pair: of the gate)
-    | --regime
-    --baseline  sweep PyTorch's own implementation beside it
-    --no-curve  leave the error-against-input curve out of the record
-    --hardest COUNT = 0  list this number of inputs whose results are hardest to round
-    --resume --backend --jobs
-    --timeout: a span of inputs
-    --gpus | --scheduler
-    --json: the run record
-    --html --markdown --sarif --junit --github
-    """
-    from verify import api
-    from verify.declare import config
-    from verify.search.sweep.drive import InterruptedSweepError
-
+    """Carries out the command."""
     targets = given.targets(options, config.find())
     progress = screen.Progress()
     try:
@@ -52,8 +52,6 @@ def main(options: argparse.Namespace) -> int:
 
 def _range(text: str | None) -> tuple[float, float] | None:
     """Returns LO:HI as two numbers."""
-    from verify.errors import UsageError
-
     if text is None:
         return None
     low, colon, high = text.partition(":")

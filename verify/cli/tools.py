@@ -89,7 +89,7 @@ class _Commands(Parser):
 def _parsers() -> dict[str, argparse.ArgumentParser]:
     commands = _Commands(prog="verify").add_subparsers()
     for tool in TOOLS.values():
-        options.define(commands, tool.command.__name__.rpartition(".")[2], tool.command.main.__doc__)
+        options.define(commands, tool.command.__name__.rpartition(".")[2], tool.command.__doc__)
     return dict(commands.choices)
 
 

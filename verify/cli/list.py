@@ -1,46 +1,42 @@
-"""Defines `verify list`: the kernels that files declare, or the ops that kernels can compute."""
+"""Show the declared kernels, or the known ops.
+
+Show the kernels that files or modules declare, or the ops that a kernel can compute.
+
+    verify list accuracy.py
+    verify list --ops
+    verify list --op layer_norm
+
+targets
+--ops  show the known ops instead
+--op NAME  show one op: operands, results, parameters
+--json: the list
+"""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+
+import msgspec
 
 from verify.cli import exits, given, screen, sinks
-
-if TYPE_CHECKING:
-    from verify.declare.requests import OpAbout
-    from verify.declare.target import Declared
+from verify.declare import config
+from verify.declare.requests import ListOps, OpAbout, declared_by
+from verify.declare.target import Declared
+from verify.errors import UsageError
+from verify.report.words import plural
+from verify.workers import process
 
 
 def main(options: argparse.Namespace) -> int:
-    """Show the declared kernels, or the known ops.
-
-    Show the kernels that files or modules declare, or the ops that a kernel can compute.
-
-        verify list accuracy.py
-        verify list --ops
-        verify list --op layer_norm
-
-    targets
-    --ops  show the known ops instead
-    --op NAME  show one op: operands, results, parameters
-    --json: the list
-    """
+    """Carries out the command."""
     return _ops(options) if options.ops or options.op else _kernels(options)
 
 
 def _kernels(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from verify.declare import config
-    from verify.declare.requests import declared_by
-    from verify.errors import UsageError
-    from verify.workers.process import Worker
-
     targets = given.targets(options, config.find())
     found: list[Declared] = []
     failed: list[str] = []
-    with Worker() as worker:
+    with process.Worker() as worker:
         for target in targets:
             try:
                 found += declared_by(worker, target)
@@ -52,8 +48,6 @@ def _kernels(options: argparse.Namespace) -> int:
 
 
 def _declared(found: list[Declared]) -> list[str]:
-    from verify.report.words import plural
-
     lines = []
     for item in found:
         params = ", ".join(f"{k}={v!r}" for k, v in item.params.items())
@@ -65,13 +59,8 @@ def _declared(found: list[Declared]) -> list[str]:
 
 
 def _ops(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from verify.declare.requests import ListOps
-    from verify.workers.process import START_SECONDS, Worker
-
-    with Worker() as worker:
-        found = worker.ask(ListOps(options.op or ""), timeout=START_SECONDS)
+    with process.Worker() as worker:
+        found = worker.ask(ListOps(options.op or ""), timeout=process.START_SECONDS)
     whole = bool(options.op)
     sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*_known(found, whole=whole)))
     return exits.PASS
