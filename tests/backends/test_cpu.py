@@ -81,20 +81,6 @@ def test_it_is_chosen_without_a_gpu_and_without_triton(project: Path) -> None:
     assert asked.returncode == 0 and "never run  rocm, xpu: no test of verify has run there" in asked.stdout
 
 
-@pytest.mark.slow
-def test_named_where_triton_is_it_does_not_import_it_and_finds_the_interpreters_figures(project: Path) -> None:
-    verify(project, "run", "accuracy.py", "--backend", "cpu", "--json", "cpu.json", triton=True)
-    here = files.load(project / "cpu.json")
-    (project / "plain.py").write_text(KERNEL.replace('    assert "triton" not in sys.modules\n', ""))
-    verify(project, "run", "plain.py", "--backend", "interpreter", "--json", "interpreter.json", triton=True)
-    there = files.load(project / "interpreter.json")
-    assert (here.backend, there.backend) == ("cpu", "interpreter") and arch_of(here) != arch_of(there)
-    assert [result.figures for result in here.kernels[0].results] == [
-        result.figures for result in there.kernels[0].results
-    ]
-    assert here.environment["probes"]["triton_flushes_inputs"].startswith("absent: Triton is not imported")
-
-
 def test_a_law_finds_its_mutant_there() -> None:
     [mutant] = [each for each in family("laws") if each.killed_by == ("exact identities",)]
     law = registry.get("exact identities")

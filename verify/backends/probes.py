@@ -9,8 +9,10 @@ value is the string "absent", with the reason if there is one.
 
 from __future__ import annotations
 
+import operator
 import platform
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -46,31 +48,41 @@ class Probes:
 
 def probe(device: str = "cpu") -> Probes:
     """Measures a device. The Triton figures belong to the backend that is active in this process."""
+    import torch
+
     inputs, results = _attempt_pair(_torch_flushes, device)
     triton_inputs, triton_results = _attempt_pair(_triton_flushes, device)
+
+    def flag(name: str) -> Seen:
+        value = _attempt(lambda: getattr(torch.backends.cuda.matmul, name))
+        return value if isinstance(value, bool) else str(value)
+
     return Probes(
         device=device,
         torch_flushes_inputs=inputs,
         torch_flushes_results=results,
         triton_flushes_inputs=triton_inputs,
         triton_flushes_results=triton_results,
-        tf32_allowed=_attempt(lambda: _matmul_flag("allow_tf32")),
+        tf32_allowed=flag("allow_tf32"),
         tf32_measured=_attempt(lambda: _tf32_measured(device)),
-        matmul_precision=str(_attempt(_matmul_precision)),
-        bf16_reduced_precision_reduction=_attempt(lambda: _matmul_flag("allow_bf16_reduced_precision_reduction")),
-        fp16_reduced_precision_reduction=_attempt(lambda: _matmul_flag("allow_fp16_reduced_precision_reduction")),
+        matmul_precision=str(_attempt(torch.get_float32_matmul_precision)),
+        bf16_reduced_precision_reduction=flag("allow_bf16_reduced_precision_reduction"),
+        fp16_reduced_precision_reduction=flag("allow_fp16_reduced_precision_reduction"),
         fingerprint=fingerprint(device),
     )
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
     """Returns names and versions of everything that can change a result."""
+    import torch
+
+    gpu = torch.device(device if device.startswith("cuda") else "cuda") if torch.cuda.is_available() else None
     entries: dict[str, Callable[[], Any]] = {
-        "gpu": lambda: _gpu(device, "name"),
-        "arch": lambda: _gpu(device, "arch"),
+        "gpu": lambda: gpu and torch.cuda.get_device_name(gpu),
+        "arch": lambda: gpu and architecture(gpu),
         "driver": _driver,
-        "cuda": _cuda_version,
-        "torch": _torch_version,
+        "cuda": lambda: torch.version.cuda,
+        "torch": lambda: torch.__version__,
         "triton": lambda: metadata.version("triton"),
         "numpy": lambda: metadata.version("numpy"),
         "python": platform.python_version,
@@ -105,39 +117,36 @@ _SUBNORMAL_RESULT = (2.0**-100, 2.0**-40)
 
 def _torch_flushes(device: str) -> tuple[Seen, Seen]:
     """Returns whether torch flushes subnormal inputs, and subnormal results."""
-    import torch
-
-    # Made from bits: in flush mode, a conversion from Python floats could already flush the numbers.
-    x = torch.tensor([_bits(_SUBNORMAL_INPUT[0]), _bits(_SUBNORMAL_RESULT[0])], dtype=torch.int32)
-    y = torch.tensor([_bits(_SUBNORMAL_INPUT[1]), _bits(_SUBNORMAL_RESULT[1])], dtype=torch.int32)
-    product = x.to(device).view(torch.float32) * y.to(device).view(torch.float32)
-    first, second = product.view(torch.int32).tolist()
-    return first == 0, second == 0
+    return _flushes(device, operator.mul)
 
 
 def _triton_flushes(device: str) -> tuple[Seen, Seen]:
     """Returns whether Triton flushes subnormal inputs, and subnormal results."""
-    import torch
-
     if not device.startswith("cuda") and not triton_interprets():
         how = "Triton is not imported" if triton_interprets() is None else "Triton compiles"
         reason = f"{ABSENT}: {how} in this process and {device} is not a GPU"
         return reason, reason
+    import torch
+
     from verify.backends.probe_kernel import multiply
 
-    x = torch.tensor([_bits(_SUBNORMAL_INPUT[0]), _bits(_SUBNORMAL_RESULT[0])], dtype=torch.int32)
-    y = torch.tensor([_bits(_SUBNORMAL_INPUT[1]), _bits(_SUBNORMAL_RESULT[1])], dtype=torch.int32)
-    x, y = x.to(device).view(torch.float32), y.to(device).view(torch.float32)
-    out = torch.empty_like(x)
-    multiply[(1,)](x, y, out, N=2)
-    first, second = out.view(torch.int32).tolist()
+    def product(x: Any, y: Any) -> Any:
+        out = torch.empty_like(x)
+        multiply[(1,)](x, y, out, N=2)
+        return out
+
+    return _flushes(device, product)
+
+
+def _flushes(device: str, multiply: Callable[[Any, Any], Any]) -> tuple[bool, bool]:
+    """Returns whether a product of a subnormal input is zero, and one with a subnormal result."""
+    import torch
+
+    # Made from bits: in flush mode, a conversion from Python floats could already flush the numbers.
+    pairs = zip(_SUBNORMAL_INPUT, _SUBNORMAL_RESULT, strict=True)
+    bits = [torch.tensor(struct.unpack("<2i", struct.pack("<2f", *pair)), dtype=torch.int32) for pair in pairs]
+    first, second = multiply(*(each.to(device).view(torch.float32) for each in bits)).view(torch.int32).tolist()
     return first == 0, second == 0
-
-
-def _bits(value: float) -> int:
-    import struct
-
-    return int(struct.unpack("<i", struct.pack("<f", value))[0])
 
 
 def _tf32_measured(device: str) -> bool:
@@ -150,43 +159,7 @@ def _tf32_measured(device: str) -> bool:
     return bool((a @ eye != a).any().item())
 
 
-def _matmul_flag(name: str) -> Seen:
-    import torch
-
-    value = getattr(torch.backends.cuda.matmul, name)
-    return value if isinstance(value, bool) else str(value)
-
-
-def _matmul_precision() -> str:
-    import torch
-
-    return str(torch.get_float32_matmul_precision())
-
-
 # -- fingerprint ----------------------------------------------------------------------------------
-
-
-def _torch_version() -> str:
-    import torch
-
-    return str(torch.__version__)
-
-
-def _cuda_version() -> str | None:
-    import torch
-
-    return torch.version.cuda
-
-
-def _gpu(device: str, what: str) -> str | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    where = torch.device(device if device.startswith("cuda") else "cuda")
-    if what == "name":
-        return str(torch.cuda.get_device_name(where))
-    return architecture(where)
 
 
 def _driver(loaded: Path = Path("/proc/driver/nvidia/version")) -> str | None:

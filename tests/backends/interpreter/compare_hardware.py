@@ -48,12 +48,7 @@ BLOCK = 512
 
 def module(listed: list[Experiment], listed_dots: list[Dot]) -> Any:
     """A module with one kernel per experiment: Triton wants to read source files."""
-    lines = [
-        "import triton",
-        "import triton.language as tl",
-        "from triton.language.extra import libdevice",
-        "",
-    ]
+    lines = ["import triton", "import triton.language as tl", "from triton.language.extra import libdevice", ""]
     for number, e in enumerate(listed):
         names = [f"A{i}" for i in range(len(e.arguments))]
         lines += ["@triton.jit", f"def kernel_{number}({', '.join(names)}, Y, B: tl.constexpr):"]
@@ -61,16 +56,9 @@ def module(listed: list[Experiment], listed_dots: list[Dot]) -> Any:
         lines += [f"    a{j} = tl.load(A{j} + i)" for j in range(len(names))]
         lines += [f"    y = {e.expression}", "    tl.store(Y + i, y)", ""]
     for number, d in enumerate(listed_dots):
-        lines += [
-            "@triton.jit",
-            f"def dot_{number}(A, B, C, K: tl.constexpr):",
-            "    m = tl.arange(0, 64)",
-        ]
+        lines += ["@triton.jit", f"def dot_{number}(A, B, C, K: tl.constexpr):", "    m = tl.arange(0, 64)"]
         lines += ["    k = tl.arange(0, K)", "    a = tl.load(A + m[:, None] * K + k[None, :])"]
-        lines += [
-            "    b = tl.load(B + k[:, None] * 64 + m[None, :])",
-            "    at = C + m[:, None] * 64 + m[None, :]",
-        ]
+        lines += ["    b = tl.load(B + k[:, None] * 64 + m[None, :])", "    at = C + m[:, None] * 64 + m[None, :]"]
         lines += [f"    tl.store(at, tl.dot(a, b, tl.load(at), {d.options}))", ""]
     path = Path(tempfile.mkdtemp()) / "experiment_kernels.py"
     path.write_text("\n".join(lines))

@@ -97,55 +97,12 @@ def patterns(dtype: str, seed: int, n: int) -> np.ndarray:
 def special(dtype: str) -> np.ndarray:
     """Zeros, units, limits, subnormals, infinities and NaN, as values (fp32, fp64) or patterns."""
     if dtype == "fp16":
-        return np.array(
-            [
-                0,
-                0x8000,
-                0x3C00,
-                0xBC00,
-                1,
-                0x8001,
-                0x3FF,
-                0x400,
-                0x7BFF,
-                0xFBFF,
-                0x7C00,
-                0xFC00,
-                0x7E00,
-            ]
-        )
+        return np.array([0, 0x8000, 0x3C00, 0xBC00, 1, 0x8001, 0x3FF, 0x400, 0x7BFF, 0xFBFF, 0x7C00, 0xFC00, 0x7E00])
     if dtype == "bf16":
-        return np.array(
-            [
-                0,
-                0x8000,
-                0x3F80,
-                0xBF80,
-                1,
-                0x8001,
-                0x7F,
-                0x80,
-                0x7F7F,
-                0xFF7F,
-                0x7F80,
-                0xFF80,
-                0x7FC0,
-            ]
-        )
+        return np.array([0, 0x8000, 0x3F80, 0xBF80, 1, 0x8001, 0x7F, 0x80, 0x7F7F, 0xFF7F, 0x7F80, 0xFF80, 0x7FC0])
     f = np.float64 if dtype == "fp64" else np.float32
     i = np.finfo(f)
-    values = [
-        0.0,
-        -0.0,
-        1.0,
-        -1.0,
-        0.5,
-        -2.5,
-        i.smallest_subnormal,
-        -i.smallest_subnormal,
-        i.tiny,
-        -i.tiny,
-    ]
+    values = [0.0, -0.0, 1.0, -1.0, 0.5, -2.5, i.smallest_subnormal, -i.smallest_subnormal, i.tiny, -i.tiny]
     values += [i.max, i.min, np.inf, -np.inf, np.nan]
     return np.array(values, dtype=f)
 
@@ -167,13 +124,7 @@ def arguments(experiment: Experiment) -> list[np.ndarray]:
 def halfway(source: str, target: str, fill: np.ndarray) -> np.ndarray:
     """Patterns of the source just below, at and above ties of a narrower target."""
     unsigned = TYPES[source][1]
-    drop = {"fp64": 52, "fp32": 23}[source] - {
-        "fp32": 23,
-        "bf16": 7,
-        "fp16": 10,
-        "fp8e4nv": 3,
-        "fp8e5": 2,
-    }[target]
+    drop = {"fp64": 52, "fp32": 23}[source] - {"fp32": 23, "bf16": 7, "fp16": 10, "fp8e4nv": 3, "fp8e5": 2}[target]
     f = np.float64 if source == "fp64" else np.float32
     rng = np.random.default_rng(5)
     centre = {"fp8e4nv": (-11, 10), "fp8e5": (-18, 17), "fp16": (-26, 17)}.get(target, (-152, 129))
@@ -218,12 +169,7 @@ def add_casts(add: Add) -> None:
             add(f"cast {source} {target}", f"a0.to(tl.{TL[target]})", source, target)
             narrows = TYPES[source][1]().itemsize > TYPES[target][1]().itemsize
             if source in ("fp64", "fp32") and narrows:
-                add(
-                    f"cast float32_halfway {source} {target}",
-                    f"a0.to(tl.{TL[target]})",
-                    source,
-                    target,
-                )
+                add(f"cast float32_halfway {source} {target}", f"a0.to(tl.{TL[target]})", source, target)
     for target in ("bf16", "fp16", "fp8e5"):
         expression = f"a0.to(tl.{TL[target]}, fp_downcast_rounding='rtz')"
         add(f"cast rtz fp32 {target}", expression, "fp32", target)
@@ -264,13 +210,7 @@ def add_functions(add: Add) -> None:
     """Functions of one or two numbers that Triton has itself."""
     for dtype in ("fp32", "fp64"):
         for f in ("exp", "exp2", "log", "log2", "sin", "cos", "erf", "rsqrt", "sqrt"):
-            add(
-                f"tl.{f} {dtype}",
-                f"tl.{f}(a0)",
-                dtype,
-                dtype,
-                exact=dtype == "fp64" and f == "sqrt",
-            )
+            add(f"tl.{f} {dtype}", f"tl.{f}(a0)", dtype, dtype, exact=dtype == "fp64" and f == "sqrt")
         for f in ("floor", "ceil"):
             add(f"tl.{f} {dtype}", f"tl.{f}(a0)", dtype, dtype)
     add("tl.sigmoid fp32", "tl.sigmoid(a0)", "fp32", "fp32", exact=False)
@@ -288,16 +228,7 @@ EXACT_LIBDEVICE = {
     *"double2hiint sqrt_rn rcp_rn div_rn add_rn mul_rn sub_rn fma_rn rsqrt_rn".split(),
 }
 DIRECTED = ("_rz", "_rd", "_ru")
-SKIPPED = {
-    "yn",
-    "jn",
-    "j0",
-    "j1",
-    "y0",
-    "y1",
-    "cyl_bessel_i0",
-    "cyl_bessel_i1",
-}  # not in the interpreter
+SKIPPED = {"yn", "jn", "j0", "j1", "y0", "y1", "cyl_bessel_i0", "cyl_bessel_i1"}  # not in the interpreter
 
 
 def libdevice_experiments() -> list[Experiment]:
@@ -395,10 +326,7 @@ def matrices(dot: Dot) -> tuple[Any, Any, Any]:
     a = torch.randn(64, dot.k, generator=g, dtype=torch.float64)
     b = torch.randn(dot.k, 64, generator=g, dtype=torch.float64)
     c = torch.zeros(64, 64, dtype=torch.float64)
-    if dot.inputs in (
-        "spread",
-        "wide",
-    ):  # small terms meet large ones, and an accumulator of either kind
+    if dot.inputs in ("spread", "wide"):  # small terms meet large ones, and an accumulator of either kind
         reach = 4 if dot.inputs == "spread" or dot.operand.startswith("fp8") else 10
         a *= torch.exp2(torch.randint(-reach, reach + 1, a.shape, generator=g).double())
         b *= torch.exp2(torch.randint(-reach, reach + 1, b.shape, generator=g).double())

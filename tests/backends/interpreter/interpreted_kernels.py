@@ -13,12 +13,6 @@ def cast(x, y, N: tl.constexpr):
 
 
 @triton.jit
-def cast_rtz(x, y, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(y + i, tl.load(x + i).to(y.dtype.element_ty, fp_downcast_rounding="rtz"))
-
-
-@triton.jit
 def fused(x, y, z, out, N: tl.constexpr):
     i = tl.arange(0, N)
     tl.store(out + i, tl.fma(tl.load(x + i), tl.load(y + i), tl.load(z + i)))
@@ -30,24 +24,8 @@ def arithmetic(x, y, out, N: tl.constexpr, OP: tl.constexpr):
     a, b = tl.load(x + i), tl.load(y + i)
     if OP == "add":
         r = a + b
-    elif OP == "sub":
-        r = a - b
-    elif OP == "mul":
-        r = a * b
     elif OP == "minimum":
         r = tl.minimum(a, b)
-    elif OP == "minimum_nan":
-        r = tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-    elif OP == "maximum":
-        r = tl.maximum(a, b)
-    elif OP == "where":
-        r = tl.where(a > b, a, b)
-    elif OP == "scaled":
-        r = a * 2.0 + b
-    elif OP == "neg":
-        r = -a
-    elif OP == "abs":
-        r = tl.abs(a)
     tl.store(out + i, r)
 
 
@@ -58,12 +36,6 @@ def compare(x, y, out, N: tl.constexpr):
     code = (a < b).to(tl.int32) + 2 * (a <= b).to(tl.int32) + 4 * (a == b).to(tl.int32)
     code += 8 * (a != b).to(tl.int32) + 16 * (a > b).to(tl.int32) + 32 * (a >= b).to(tl.int32)
     tl.store(out + i, code)
-
-
-@triton.jit
-def remainder(x, y, out, N: tl.constexpr):
-    i = tl.arange(0, N)
-    tl.store(out + i, tl.load(x + i) % tl.load(y + i))
 
 
 @triton.jit
@@ -90,18 +62,12 @@ def special(x, out, N: tl.constexpr, F: tl.constexpr):
         r = tl.erf(a)
     elif F == "tl.exp":
         r = tl.exp(a)
-    elif F == "tl.exp2":
-        r = tl.exp2(a)
     elif F == "tl.rsqrt":
         r = tl.rsqrt(a)
-    elif F == "tl.floor":
-        r = tl.floor(a)
     elif F == "tl.log":
         r = tl.log(a)
     elif F == "tl.div_rn":
         r = tl.div_rn(1.0, a)
-    elif F == "libdevice.fma":
-        r = libdevice.fma(a, a, -a)
     tl.store(out + i, r)
 
 
@@ -236,12 +202,7 @@ def assembly_fma(x, y, z, out, N: tl.constexpr):
 def assembly_unknown(x, out, N: tl.constexpr):
     i = tl.arange(0, N)
     r = tl.inline_asm_elementwise(
-        "shfl.sync.bfly.b32 $0, $1, 1, 31, -1;",
-        "=f,f",
-        [tl.load(x + i)],
-        dtype=tl.float32,
-        is_pure=True,
-        pack=1,
+        "shfl.sync.bfly.b32 $0, $1, 1, 31, -1;", "=f,f", [tl.load(x + i)], dtype=tl.float32, is_pure=True, pack=1
     )
     tl.store(out + i, r)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 
-from verify.backends.interpreter import dot as dot_module
 from verify.backends.interpreter.casts import narrow
 from verify.backends.interpreter.dot import dot, round_tf32, truncate_tf32
 
@@ -94,40 +92,3 @@ def test_float64_is_right_to_the_last_bits_and_int8_is_exact() -> None:
 @pytest.mark.parametrize(("acc", "sign"), [(-0.0, -1.0), (0.0, 1.0)])
 def test_a_sum_of_nothing_but_negative_zeros_is_one(acc: float, sign: float) -> None:
     assert math.copysign(1.0, product([[-1.0, -1.0]], [[0.0], [0.0]], "bf16", acc=acc)) == sign
-
-
-@pytest.mark.parametrize("kind", ["fp64", "fp32", "bf16", "fp16", "fp8e5"])
-def test_what_padding_leaves_out_changes_no_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zero rows, columns and steps, beside what does not let them out: infinity, an accumulator of -0, float8."""
-    generator, left_out = np.random.default_rng(11), []
-    short = dot_module._unpadded
-
-    def both(product: Any, group: int, a: Any, b: Any, acc: Any) -> Any:
-        out, whole = short(product, group, a, b, acc), product(a, b, acc)
-        assert out.tobytes() == whole.tobytes()
-        left_out.append(not (a.any(axis=-1).all() and b.any(axis=-2).all()))
-        return out
-
-    monkeypatch.setattr(dot_module, "_unpadded", both)
-    name = "fp64" if kind == "fp64" else "fp32"
-    for special in (0.0, -0.0, np.inf, np.nan):
-        a, b, acc = np.zeros((8, 16)), np.zeros((16, 8)), np.zeros((8, 8))
-        a[:3, :5], b[:5, :2], acc[:, 1] = generator.normal(size=(3, 5)), generator.normal(size=(5, 2)), 2.0**-140
-        a[0, 0], acc[5, 1] = special or a[0, 0], special if special == 0 else 1.0
-        x, y, z = (m if kind == "fp64" else m.astype(F) for m in (a, -b, acc))
-        with np.errstate(all="ignore"):
-            x, y = (m if kind == "fp64" else narrow(m, kind) for m in (x, y))
-            dot(x, y, z, kind, kind, name, "ieee")
-    assert all(left_out) and len(left_out) == (0 if kind == "fp8e5" else 4)
-
-
-@pytest.mark.parametrize(("kind", "tiny"), [("fp64", 2.0**-600), ("fp32", 2.0**-80), ("bf16", 2.0**-80)])
-@pytest.mark.parametrize(("steps", "sign"), [(16, -1.0), (17, 1.0), (48, 1.0)])
-def test_zero_steps_after_an_underflow(kind: str, tiny: float, steps: int, sign: float) -> None:
-    """Each group of them is added: +0 to the -0 that a product left."""
-    a, b = np.zeros((2, 2, steps))
-    a[0, :16], b[0, :16] = tiny, -tiny
-    x, y = (m if kind == "fp64" else narrow(m.astype(F), kind) for m in (a, b.T))
-    acc = np.zeros((2, 2), x.dtype if kind == "fp64" else F)
-    out = dot(x, y, acc, kind, kind, "fp64" if kind == "fp64" else "fp32", "ieee")
-    assert (out == 0).all() and math.copysign(1.0, out[0, 0]) == sign

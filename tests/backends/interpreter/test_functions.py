@@ -39,15 +39,9 @@ def normcdfinv(p: mp.mpf) -> mp.mpf:
 CASES: dict[str, tuple[Callable[..., mp.mpf], np.ndarray]] = {
     "erf": (mp.erf, np.concatenate([uniform(-6, 6), scales(-300, 0)])),
     "erfc": (mp.erfc, uniform(-6, 26.5)),
-    "erfcx": (
-        lambda x: mp.exp(x * x) * mp.erfc(x),
-        np.concatenate([uniform(-26, 10), uniform(10, 1e4, 50)]),
-    ),
+    "erfcx": (lambda x: mp.exp(x * x) * mp.erfc(x), np.concatenate([uniform(-26, 10), uniform(10, 1e4, 50)])),
     "normcdf": (normcdf, np.concatenate([uniform(-37, 8), scales(-300, 0)])),
-    "normcdfinv": (
-        normcdfinv,
-        np.concatenate([uniform(0, 1, 60), 10.0 ** uniform(-300, -1, 60)]),
-    ),
+    "normcdfinv": (normcdfinv, np.concatenate([uniform(0, 1, 60), 10.0 ** uniform(-300, -1, 60)])),
     "erfcinv": (
         lambda y: -normcdfinv(y / 2) / mp.sqrt(2),
         np.concatenate([uniform(0, 2, 60), 10 ** uniform(-300, -1, 40)]),
@@ -96,10 +90,7 @@ def test_float32_libdevice_is_correctly_rounded(name: str) -> None:
         for v, y in zip(x.tolist(), got.tolist(), strict=True):
             truth = exact(mp.mpf(v))
             below, above = (float(np.nextafter(np.float32(y), np.float32(s))) for s in (-np.inf, np.inf))
-            assert abs(truth - y) <= abs(truth - below) and abs(truth - y) <= abs(truth - above), (
-                v,
-                y,
-            )
+            assert abs(truth - y) <= abs(truth - below) and abs(truth - y) <= abs(truth - above), (v, y)
 
 
 def test_limits() -> None:

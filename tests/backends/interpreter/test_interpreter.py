@@ -54,11 +54,7 @@ def check_bfloat16_compare(k: types.ModuleType) -> None:
     y = torch.tensor([2.0, -2.0, 1.0, -0.0, 0.0, 1.0, float("nan"), -3.0]).bfloat16()
     want = sum(
         w * f(x, y).int()
-        for w, f in zip(
-            (1, 2, 4, 8, 16, 32),
-            (torch.lt, torch.le, torch.eq, torch.ne, torch.gt, torch.ge),
-            strict=True,
-        )
+        for w, f in zip((1, 2, 4, 8, 16, 32), (torch.lt, torch.le, torch.eq, torch.ne, torch.gt, torch.ge), strict=True)
     )
     assert run(k.compare, x, y, torch.empty(8, dtype=torch.int32), N=8).tolist() == want.tolist()
 
@@ -67,12 +63,7 @@ def check_minimum(k: types.ModuleType) -> None:
     x = torch.tensor([float("nan"), 1.0, 0.0, -0.0])
     y = torch.tensor([2.0, float("nan"), -0.0, 0.0])
     got = run(k.arithmetic, x, y, torch.empty(4), N=4, OP="minimum")
-    assert got.tolist() == [2.0, 1.0, 0.0, 0.0] and torch.signbit(got).tolist() == [
-        False,
-        False,
-        True,
-        True,
-    ]
+    assert got.tolist() == [2.0, 1.0, 0.0, 0.0] and torch.signbit(got).tolist() == [False, False, True, True]
 
 
 def check_dot(k: types.ModuleType) -> None:
@@ -134,37 +125,6 @@ def test_the_shipped_interpreter_fails_the_same_check(name: str, k: types.Module
 # -- more of the same, where the shipped interpreter happens to agree ------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-@pytest.mark.parametrize("op", ["add", "sub", "mul", "where", "scaled", "neg", "abs", "maximum"])
-def test_arithmetic_is_one_rounding_per_operation(op: str, dtype: torch.dtype, k: types.ModuleType) -> None:
-    x, y = pair(dtype)
-    want = {
-        "add": lambda: x + y, "sub": lambda: x - y, "mul": lambda: x * y, "where": lambda: torch.where(x > y, x, y),
-        "scaled": lambda: x * 2 + y, "neg": lambda: 0 - x, "abs": x.abs, "maximum": lambda: torch.maximum(x, y),
-    }[op]()  # fmt: skip
-    assert torch.equal(run(k.arithmetic, x, y, torch.empty_like(x), N=256, OP=op), want)
-
-
-def test_bfloat16_products_in_the_subnormal_range(k: types.ModuleType) -> None:
-    x = (torch.rand(4096) + 1).bfloat16() * 2.0**-70
-    y = (torch.rand(4096) + 1).bfloat16() * 2.0**-61
-    got = run(k.arithmetic, x, y, torch.empty_like(x), N=4096, OP="mul")
-    exact = x.double() * y.double()
-    assert ((got.double() - exact).abs() <= 2.0**-134).all() and (got != 0).any()
-
-
-def test_remainder_is_the_compilers_sequence(k: types.ModuleType) -> None:
-    x, y = (
-        torch.tensor([7.5, -7.5, 1e10, 3.0, -6.0]),
-        torch.tensor([2.0, 2.0, 3.0, float("inf"), 3.0]),
-    )
-    x, y = torch.cat([x, x[:3]]), torch.cat([y, y[:3]])
-    got = run(k.remainder, x, y, torch.empty(8), N=8)
-    assert got[:2].tolist() == [1.5, -1.5] and got[3:5].tolist() == [3.0, 0.0]
-    assert not torch.signbit(got[4])  # fmod would give -0
-    assert got[2] == 1e10 - 3 * round(1e10 / 3 / 256) * 256  # the quotient had to be rounded to float32
-
-
 @pytest.mark.parametrize("function", ["erfc", "tanh", "normcdf", "expm1", "tl.erf", "tl.rsqrt", "tl.log", "tl.div_rn"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_functions_in_kernels(function: str, dtype: torch.dtype, k: types.ModuleType) -> None:
@@ -179,16 +139,6 @@ def test_functions_in_kernels(function: str, dtype: torch.dtype, k: types.Module
     got = run(k.special, x, torch.empty_like(x), N=128, F=function)
     tolerance = 2.0**-24 if dtype == torch.float32 else 2.0**-50
     assert ((got.double() - want).abs() <= want.abs() * tolerance).all()
-
-
-def test_flush_to_zero_is_where_the_compiled_code_has_it(k: types.ModuleType) -> None:
-    x = torch.tensor([-1e-40, 1e-40, -130.0, -0.5])
-    out = {f: run(k.special, x, torch.empty(4), N=4, F=f).tolist() for f in ("tl.floor", "tl.exp2", "tl.exp")}
-    assert out["tl.floor"] == [0.0, 0.0, -130.0, -1.0]
-    assert out["tl.exp2"][2] == 0.0
-    y = torch.tensor([-90.0, -95.0, -100.0, 0.0])
-    got = run(k.special, y, torch.empty(4), N=4, F="tl.exp")
-    assert ((got[:3] > 0) & (got[:3] < 2.0**-126)).all()  # tl.exp keeps subnormal results
 
 
 def test_tl_exp_has_the_error_of_its_two_instructions(k: types.ModuleType) -> None:
@@ -218,8 +168,7 @@ def test_reductions(k: types.ModuleType) -> None:
         got = run(k.reduction, x, torch.empty(8), M=8, N=64, OP=op)
         assert torch.allclose(got, want, atol=1e-5)
     assert torch.equal(
-        run(k.reduction, x, torch.empty(8, dtype=torch.int32), M=8, N=64, OP="argmax"),
-        x.argmax(1).int(),
+        run(k.reduction, x, torch.empty(8, dtype=torch.int32), M=8, N=64, OP="argmax"), x.argmax(1).int()
     )
     assert torch.equal(run(k.reduction, x, torch.empty(8), M=8, N=64, OP="branching"), x.amax(1))
     small = (x / 64).double()
@@ -253,11 +202,7 @@ def test_scans(reverse: bool, k: types.ModuleType) -> None:
         return t.flip(0) if reverse else t
 
     x = torch.rand(128) + 0.5
-    for op, f in {
-        "cumsum": torch.cumsum,
-        "cumprod": torch.cumprod,
-        "sum_in_type": torch.cumsum,
-    }.items():
+    for op, f in {"cumsum": torch.cumsum, "cumprod": torch.cumprod, "sum_in_type": torch.cumsum}.items():
         got = run(k.scan, x, torch.empty(128), N=128, OP=op, REVERSE=reverse).double()
         assert torch.allclose(got, oriented(f(oriented(x.double()), 0)), rtol=1e-5)
     ones = torch.ones(64, dtype=torch.bfloat16)
@@ -313,15 +258,6 @@ def test_descriptors_pad_in_every_type(dtype: torch.dtype, k: types.ModuleType) 
     assert out[6:8].isnan().all() and out[14:].tolist() == [0.0, 0.0]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
-def test_negation_of_zero_is_that_of_the_version(dtype: torch.dtype, k: types.ModuleType) -> None:
-    x = torch.tensor([0.0, -0.0, 1.0, -3.0]).to(dtype)
-    got = run(k.arithmetic, x, x, torch.empty_like(x), N=4, OP="neg")
-    # Until Triton 3.7 -x is 0 - x; from 3.8 the sign bit is flipped.
-    assert torch.signbit(got).tolist() == [VERSION >= (3, 8), False, True, False]
-    assert got.abs().tolist() == [0.0, 0.0, 1.0, 3.0]
-
-
 @pytest.mark.skipif(VERSION < (3, 9), reason="tl.fdiv has no approx before Triton 3.9")
 def test_approximate_division(k: types.ModuleType) -> None:
     x = torch.tensor([1.0, 3.0, 2.0**-130, 1.0])
@@ -339,12 +275,6 @@ def test_atomics_in_every_type(dtype: torch.dtype, k: types.ModuleType) -> None:
     want = (1 + x[0::2]) + x[1::2]
     assert torch.equal(total[:3], want[:3]) and total[3] == 1.0
     assert old[0] == 1.0 and old[1] == 1 + x[0]
-
-
-def test_rtz_casts(k: types.ModuleType) -> None:
-    x = torch.tensor([1.0 + 2.0**-8 + 2.0**-20, -1.0 - 3 * 2.0**-8, 3.0e38, 1.0])
-    got = run(k.cast_rtz, x, torch.empty(4, dtype=torch.bfloat16), N=4)
-    assert (got.float().abs() <= x.abs()).all() and got[0] == 1.0 and got[1] == -1.0 - 2.0**-7
 
 
 def test_float8_arithmetic_is_refused(k: types.ModuleType) -> None:
@@ -373,11 +303,7 @@ def test_install_is_idempotent_and_uninstall_restores_every_attribute(faithful: 
     from verify.backends.interpreter import install
 
     def snapshot() -> dict[str, object]:
-        owners = [
-            triton_interpreter,
-            triton_interpreter.InterpreterBuilder,
-            triton_interpreter.GridExecutor,
-        ]
+        owners = [triton_interpreter, triton_interpreter.InterpreterBuilder, triton_interpreter.GridExecutor]
         owners += [
             triton_interpreter.ReduceOps,
             triton_interpreter.ScanOps,
@@ -415,13 +341,12 @@ def test_a_triton_without_the_expected_attributes_is_refused(shipped: None, monk
     monkeypatch.delattr(triton_interpreter.ReduceOps, "generic_reduce")
     with pytest.raises(UsageError) as error:
         install.install()
-    message = str(error.value)
-    assert "it corrects the interpreter of Triton 3.6 to 3.9; Triton 3." in message
-    assert "lacks triton.runtime.interpreter.ReduceOps.generic_reduce" in message
-    assert "next: pip install 'triton>=3.6,<3.10'" in message
+    assert "it corrects the interpreter of Triton 3.6 to 3.9; Triton 3." in error.value.message
+    assert "'ReduceOps' has no attribute 'generic_reduce'" in error.value.message
+    assert str(error.value.hint).startswith("pip install 'triton>=3.6,<3.10'")
     monkeypatch.undo()
     monkeypatch.delattr(triton_interpreter.InterpreterBuilder, "create_fma")
-    with pytest.raises(UsageError, match="lacks InterpreterBuilder.create_fma"):
+    with pytest.raises(UsageError, match="'InterpreterBuilder' has no attribute 'create_fma'"):
         install.install()
     assert not install.installed()
 

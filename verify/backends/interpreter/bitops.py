@@ -94,12 +94,8 @@ def _average(rounding: int) -> Callable[[Array, Array], Array]:
     return lambda x, y: ((x.astype(np.int64) + y.astype(np.int64) + rounding) >> 1).astype(x.dtype)
 
 
-def _low_word(x: Array) -> Array:
-    return (x.view(np.uint64) & np.uint64(0xFFFFFFFF)).astype(np.uint32).view(np.int32)
-
-
-def _high_word(x: Array) -> Array:
-    return (x.view(np.uint64) >> np.uint64(32)).astype(np.uint32).view(np.int32)
+def _word(shift: int) -> Callable[[Array], Array]:
+    return lambda x: (x.view(np.uint64) >> np.uint64(shift)).astype(np.uint32).view(np.int32)
 
 
 def _from_words(high: Array, low: Array) -> Array:
@@ -121,5 +117,5 @@ SYMBOLS: dict[str, Callable[..., Array]] = {
     "__nv_float_as_uint": lambda x: x.view(np.int32),
     "__nv_longlong_as_double": lambda x: x.view(np.float64),
     "__nv_double_as_longlong": lambda x: x.view(np.int64),
-    "__nv_double2loint": _low_word, "__nv_double2hiint": _high_word, "__nv_hiloint2double": _from_words,
+    "__nv_double2loint": _word(0), "__nv_double2hiint": _word(32), "__nv_hiloint2double": _from_words,
 }  # fmt: skip

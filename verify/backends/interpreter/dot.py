@@ -18,10 +18,7 @@ k makes float8 products leave the matrix unit in between.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -58,37 +55,14 @@ def dot(a: Array, b: Array, acc: Array, operands: str, other: str, result: str, 
         product: Array = np.matmul(a, b, dtype=acc.dtype)
         return product + acc
     if operands == "fp64" or (operands == "fp32" and precision.lower() == "ieee"):
-        return _unpadded(lambda a, b, acc: _fma_chain(a, b, acc, operands), 1, a, b, acc)
+        return _fma_chain(a, b, acc, operands)
     if operands == "fp32":
         if precision.lower() == "tf32x3":
             return _three_products(a, b) + acc
         a, b = truncate_tf32(a), truncate_tf32(b)
     else:
         a, b = widen(a, operands), widen(b, other)
-    unit = partial(_matrix_unit, operands=operands, result=result)
-    return unit(a, b, acc) if operands.startswith("fp8") else _unpadded(unit, _UNITS[operands].group, a, b, acc)
-
-
-def _unpadded(product: Callable[[Array, Array, Array], Array], group: int, a: Array, b: Array, acc: Array) -> Array:
-    """Computes a product without zero rows of a, zero columns of b, and last groups of k in which both are +0.
-
-    Padding makes most of a small tensor zero. The accumulator stays unchanged there, but such a group turns an
-    underflowed -0 into +0. Everything is computed if a or b is not finite (0 * inf is NaN) or acc has a -0. A float8
-    unit cuts even the accumulator, so `dot` does not use this function for it.
-    """
-    leading = tuple(range(a.ndim - 2))
-    rows, columns = a.any(axis=(*leading, -1)), b.any(axis=(*leading, -2))
-    one, other = (each.view(f"i{each.itemsize}") for each in (a, b))
-    steps = np.flatnonzero(one.any(axis=(*leading, -2)) | other.any(axis=(*leading, -1)))
-    end = (int(steps[-1]) // group + 1) * group if steps.size else 0
-    whole = rows.all() and columns.all() and end >= a.shape[-1]
-    finite = np.isfinite(a).all() and np.isfinite(b).all()
-    if whole or not finite or (np.signbit(acc) & (acc == 0)).any():
-        return product(a, b, acc)
-    out: Array = np.array(acc)
-    within: Any = (..., *np.ix_(rows, columns))
-    out[within] = product(a[..., rows, :end], b[..., :end, columns], out[within])
-    return out if end >= a.shape[-1] else out + out.dtype.type(0)
+    return _matrix_unit(a, b, acc, operands, result)
 
 
 def truncate_tf32(x: F32) -> F32:

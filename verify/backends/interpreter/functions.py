@@ -225,17 +225,16 @@ def _tgamma_limits(x: F64) -> F64:
     return np.where((x < 0) & ((x == whole) | np.isinf(x)) | np.isnan(x), np.nan, out)
 
 
-def _tgamma_ball(x: Any) -> Any:
-    """Returns gamma as a ball; NaN if |x| >= 2^20, where _tgamma_limits gives the value."""
-    return x.gamma() if abs(x) < 2**20 else arb.nan()
-
-
 def _lgamma_ball(x: Any) -> Any:
     """Returns log |gamma(x)|; on the negative axis by reflection."""
     return x.lgamma() if x > 0 else abs(arb.pi() / (x * x.sin_pi())).log() - (-x).lgamma()
 
 
-tgamma = Evaluated(_tgamma_limits, _tgamma_ball, far=lambda x, proposed: np.isfinite(proposed))
+tgamma = Evaluated(
+    _tgamma_limits,
+    lambda x: x.gamma() if abs(x) < 2**20 else arb.nan(),  # beyond, _tgamma_limits gives the value
+    far=lambda x, proposed: np.isfinite(proposed),
+)
 lgamma = Evaluated(_torch("gammaln"), _lgamma_ball, far=lambda x, proposed: (x < 0) & (np.abs(proposed) < 0.25))
 
 

@@ -19,7 +19,7 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 | an int argument of 1 is a tensor, in a compiled kernel it is a constant; a bool argument fails | `arguments` |
 | annotated arguments (`n: tl.int64`) keep the type of the number; `n += 1` and `return 1` keep numbers | `arguments` |
 | `and`, `or`, `not` of tensors are Python's, for which a block is true; `a < b < c` runs | `logic` |
-| an autotuned kernel with several configurations needs a GPU driver | `_first_config` |
+| an autotuned kernel with several configurations needs a GPU driver | `_replace` |
 | programs run one after the other | `programs` |
 | each int32 sum is computed again in int64 for an assertion that only `debug` makes | `install` |
 | names imported from triton.language (`from triton.language import exp`) are not interpreted | `_bind_globals` |
@@ -34,6 +34,8 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from importlib import metadata
+from operator import attrgetter
 from types import FunctionType, SimpleNamespace
 from typing import Any
 
@@ -83,50 +85,67 @@ def installed() -> bool:
     return _active is not None
 
 
+# Attributes of Triton's interpreter that the replacements need later. `install` meets all others itself.
+_NEEDED_LATER = ("ReduceOps.generic_reduce", "ReduceOps.apply_impl", "ScanOps.generic_scan", "ScanOps.apply_impl")
+
+
 def install() -> None:
-    """Installs the faithful operations; a second call does nothing."""
+    """Installs the faithful operations; a second call does nothing. Raises UsageError if Triton is another one."""
     global _active
     if _active is not None:
         return
-    targets = _targets()
-    from verify.backends.interpreter import arguments, logic, operators, programs, reduce
-
-    shipped = targets["triton.runtime.interpreter"]
     patches = _Patches()
     try:
-        for name, method in {**operators.METHODS, **operators.NEW_METHODS}.items():
-            patches.set(shipped.InterpreterBuilder, name, method)
-        patches.set(shipped.ReduceOps, "apply_impl", reduce.reduce)
-        patches.set(shipped.ScanOps, "apply_impl", reduce.scan)
-        runs: list[set[int]] = []
-        patches.set(shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
-        patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
-        patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
-        patch_lang = shipped._patch_lang
-        patches.set(shipped, "_patch_lang", _binding(patches, shipped, runs))
-        patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
-        function = shipped.InterpretedFunction
-        patches.set(function, "run", arguments.launching(function.run))
-        patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
-        transformer = shipped.ASTTransformer
-        patches.set(transformer, "visit_AugAssign", arguments.augmented)
-        patches.set(transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
-        for name, visit in logic.METHODS.items():
-            patches.set(transformer, name, visit)
-        for name, called in logic.FUNCTIONS.items():
-            patches.set(shipped, name, called)
-        patches.set(targets["triton.runtime.autotuner"].Autotuner, "_bench", _first_config)
-        _bind_libdevice(patches, shipped)
-        patches.set(shipped.tl.core.tensor, "__init__", programs.checking(shipped.tl.core.tensor.__init__))
-        builder = shipped.interpreter_builder
-        if not builder.options.debug:
-            patches.set(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
-        # it replaces what the modules in the globals of a function need
-        patches.language = patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": shipped.tl.core}))
+        _replace(patches)
+    except (ImportError, AttributeError) as error:
+        patches.restore()
+        raise UsageError(
+            f"interpreter backend: it corrects the interpreter of Triton 3.6 to 3.9; Triton "
+            f"{metadata.version('triton')} is another: {error}",
+            hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
+        ) from error
     except BaseException:
         patches.restore()
         raise
     _active = patches
+
+
+def _replace(patches: _Patches) -> None:
+    from triton.runtime import interpreter as shipped
+    from triton.runtime.autotuner import Autotuner
+
+    from verify.backends.interpreter import arguments, logic, operators, programs, reduce
+
+    attrgetter(*_NEEDED_LATER, *(f"InterpreterBuilder.{name}" for name in operators.METHODS))(shipped)
+    for name, method in {**operators.METHODS, **operators.NEW_METHODS}.items():
+        patches.set(shipped.InterpreterBuilder, name, method)
+    patches.set(shipped.ReduceOps, "apply_impl", reduce.reduce)
+    patches.set(shipped.ScanOps, "apply_impl", reduce.scan)
+    runs: list[set[int]] = []
+    patches.set(shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
+    patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
+    patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
+    patch_lang = shipped._patch_lang
+    patches.set(shipped, "_patch_lang", _binding(patches, shipped, runs))
+    patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
+    function, transformer = shipped.InterpretedFunction, shipped.ASTTransformer
+    patches.set(function, "run", arguments.launching(function.run))
+    patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
+    patches.set(transformer, "visit_AugAssign", arguments.augmented)
+    patches.set(transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
+    for name, visit in logic.METHODS.items():
+        patches.set(transformer, name, visit)
+    for name, called in logic.FUNCTIONS.items():
+        patches.set(shipped, name, called)
+    # nothing is timed, so the first configuration that is not pruned wins
+    patches.set(Autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0])
+    _bind_libdevice(patches, shipped)
+    patches.set(shipped.tl.core.tensor, "__init__", programs.checking(shipped.tl.core.tensor.__init__))
+    builder = shipped.interpreter_builder
+    if not builder.options.debug:
+        patches.set(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+    # it replaces what the modules in the globals of a function need
+    patches.language = patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": shipped.tl.core}))
 
 
 def uninstall() -> None:
@@ -157,77 +176,6 @@ def untraced() -> Iterator[None]:
             yield
     finally:
         patches.restore()
-
-
-# -- compatibility --------------------------------------------------------------------------------
-
-#: The attributes of Triton that the replacements need: module -> dotted attributes.
-REQUIRED: dict[str, tuple[str, ...]] = {
-    "triton.runtime.interpreter": (
-        *("TensorHandle", "InterpreterBuilder.create_atomic_rmw", "GridExecutor.__call__", "ReduceOps.apply_impl"),
-        *("ReduceOps.generic_reduce", "ScanOps.apply_impl", "ScanOps.generic_scan", "_patch_lang"),
-        *("_patch_lang_tensor", "_patch_lang_core", "_LangPatchScope", "_implicit_cvt", "_get_np_dtype"),
-        *("InterpretedFunction.run", "InterpretedFunction.__call__", "ASTTransformer.visit_Assign"),
-        *("interpreter_builder", "interpreter_semantic"),
-    ),
-    "triton._C.libtriton": (
-        *("ir.ROUNDING_MODE.RTZ", "ir.PADDING_OPTION.PAD_NAN", "ir.ATOMIC_OP.FADD"),
-        *("interpreter.load", "interpreter.store"),
-    ),
-    "triton.runtime.autotuner": ("Autotuner._bench",),
-    "triton.runtime.jit": ("KernelParam.annotation_type", "KernelParam.is_constexpr"),
-    "triton.language.extra.cuda.libdevice": ("erf",),
-    "triton.language.extra.libdevice": ("erf",),
-    "triton.language.standard": (
-        "_sum_combine",
-        "_prod_combine",
-        "_elementwise_max",
-        "_elementwise_min",
-    ),
-    "triton.language.core": ("is_builtin", "block_type", "PropagateNan"),
-}
-
-
-def _targets() -> dict[str, Any]:
-    """Returns the modules to patch. Raises UsageError if an attribute of REQUIRED is missing."""
-    import importlib
-
-    import triton
-
-    missing: list[str] = []
-    modules: dict[str, Any] = {}
-    for name, attributes in REQUIRED.items():
-        try:
-            modules[name] = importlib.import_module(name)
-        except ImportError:
-            missing.append(name)
-            continue
-        missing += [f"{name}.{a}" for a in attributes if not _has(modules[name], a)]
-    if not missing:
-        missing += _missing_methods(modules["triton.runtime.interpreter"].InterpreterBuilder)
-    if missing:
-        raise UsageError(
-            f"interpreter backend: it corrects the interpreter of Triton 3.6 to 3.9; Triton {triton.__version__} lacks "
-            f"{', '.join(missing[:5])}{f' and {len(missing) - 5} more' if len(missing) > 5 else ''}",
-            hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
-        )
-    return modules
-
-
-def _has(owner: Any, dotted: str) -> bool:
-    """True if a module or class has the attribute with this dotted name."""
-    for part in dotted.split("."):
-        owner = getattr(owner, part, _MISSING)
-        if owner is _MISSING:
-            return False
-    return True
-
-
-def _missing_methods(builder: type) -> list[str]:
-    """Returns the builder methods that are to be replaced but missing."""
-    from verify.backends.interpreter import operators
-
-    return [f"InterpreterBuilder.{name}" for name in operators.METHODS if not hasattr(builder, name)]
 
 
 # -- the pieces -----------------------------------------------------------------------------------
@@ -292,11 +240,6 @@ def _core_patcher(original: Callable[..., Any]) -> Callable[..., Any]:
         scope.set_attr(lang, "range", programs.ranging(lang.range))
 
     return patch
-
-
-def _first_config(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
-    """Replaces Autotuner._bench: nothing is timed, so the first configuration that is not pruned wins."""
-    return [0.0, 0.0, 0.0]
 
 
 def _bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:

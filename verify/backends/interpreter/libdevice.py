@@ -59,12 +59,7 @@ def lookup(symbol: str) -> Function:
 
 # -- conversions ----------------------------------------------------------------------------------
 
-_ROUND: dict[str, Callable[[Array], Array]] = {
-    "rn": np.rint,
-    "rz": np.trunc,
-    "rd": np.floor,
-    "ru": np.ceil,
-}
+_ROUND: dict[str, Callable[[Array], Array]] = {"rn": np.rint, "rz": np.trunc, "rd": np.floor, "ru": np.ceil}
 _INTEGERS = {"int": np.int32, "uint": np.uint32, "ll": np.int64, "ull": np.uint64}
 
 
@@ -285,13 +280,6 @@ def _float_rest() -> dict[str, Function]:
 
 SYMBOLS: dict[str, Function] = {
     name: quiet(f)
-    for table in (
-        arithmetic(),
-        _conversions(),
-        _evaluated(),
-        _fast(),
-        _float_rest(),
-        bitops.SYMBOLS,
-    )
+    for table in (arithmetic(), _conversions(), _evaluated(), _fast(), _float_rest(), bitops.SYMBOLS)
     for name, f in table.items()
 }

@@ -75,11 +75,6 @@ def _negate(self: Any, x: Any) -> Any:
     return TensorHandle((bits ^ bits.dtype.type(1 << (8 * bits.dtype.itemsize - 1))).view(x.data.dtype), x.dtype.scalar)
 
 
-def _approximate_division(self: Any, lhs: Any, rhs: Any) -> Any:
-    """Computes tl.fdiv(x, y, approx=True) of Triton 3.9: div.approx.f32, which keeps subnormals."""
-    return TensorHandle(approximations.div_approx(lhs.data, rhs.data, ftz=False), lhs.dtype.scalar)
-
-
 def _remainder(self: Any, lhs: Any, rhs: Any) -> Any:
     name, x, y = _name(lhs), lhs.data, rhs.data
     if name not in ("fp32", "fp64"):
@@ -168,10 +163,6 @@ def _bfloat16_constant(self: Any, value: float) -> Any:
     # The compiler prints the number with six decimals and parses it back: std::to_string in its builder.
     printed = np.float64(f"{float(single):f}") if np.isfinite(single) else np.float64(single)
     return TensorHandle(casts.narrow(np.array([printed]), "bf16"), tl.bfloat16)
-
-
-def _float16_constant(self: Any, value: float) -> Any:
-    return TensorHandle(casts.narrow(np.array([value], dtype=np.float32), "fp16"), tl.float16)
 
 
 # -- functions ------------------------------------------------------------------------------------
@@ -327,7 +318,7 @@ METHODS: dict[str, Method] = {
     },
     "cast_impl": _cast,
     "create_fp_to_fp": _float_to_float,
-    "get_fp16": _float16_constant,
+    "get_fp16": lambda self, value: TensorHandle(casts.narrow(np.array([value], np.float32), "fp16"), tl.float16),
     **{f"create_{name}": _unary(name) for name in _FLOAT32},
     "create_extern_elementwise": _extern,
     "create_inline_asm": _inline_asm,
@@ -339,6 +330,9 @@ METHODS: dict[str, Method] = {
 NEW_METHODS: dict[str, Method] = {
     "get_bf16": _bfloat16_constant,  # from 3.9
     "create_fneg": _negate,  # from 3.8
-    "create_approx_divf": _approximate_division,  # from 3.9
+    # from 3.9, for tl.fdiv(x, y, approx=True): div.approx.f32, which keeps subnormals
+    "create_approx_divf": lambda self, x, y: TensorHandle(
+        approximations.div_approx(x.data, y.data, ftz=False), x.dtype.scalar
+    ),
     "create_tensor_pointer_load": _block_load,  # until 3.7: later versions have no block pointers
 }

@@ -15,15 +15,11 @@ undone. Then the programs that take the same branch run again together.
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from types import NoneType
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
-import torch
 from triton._C.libtriton import interpreter as native
 from triton.language import core
 from triton.runtime import interpreter
@@ -156,49 +152,17 @@ class _Plan:
 
 
 _plans: dict[Hashable, _Plan] = {}
-_defaults: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()  # defaults of a kernel's parameters, in order
-_PLAIN = (int, float, str, NoneType, core.dtype, core.constexpr, core.tensor)
 
 
 def launching(shipped: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces GridExecutor.__call__: `_launch` runs all programs, and tensors on the CPU are not copied."""
+    """Replaces GridExecutor.__call__: `_run_all` runs all programs of the launch."""
 
     def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        bound = _bound(executor.fn, args, kwargs)
-        if bound is None:
-            grid = executor.grid
-            executor.grid = lambda converted: _run_all(executor, grid, converted)
-            return shipped(executor, *args, **kwargs)
-        for hook in executor.pre_run_hooks:
-            hook(*args, **{name: value for name, value in kwargs.items() if name in bound})
-        scope = interpreter._patch_lang(executor.fn)
-        try:
-            constants, convert = executor.constexprs, interpreter._implicit_cvt
-            converted = {name: value if name in constants else convert(value) for name, value in bound.items()}
-            _run_all(executor, executor.grid, converted)
-        finally:
-            scope.restore()
+        grid = executor.grid
+        executor.grid = lambda converted: _run_all(executor, grid, converted)
+        return shipped(executor, *args, **kwargs)
 
     return call
-
-
-def _bound(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the arguments by name, or None if the shipped executor must copy tensors or raise an error."""
-    if fn not in _defaults:
-        _defaults[fn] = {name: each.default for name, each in inspect.signature(fn).parameters.items()}
-    defaults = _defaults[fn]
-    given = dict(zip(defaults, args, strict=False))
-    if len(args) > len(defaults) or not given.keys().isdisjoint(kwargs):
-        return None
-    bound = defaults | given | {name: value for name, value in kwargs.items() if name in defaults}
-    return bound if all(map(_stays, bound.values())) else None
-
-
-def _stays(value: Any) -> bool:
-    """True if an argument needs no copy: a tensor on the CPU, or a plain value."""
-    if type(value) in (torch.Tensor, torch.nn.Parameter):
-        return bool(value.device.type == "cpu")
-    return isinstance(value, _PLAIN)
 
 
 def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:

@@ -300,9 +300,7 @@ def _conversion(modifiers: list[str]) -> Instruction | None:
             return None
         dtype, name = _INTEGERS[target], _FLOATS[source]
         return Instruction(
-            1,
-            (width,),
-            lambda a: _write(casts.float_to_int(_rounded(integral, wide(a), name), name, dtype)),
+            1, (width,), lambda a: _write(casts.float_to_int(_rounded(integral, wide(a), name), name, dtype))
         )
     if source in _INTEGERS and target in _FLOATS and flags == ["rn"]:
         name = _FLOATS[target]
