@@ -19,7 +19,6 @@ import itertools
 import json
 import os
 import textwrap
-from collections import Counter
 from pathlib import Path
 
 from verify.cli import exits, sinks
@@ -27,6 +26,7 @@ from verify.declare.package import Definition, LaunchingFunction, definition_of,
 from verify.errors import UsageError, WriteError
 
 DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
+_TEMPLATE = Path(__file__).with_name("workflow.yml")
 WIDTH = 120  # of the lines that are written
 
 
@@ -47,26 +47,20 @@ def main(options: argparse.Namespace) -> int:
     declared = map(_declaration, functions, _labels(functions), definitions)
     texts = {
         DECLARATION: "\n\n\n".join([_HEAD, *declared]) + "\n",
-        WORKFLOW: _WORKFLOW.format(install=install, file=DECLARATION),
+        WORKFLOW: _TEMPLATE.read_text("utf-8").format(install=install, file=DECLARATION),
     }
     written = [path for path in texts if path not in kept]
     for path in written:
         _write(Path(path), texts[path])
     names = [f"{each.module}.{each.name}" for each in functions]
     filled = [name for name, definition in zip(names, definitions, strict=False) if definition]
-    missing = dict(sorted(Counter(", ".join(sorted(each.missing)) for each in functions if each.missing).items()))
-    data = {"functions": names, "filled": filled, "missing": missing, "written": written, "kept": kept}
-
-    def lines() -> list[str]:
-        found = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
-        found += [f"wrote  {path}" for path in written]
-        found += [f"kept   {path}: it exists, and was not changed" for path in kept]
-        found += [f"install {packages}: {count} functions more" for packages, count in missing.items()]
-        then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
-        end = f"functions to declare: {len(names)}, of these filled in: {len(filled)}"
-        return found + sinks.ending(end, f"{then}verify run {DECLARATION}")
-
-    sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines()))
+    data = {"functions": names, "filled": filled, "written": written, "kept": kept}
+    lines = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
+    lines += [f"wrote  {path}" for path in written]
+    lines += [f"kept   {path}: it exists, and was not changed" for path in kept]
+    then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
+    end = f"functions to declare: {len(names)}, of these filled in: {len(filled)}"
+    sinks.deliver_data(options, data, [*lines, *sinks.ending(end, f"{then}verify run {DECLARATION}")])
     return exits.PASS
 
 
@@ -85,9 +79,8 @@ def _declaration(function: LaunchingFunction, label: str, definition: Definition
     params = ["*", *definition.params] if definition and definition.params else []
     call = definition.call if definition else [each.passed for each in function.required]
     package, _, _ = function.module.partition(".")
-    requires = json.dumps([package, *sorted(function.missing)] if function.missing else package)
     shapes = ", ".join(f'"{name}": "..."' for name in names)
-    given = f"{definition.source if definition else f'like=..., shapes={{{shapes}}}'}, requires={requires}"
+    given = f"{definition.source if definition else f'like=..., shapes={{{shapes}}}'}, requires={json.dumps(package)}"
     of, _, apply = function.name.partition(".")
     lines = [
         *_wrapped("@verify.kernel(", given, ")"),
@@ -137,29 +130,3 @@ import torch  # noqa: F401
 from torch.nn import functional  # noqa: F401
 
 import verify  # noqa: F401'''
-
-_WORKFLOW = """\
-# Written by `verify init`: the declarations of {file} with their laws, and the gate, for every pull request.
-name: accuracy
-on:
-  pull_request:
-permissions:
-  contents: read
-jobs:
-  gate:
-    runs-on: ubuntu-latest
-    timeout-minutes: 30
-    env:
-      VERIFY: verify-kernels # TODO: where verify comes from, for instance git+https://HOST/OWNER/REPOSITORY@COMMIT
-    steps:
-      - uses: actions/checkout@11d5960a326750d5838078e36cf38b85af677262 # v4.4.0
-      - uses: actions/setup-python@a26af69be951a213d495a4c3e4e4022e16d87065 # v5.6.0
-        with:
-          python-version: "3.12"
-      - run: pip install torch --index-url https://download.pytorch.org/whl/cpu
-      - run: pip install "$VERIFY"{install}
-      - run: verify run {file} --backend interpreter --profile ci --json run.json || test -s run.json
-      - run: verify gate run.json --markdown gate.md
-      - run: cat gate.md >> "$GITHUB_STEP_SUMMARY"
-        if: always()
-"""

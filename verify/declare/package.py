@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +42,6 @@ class LaunchingFunction:
     module: str
     name: str
     parameters: list[Parameter]
-    missing: frozenset[str] = frozenset()  # packages that its module imports and this machine lacks
 
     @property
     def required(self) -> list[Parameter]:
@@ -73,7 +70,6 @@ class _Source:
     differentiable: dict[str, ast.ClassDef] = field(default_factory=dict)  # autograd functions
     jitted: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
-    modules: set[str] = field(default_factory=set)  # what an import of the file imports
     uses: dict[str, set[str]] = field(default_factory=dict)
 
 
@@ -94,12 +90,11 @@ def functions_in(folder: Path) -> list[LaunchingFunction]:
     exported = {name for source in sources if source.path.stem == "__init__" for name in source.imported}
     inner = set().union(*uses.values()) - exported if exported & launching else set()
     applied = set().union(*(used for name, used in uses.items() if name not in kinds and not _PRIVATE.search(name)))
-    modules = {source.module: source.modules for source in sources}
     functions: list[LaunchingFunction] = []
     for source in sources:
         if folder.resolve() not in (source.path, *source.path.parents):
             continue
-        place = LaunchingFunction(source.path, 0, source.module, "", [], _missing(source.module, modules, folder))
+        place = LaunchingFunction(source.path, 0, source.module, "", [])
         for name, node in source.functions.items():
             parameters, applies = _parameters(node), source.uses[name] & kinds
             public = name in launching - halves and not _PRIVATE.search(name)
@@ -183,19 +178,6 @@ def _declarable(define: Any, tensors: list[str]) -> bool:
     return True
 
 
-def _missing(module: str, modules: dict[str, set[str]], folder: Path) -> frozenset[str]:
-    """Returns the packages that an import of a module needs and this machine lacks."""
-    own = {"", *folder.resolve().parts, *(each.partition(".")[0] for each in modules)}
-    needed = {each.partition(".")[0] for each in _closure(modules, {module, *_parents(module)}, backwards=False)} - own
-    return frozenset(each for each in needed if each not in sys.modules and find_spec(each) is None)
-
-
-def _parents(module: str) -> set[str]:
-    """Returns the packages around a module, which are imported before it."""
-    parts = module.split(".")
-    return {".".join(parts[:count]) for count in range(1, len(parts))}
-
-
 def module_of(path: Path) -> str:
     """Returns the dotted name of a file."""
     parts = path.resolve().relative_to(root_of(path)).with_suffix("").parts
@@ -234,7 +216,6 @@ def _read(path: Path) -> _Source | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             source.imported |= {each.asname or each.name for each in node.names}
-    source.modules = _imports(tree, path, source.module)
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and re.search(
             "triton|pointwise", "".join(map(ast.unparse, node.decorator_list))
@@ -291,20 +272,3 @@ def _parameters(node: ast.FunctionDef) -> list[Parameter]:
         )
         for each, default, keyword in known
     ] + [Parameter(name, default="") for name in rest]
-
-
-def _imports(tree: ast.Module, path: Path, module: str) -> set[str]:
-    """Returns the modules that an import of a file imports, with the packages around them.
-
-    An import inside `try` or `if` may be left out, and one inside a function comes later.
-    """
-    package = module.split(".") if path.stem == "__init__" else module.split(".")[:-1]
-    modules = set()
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            modules |= {each.name for each in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            start = ".".join([*package[: len(package) - node.level + 1], *filter(None, [node.module])])
-            base = start if node.level else node.module or ""
-            modules |= {base, *(f"{base}.{each.name}" for each in node.names)}
-    return modules.union(*map(_parents, modules))
