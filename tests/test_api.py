@@ -358,32 +358,6 @@ def test_a_notebook_measures_kernels_of_cells_and_functions(
     assert stderr.getvalue() == ""
 
 
-INTERRUPTED = """
-import os, signal, sys, threading, time
-import verify
-began = threading.Event()
-threading.Thread(target=lambda: (began.wait(), time.sleep(0.3), os.kill(os.getpid(), signal.SIGINT))).start()
-signal.signal(signal.SIGINT, signal.default_int_handler)
-try:
-    verify.run("slow.py", backend="interpreter", jobs=1, progress=lambda text: began.set() if "slow" in text else None)
-except KeyboardInterrupt:
-    print("raised")
-print(verify.run("accuracy.py::right", dtypes=["float16"], backend="interpreter").verdict)
-"""
-
-
-@pytest.mark.slow  # in every run tests/cli/test_serve.py interrupts runs and looks at their workers
-def test_ctrl_c_ends_the_workers_and_a_later_run_works(tmp_path: Path) -> None:
-    (tmp_path / "accuracy.py").write_text(SOURCE)
-    slow = (
-        SOURCE.partition("@verify")[0] + "import time\n" + '@verify.kernel(op="silu")\ndef slow(x): time.sleep(600)\n'
-    )
-    (tmp_path / "slow.py").write_text(slow)
-    done = script(INTERRUPTED, tmp_path)
-    assert done.stdout == "raised\npass\n", done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_the_page_describes_every_column_and_every_argument() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     section = page.partition("## The columns of a row")[2].partition("\n## ")[0]

@@ -115,7 +115,9 @@ class Answerer:
 
 def load(requested: str | None) -> bool:
     """Imports what every request needs. Returns True if Triton may compile here."""
-    compiles = _may_compile(requested)
+    # Triton may be imported before torch reports whether there is a GPU
+    visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
+    compiles = backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
     with phase("worker: import torch"):
         reading = threading.Thread(target=_identify_triton)
         if compiles:
@@ -148,12 +150,6 @@ def _byte_code() -> Iterator[None]:
         yield
     finally:
         sys.pycache_prefix, sys.dont_write_bytecode = before
-
-
-def _may_compile(requested: str | None) -> bool:
-    """True if Triton may be imported here before torch reports whether there is a GPU."""
-    visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
-    return backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
 
 
 def _identify_triton() -> None:

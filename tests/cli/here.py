@@ -103,11 +103,7 @@ class Here:
 def said(*arguments: str, cwd: Path) -> Said:
     """What a command says that is run in this process, in a folder; module fixtures can call it too."""
     out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
-    with (
-        pytest.MonkeyPatch.context() as patch,
-        contextlib.redirect_stdout(out),
-        contextlib.redirect_stderr(err),
-    ):
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         patch.chdir(cwd)
         patch.setattr(process, "Worker", Here)
         worker._environment_of.cache_clear()  # it names the commit of the folder

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
 
-from tests.cli.here import Here, said, started
+from tests.cli.here import Here, said
 from verify.records import files, record
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -91,63 +89,6 @@ def _kernels(*names: str) -> str:
     parts = KERNELS.split("@verify.kernel(")[1:]
     chosen = ["@verify.kernel(" + part for part in parts if any(f"\ndef {name}(" in part for name in names)]
     return "".join(chosen) + "\naborts_calls: list[int] = []\n"
-
-
-@pytest.mark.slow  # tests/search/hunt/test_hunt.py interrupts a search in this process
-def test_ctrl_c_keeps_the_best_so_far(project: Path) -> None:
-    command = [sys.executable, "-m", "verify", "hunt", "k.py::one_exponent", "--duration", "1h", "--json", "cut.json"]
-    process = started(command, project)
-    marker = project / "cut.json"
-    assert not marker.exists()
-    try:
-        _wait_for_kernel(process)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 1, err
-    run = files.load(marker)
-    (result,) = run.kernels[0].results
-    assert result.status == "wrong" and result.basis.n > 0 and result.worst
-    assert any("interrupted" in note for note in run.kernels[0].notes)
-    assert run.incomplete and "Traceback" not in err and "Ctrl-C again abandons" in err
-    assert f"{result.basis.n:,} evaluations" in out
-
-
-def _wait_for_kernel(process: subprocess.Popen[str]) -> None:
-    """Until the kernel's process, a fork below the worker, has computed for a while: lists of children say so."""
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        forks = {*_below(process.pid)} - {*_children(process.pid)}
-        if any(_ticks(each) > 1.5 * os.sysconf("SC_CLK_TCK") for each in forks):
-            return
-        time.sleep(0.1)
-    raise AssertionError("the kernel never started")
-
-
-def _children(pid: int) -> list[int]:
-    try:  # a thread's are its own
-        return [
-            int(child)
-            for tasks in Path(f"/proc/{pid}/task").iterdir()
-            for child in (tasks / "children").read_text().split()
-        ]
-    except OSError:
-        return []
-
-
-def _below(pid: int) -> list[int]:
-    """The children of a process, and theirs."""
-    children = _children(pid)
-    return children + [each for child in children for each in _below(child)]
-
-
-def _ticks(pid: int) -> int:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    except OSError:
-        return 0
-    return int(fields[11]) + int(fields[12])
 
 
 # -- the same commands with the worker's handlers in this process: importing torch once is enough -------

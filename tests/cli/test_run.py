@@ -92,9 +92,7 @@ def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="module")
-def ran(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> tuple[subprocess.CompletedProcess[str], record.Run, Path]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], record.Run, Path]:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(KERNELS)
     options = ("--json", "run.json", "--backend", "interpreter", "--jobs", "1")
@@ -224,16 +222,7 @@ def test_one_kernel_is_listed_as_one(here) -> None:
 def test_a_broken_target_does_not_stop_the_others(ran) -> None:
     folder = ran[2]
     (folder / "broken.py").write_text("1 / 0\n")
-    done = said(
-        "run",
-        "broken.py",
-        "accuracy.py::good",
-        "--json",
-        "mixed.json",
-        "--backend",
-        "interpreter",
-        cwd=folder,
-    )
+    done = said("run", "broken.py", "accuracy.py::good", "--json", "mixed.json", "--backend", "interpreter", cwd=folder)
     run = files.load(folder / "mixed.json")
     assert [item.name for item in run.kernels] == ["good"]
     assert done.returncode == 2
@@ -254,9 +243,7 @@ def k(x):
 """
 
 
-def test_a_source_that_is_saved_during_the_run_stops_it(
-    tmp_path: Path,
-) -> None:
+def test_a_source_that_is_saved_during_the_run_stops_it(tmp_path: Path) -> None:
     (tmp_path / "accuracy.py").write_text(SAVED_MEANWHILE)
     found = said("run", "accuracy.py", "--json", "r.json", cwd=tmp_path)
     assert (found.returncode, found.stdout) == (2, "")

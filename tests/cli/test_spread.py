@@ -66,10 +66,7 @@ def test_gpus_interpret_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_gpus_that_differ_are_refused() -> None:
-    with (
-        pytest.raises(UsageError, match="must be equal: gpu"),
-        api.workers("all", None, [], None),
-    ):
+    with pytest.raises(UsageError, match="must be equal: gpu"), api.workers("all", None, [], None):
         raise AssertionError("nothing runs on them")
     assert all(worker.stops == 1 for worker in MADE)
 

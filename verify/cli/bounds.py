@@ -71,7 +71,6 @@ import argparse
 import datetime
 import os
 from pathlib import Path
-from typing import Any
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
@@ -94,18 +93,12 @@ def propose(options: argparse.Namespace) -> int:
     written: list[str] = []
     if not options.dry_run:
         written = [_shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])]
-
-    def data() -> dict[str, Any]:
-        return {
-            "changes": gate_data.of_changes(found.changes),
-            "written": written,
-            "left": [{"key": str(row.key), "status": row.status, "reason": row.reason} for row in found.left],
-        }
-
-    def text() -> str:
-        return bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run)
-
-    sinks.deliver_data(options, data, text)
+    left = [{"key": str(row.key), "status": row.status, "reason": row.reason} for row in found.left]
+    sinks.deliver_data(
+        options,
+        {"changes": gate_data.of_changes(found.changes), "written": written, "left": left},
+        lambda: bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run),
+    )
     return exits.WRONG if any(row.status in BREACH for row in found.left) else exits.PASS
 
 
@@ -114,15 +107,12 @@ def review(options: argparse.Namespace) -> int:
     book = _book(options)
     found = changes.review(book_at(options.base, book.folder), book)
     excused = waivers.changed(waivers_at(options.base, book.folder), waivers.load(book.folder))
-
-    def data() -> dict[str, Any]:
-        told = [{"change": kind, **gate_data.of_waiver(waiver)} for kind, waiver in excused]
-        return {"base": options.base, "changes": gate_data.of_changes(found), "waivers": told}
-
-    def text() -> str:
-        return bounds_text.review(found, options.base, screen.terminal(), waivers=excused)
-
-    sinks.deliver_data(options, data, text)
+    moved = [{"change": kind, **gate_data.of_waiver(waiver)} for kind, waiver in excused]
+    sinks.deliver_data(
+        options,
+        {"base": options.base, "changes": gate_data.of_changes(found), "waivers": moved},
+        lambda: bounds_text.review(found, options.base, screen.terminal(), waivers=excused),
+    )
     approved = changes.needs_approval(found) or any(kind in waivers.APPROVED for kind, _ in excused)
     return exits.WRONG if approved else exits.PASS
 
@@ -137,7 +127,7 @@ def accept(options: argparse.Namespace) -> int:
     written = [_shown(path) for path in committed.save(book, [change.new])]
     sinks.deliver_data(
         options,
-        lambda: {"changes": gate_data.of_changes([change]), "written": written},
+        {"changes": gate_data.of_changes([change]), "written": written},
         lambda: bounds_text.accepted(change, screen.terminal(), written=written),
     )
     return exits.PASS
@@ -162,7 +152,7 @@ def waive(options: argparse.Namespace) -> int:
     written = [_shown(path) for path in waivers.append(book.folder, added)]
     sinks.deliver_data(
         options,
-        lambda: {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
+        {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
         lambda: bounds_text.waived(added, screen.terminal(), written=written),
     )
     return exits.PASS

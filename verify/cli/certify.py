@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import msgspec
-
 from verify.cli import exits, screen, sinks
 from verify.measure.requests import Certify
 from verify.truth import certificate
@@ -43,9 +41,7 @@ def main(options: argparse.Namespace) -> int:
         if not sinks.quiet(options):
             print(f"certificate: {path}")
     within = max((entry.units for entry in entries), default=0.0) <= certificate.TARGET_UNITS
-    sinks.deliver_data(
-        options, lambda: msgspec.to_builtins(entries), lambda: sinks.lines(*_lines(entries, within=within))
-    )
+    sinks.deliver_data(options, entries, _lines(entries, within=within))
     return exits.PASS if within else exits.WRONG
 
 

@@ -39,10 +39,7 @@ def main(options: argparse.Namespace) -> int:
         return sinks.lines(*about(found)) + shown + sinks.lines(*again)
 
     sinks.deliver(
-        options,
-        text,
-        json=lambda: sinks.as_json(data(found)),
-        markdown=lambda: gate_markdown.compared(found).encode(),
+        options, text, json=lambda: sinks.as_json(data(found)), markdown=lambda: gate_markdown.compared(found).encode()
     )
     return found.exit_code
 

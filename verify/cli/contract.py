@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from verify.cli import exits, replay, sinks
 from verify.diagnose.requests import FindContract
 
@@ -29,5 +27,5 @@ from verify.diagnose.requests import FindContract
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     found = replay.ask(options, FindContract(options.target, options.layer, options.dtype))
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*found.lines))
+    sinks.deliver_data(options, found, found.lines)
     return exits.PASS

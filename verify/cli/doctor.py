@@ -63,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
     # a file of the assertion library of that name
     about["other_verify"] = importlib.util.find_spec("verify.base") is not None
     about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
-    sinks.deliver_data(options, lambda: {**about, "missing": missing}, lambda: sinks.lines(*_lines(about, missing)))
+    sinks.deliver_data(options, {**about, "missing": missing}, _lines(about, missing))
     return exits.INCOMPLETE if broken else exits.PASS
 
 

@@ -23,8 +23,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import msgspec
-
 from verify.cli import exits, replay, sinks
 from verify.diagnose.requests import Explain, Explanation, FindBlindSpots, FindOrders, Order
 from verify.errors import UsageError
@@ -38,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     replay.place(options)
     request = Explain(options.target, options.case, options.result, options.index, options.law or "")
     found = replay.ask(options, request)
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines_of(found)))
+    sinks.deliver_data(options, found, lines_of(found))
     return exits.PASS
 
 
@@ -50,15 +48,11 @@ def _blind(options: argparse.Namespace) -> int:
             hint="verify explain FILE.py::KERNEL --blind",
         )
     found = replay.ask(options, FindBlindSpots(options.target, (options.dtype,) if options.dtype else ()))
-
-    def lines() -> list[str]:
-        made = []
-        for each in found:
-            made.append(f"{each.dtype}: {len(each.spots)} of {each.tried} errors of the definition would pass")
-            made += [f"  {spot}" for spot in each.spots]
-        return made
-
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines()))
+    lines = []
+    for each in found:
+        lines.append(f"{each.dtype}: {len(each.spots)} of {each.tried} errors of the definition would pass")
+        lines += [f"  {spot}" for spot in each.spots]
+    sinks.deliver_data(options, found, lines)
     return exits.PASS
 
 
@@ -67,7 +61,7 @@ def _orders(options: argparse.Namespace) -> int:
     found = replay.ask(options, FindOrders(options.target, options.dtype or "", options.case or ""))
     lines = [line for order in found for line in lines_of_order(order)]
     empty = "no operand has rows that can be probed: nothing is known of the order"
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*(lines or [empty])))
+    sinks.deliver_data(options, found, lines or [empty])
     return exits.PASS
 
 

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from verify import api
 from verify.cli import given, screen, sinks
@@ -63,16 +62,12 @@ def main(options: argparse.Namespace) -> int:
         judged = paths = options.targets
     folder = None if options.bounds is None else given.bounds_folder(options, config.find())
     done = api.gate(judged, folder, kernels=kernels, base=None if comparison is None else comparison.base)
-
-    def data() -> dict[str, Any]:
-        against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}
-        return done.data() | against
-
+    against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}
     sinks.deliver(
         options,
         lambda: _text(options, done.judged, comparison, paths),
         checks=lambda: of_verdict(done.judged, done.bounds),
-        json=lambda: sinks.as_json(data()),
+        json=lambda: sinks.as_json(done.data() | against),
         markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
     )
     return done.exit_code

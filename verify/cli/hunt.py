@@ -46,7 +46,9 @@ def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     targets = given.targets(options, config.find())
     progress = screen.Progress()
-    done = api.hunt(targets, **given.arguments(options, api.hunt, progress=progress, stopping=_stopping))
+    said = "\nverify: stopping; the finds are judged and kept. Ctrl-C again abandons them."
+    own = {"progress": progress, "stopping": lambda: print(said, file=sys.stderr)}
+    done = api.hunt(targets, **given.arguments(options, api.hunt, **own))
     progress.clear()
     sinks.deliver_run(options, done.record, lambda: sinks.lines(*text(done, _then(options, done))))
     return done.exit_code
@@ -130,7 +132,3 @@ def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
         state = "pinned" if summary.pinned.new else "pinned before"
         lines.append(f"    {state:<9} {summary.pinned.id}")
     return [screen.plain(line) for line in lines]
-
-
-def _stopping() -> None:
-    print("\nverify: stopping; the finds are judged and kept. Ctrl-C again abandons them.", file=sys.stderr)

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 import argparse
 
-import msgspec
-
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
 from verify.declare.requests import ListOps, OpAbout, declared_by
@@ -42,7 +40,7 @@ def _kernels(options: argparse.Namespace) -> int:
                 found += declared_by(worker, target)
             except UsageError as error:
                 failed.append(str(error))
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*_declared(found)))
+    sinks.deliver_data(options, found, _declared(found))
     screen.complain(failed)
     return exits.USAGE if failed else exits.PASS
 
@@ -61,8 +59,7 @@ def _declared(found: list[Declared]) -> list[str]:
 def _ops(options: argparse.Namespace) -> int:
     with process.Worker() as worker:
         found = worker.ask(ListOps(options.op or ""), timeout=process.START_SECONDS)
-    whole = bool(options.op)
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*_known(found, whole=whole)))
+    sinks.deliver_data(options, found, _known(found, whole=bool(options.op)))
     return exits.PASS
 
 

@@ -38,7 +38,6 @@ from verify.cli.report import comment
 from verify.declare import config
 from verify.errors import UsageError
 from verify.laws.profiles import seed_of_today
-from verify.nightly import Night
 from verify.records.bounds import committed, waivers
 from verify.records.bounds.verdict import Verdict, judged_kernels
 from verify.records.files import encode
@@ -88,13 +87,17 @@ def main(options: argparse.Namespace) -> int:
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
-    paths = {"record": [folder / "run.json"], "report": [folder / "report.md", folder / "report.html"]}
-    makes: dict[str | Path, sinks.Make] = {paths["record"][0]: lambda: encode(record)}
-    makes |= dict(zip(paths["report"], _reports(night, record, verdict), strict=True))
+    makes: dict[str | Path, sinks.Make] = {
+        folder / "run.json": lambda: encode(record),
+        folder / "report.md": lambda: comment(record, str(folder / "run.json"), None, verdict).encode(),
+        folder / "report.html": lambda: record_html.render(record, gate=verdict, record="run.json").encode(),
+    }
+    labels = ["record", "report", "report"]
     if options.keep:
-        paths["kept"] = [kept] = [given.runs_folder(options, settings) / f"{record.created[:10]}-{record.id}.json.gz"]
-        makes[kept] = makes[paths["record"][0]]
-    listed = [f"{label}: {path.resolve()}" for label, found in paths.items() for path in found]
+        runs = given.runs_folder(options, settings)
+        makes[runs / f"{record.created[:10]}-{record.id}.json.gz"] = makes[folder / "run.json"]
+        labels.append("kept")
+    listed = [f"{label}: {Path(path).resolve()}" for label, path in zip(labels, makes, strict=True)]
     code = _exit(record, verdict)
     sinks.deliver(
         options,
@@ -121,14 +124,6 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
     if verdict is not None:
         codes.append(verdict.exit_code)
     return exits.WRONG if exits.WRONG in codes else max(codes)
-
-
-def _reports(night: Night, record: Run, verdict: Verdict | None) -> tuple[sinks.Make, sinks.Make]:
-    """Returns the functions that make the comment and the page."""
-    return (
-        lambda: comment(record, str(night.folder / "run.json"), None, verdict).encode(),
-        lambda: record_html.render(record, gate=verdict, record="run.json").encode(),
-    )
 
 
 def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:

@@ -1,7 +1,8 @@
 """Reads the definition of a command from its docstring, and defines the options that several commands share.
 
-The docstring is the only place that says what a command takes: the parser, `verify COMMAND --help`, docs/cli.md and the
-schema of `verify serve` come from it. A shared option is spelled, explained and checked here and nowhere else.
+The docstring of a command's module is the only place that says what the command takes: the parser, `verify COMMAND
+--help`, docs/cli.md and the schema of `verify serve` come from it. An option that several commands have is spelled and
+explained in shared_options.txt, and checked here.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ _LONGEST = 255  # bytes of a name in a path, on Linux
 # -- values -------------------------------------------------------------------------------------------------
 
 
-def count(text: str) -> int:
-    """Parses a count: 0 to 1000."""
-    value = int(text) if text.isdigit() else -1
-    if not 0 <= value <= 1000:
-        raise argparse.ArgumentTypeError(f"a count from 0 to 1000; received {text!r}")
-    return value
+def _whole(low: int, high: int, rule: str) -> Callable[[str], int]:
+    """Returns a parser of a whole number within limits."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{rule}; received {text!r}")
+        return int(text)
+
+    return parse
+
+
+count = _whole(0, 1000, "a count from 0 to 1000")
+whole_number = _whole(0, (1 << 63) - 1, "a whole number from 0")
+rounds = _whole(1, 10_000, "rounds are a number from 1 to 10000")
 
 
 def seconds(text: str) -> float:
@@ -42,14 +51,6 @@ def seconds(text: str) -> float:
     return value
 
 
-def whole_number(text: str) -> int:
-    """Parses a seed or an index: a whole number from 0 that fits 63 bits."""
-    value = int(text) if text.isdecimal() else -1
-    if not 0 <= value < 1 << 63:
-        raise argparse.ArgumentTypeError(f"a whole number from 0; received {text!r}")
-    return value
-
-
 def size(text: str) -> int:
     """Parses a size of memory: bytes, or 512M, 2G."""
     number, unit = text[:-1], " KMG".find(text[-1:].upper())
@@ -57,13 +58,6 @@ def size(text: str) -> int:
     if not digits.isdecimal() or not 0 < int(digits) * scale < 1 << 50:
         raise argparse.ArgumentTypeError(f"a size is bytes, or such as 512M or 2G; received {text!r}")
     return int(digits) * scale
-
-
-def rounds(text: str) -> int:
-    """Parses a number of timed rounds: 1 to 10,000."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"rounds are a number from 1 to 10000; received {text!r}")
-    return int(text)
 
 
 def shape(text: str) -> tuple[int, ...]:
@@ -178,50 +172,6 @@ KINDS: dict[str, Callable[[str], Any]] = {
     **dict.fromkeys(("LIST", "RUN.json", "BASE.json", "HEAD.json"), read_path),
     **dict.fromkeys(("TARGET", "OP|TARGET", "RUN.json|TARGET", "PROBLEM", "SOLUTION", "FOLDER"), read_path),
 }
-# The options of several commands, which name them. {} is what a command applies one to, {default} its default there.
-SHARED = """
-targets: [TARGET ...]  FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under `[tool.verify]
-    kernels` in pyproject.toml)
-target: [TARGET] = ""  FILE.py::KERNEL or MODULE::KERNEL; with --run the kernel's name is enough
-case: [CASE] = ""  the case as JSON, from a message or report
---dtype DTYPE = ""  only this dtype, e.g. bfloat16
---result NAME = ""  only this output or gradient, e.g. y or dx
---regime NAME = ""  only this regime of the op, e.g. 'slope root'
---law LAW = ""  this law, e.g. 'batch invariance'
---kernel NAME  only this kernel
---without LAW  leave out this law, e.g. 'error contract'
---run RUN.json = ""  the record of a run, which has the worst input of each result
---backend NAME  where kernels run: cuda, interpreter (Triton's) or cpu (PyTorch code only); default: the first here
---jobs COUNT = 0  worker processes at a time (default: one per core, if their memory fits; a sweep on a GPU: one)
---budget TIME  time for the whole command (default: no limit)
---timeout TIME = 10m  stop {} after this time, e.g. 90s, 20m or 1h30m (default {default})
---seed N = 0  seed of {} (default {default})
---profile {quick,ci,nightly,exhaustive} = ""  try the cases of this profile; `run` and `nightly`: of the laws
-    (default: {})
---memory SIZE = 0  memory for judging a case, beside the kernel and its inputs, e.g. 512M or 8G; of a larger case some
-    elements are judged (default: a quarter of a GPU; 2G, or a quarter, of a host)
---fail-fast  try no further case of a dtype once a result is wrong on ordinary inputs, and no law after a finding
---index N  flat index of the element in its result
---base REF  the commit to compare the working tree with
---bounds DIR  folder of the committed bounds (default: [tool.verify] bounds, reports/bounds; `report`: no verdict)
---runs DIR  folder of earlier records (default: [tool.verify] runs, reports/runs)
---output DIR  folder for {}
---all  also list figures in order
---pin  add what was found to the corpus, which every run tries again
---reason TEXT = ""  why, in words that stay in the file
---on-ci  write although this is a CI machine
---resume PATH  keep finished parts there, and continue from those of an earlier start
---gpus all|N|LIST  spread the work over these GPUs of this machine: all, a count, or numbers such as 0,2
---scheduler ADDRESS  the workers of a running Dask cluster, e.g. tcp://HOST:8786
---json PATH  write {} as JSON to this file; with - to stdout, and nothing else there
---html PATH  write the report as one self-contained HTML page to this file; with - to stdout, and nothing else there
---markdown PATH  write the report as Markdown to this file; with - to stdout, and nothing else there
---csv PATH  write a row for each result as CSV to this file; with - to stdout, and nothing else there
---schema PATH  write the JSON schema of a record to this file; with - to stdout, and nothing else there
---sarif PATH  write the findings as SARIF 2.1.0 to this file; with - to stdout, and nothing else there
---junit PATH  write every check as JUnit XML to this file; with - to stdout, and nothing else there
---github  in a step of GitHub Actions: annotate the lines of the findings, and add the report to its summary
-"""
 
 
 def define(commands: Any, name: str, definition: str, handler: str = "") -> Any:
@@ -230,8 +180,8 @@ def define(commands: Any, name: str, definition: str, handler: str = "") -> Any:
     The docstring has four paragraphs: a line for the list of commands, a description, examples, and the options. An
     option has a line: its name, the kind of its value, perhaps `...` (it may be repeated), `!` (it is required) or
     `= DEFAULT`, and its help after two blanks. `name: KIND` is an argument without a flag. A line of names adds options
-    of `SHARED`; `--seed: the cases` and `--timeout = 30m: a kernel` also fill in their blanks. `|` excludes an option
-    and the one before it, and `#` begins a group of options.
+    of shared_options.txt; `--seed: the cases` and `--timeout = 30m: a kernel` also fill in their blanks. `|` excludes
+    an option and the one before it, and `#` begins a group of options.
     """
     first, *paragraphs = definition.split("\n\n")
     description, examples, options = [*paragraphs, "", "", ""][:3]
@@ -285,8 +235,12 @@ def _entries(line: str) -> list[tuple[bool, str, dict[str, Any]]]:
 
 @cache
 def _shared() -> dict[str, tuple[str, str]]:
-    """Maps the name of a shared option to its definition and its help."""
-    split = [line.partition("  ") for line in _joined(SHARED.strip())]
+    """Maps the name of an option of shared_options.txt to its definition and its help.
+
+    There {} is what a command applies the option to, and {default} its default there.
+    """
+    with open(os.path.join(os.path.dirname(__file__), "shared_options.txt"), encoding="utf-8") as file:
+        split = [line.partition("  ") for line in _joined(file.read())]
     return {spec.partition(" ")[0].rstrip(":"): (spec, text) for spec, _, text in split}
 
 

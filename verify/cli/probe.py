@@ -70,5 +70,5 @@ def main(options: argparse.Namespace) -> int:
         ]
     data = {"target": target, "lines": probed.lines, "arguments": probed.arguments}
     end = sinks.ending("probed", shlex.join(["verify", "run", target]))
-    sinks.deliver_data(options, lambda: data, lambda: sinks.lines(*lines, *end))
+    sinks.deliver_data(options, data, [*lines, *end])
     return exits.PASS

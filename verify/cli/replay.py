@@ -64,7 +64,9 @@ def main(options: argparse.Namespace) -> int:
     _unpack(options)
     done = outcome(options)
     if options.pin:
-        done.lines.insert(0, _pinned(options))
+        law, result, index = options.law or "", options.result or "y", options.index or 0
+        entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
+        done.lines.insert(0, f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}")
     sinks.deliver(
         options,
         lambda: sinks.lines(*done.lines),
@@ -81,13 +83,6 @@ def _unpack(options: argparse.Namespace) -> None:
         given.enter(options, config.find().root)
         options.target, options.case = entry.target, json.dumps(entry.case)
         options.law, options.result, options.index = entry.law or None, entry.result or None, entry.index
-
-
-def _pinned(options: argparse.Namespace) -> str:
-    """Adds the case to the corpus with its outcome, and returns a line about it."""
-    law, result, index = options.law or "", options.result or "y", options.index or 0
-    entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
-    return f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}"
 
 
 def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outcome:

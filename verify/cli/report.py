@@ -31,7 +31,6 @@ import sys
 import tempfile
 import webbrowser
 from pathlib import Path
-from typing import Any
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
@@ -66,8 +65,12 @@ def main(options: argparse.Namespace) -> int:
     page = bool(options.html or options.open)
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
-    run, path = _record(options)
-    base, verdict = _base(options.compare, run), _gate(options, run)
+    run, path = load(options.records[0]), options.records[0]  # commands may name this file
+    if options.merge:
+        command = shlex.join(["verify", "report", *options.records, "--merge"])
+        run = shards([run, *map(load, options.records[1:])], command)
+        path = options.json if options.json and options.json != "-" else "RUN.json"
+    base, verdict = compare(load(options.compare), run) if options.compare else None, _gate(options, run)
     asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
@@ -98,42 +101,22 @@ def _over_time(options: argparse.Namespace) -> int:
         said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
         raise UsageError(said, hint="verify report A.json B.json --merge")
     runs = sorted(map(load, options.records), key=lambda run: run.created)
-
-    def data() -> dict[str, Any]:
-        lines = [
-            {
-                **{name: getattr(line, name) for name in ("arch", "kernel", "output", "dtype", "source", "gate")},
-                "figures": [None if figure is None else figure.value for figure in line.figures],
-                "moved": bool(line.changes),
-            }
-            for line in by_record(runs)
-        ]
-        return {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
-
+    lines = [
+        {
+            **{name: getattr(line, name) for name in ("arch", "kernel", "output", "dtype", "source", "gate")},
+            "figures": [None if figure is None else figure.value for figure in line.figures],
+            "moved": bool(line.changes),
+        }
+        for line in by_record(runs)
+    ]
+    data = {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
     sinks.deliver_data(options, data, lambda: history_text.render(runs, screen.terminal()))
     return exits.PASS
-
-
-def _record(options: argparse.Namespace) -> tuple[Run, str]:
-    """Returns the record to show, and the file that commands may name."""
-    runs = [files.load(path) for path in options.records]
-    if options.merge:
-        command = shlex.join(["verify", "report", *options.records, "--merge"])
-        return shards(runs, command), options.json if options.json and options.json != "-" else "RUN.json"
-    return runs[0], options.records[0]
-
-
-def _base(path: str | None, run: Run) -> Comparison | None:
-    if path is None:
-        return None
-
-    return compare(load(path), run)
 
 
 def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     if options.bounds is None:
         return None
-
     return judge([run], committed.load(given.bounds_folder(options, config.find())))
 
 

@@ -46,7 +46,6 @@ from verify.declare import config
 from verify.errors import INCOMPLETE, UsageError, WriteError
 from verify.records.files import load
 from verify.records.part_store import PartStore, temporary
-from verify.records.record import Run
 
 
 def main(options: argparse.Namespace) -> int:
@@ -81,7 +80,10 @@ def main(options: argparse.Namespace) -> int:
             kept.clear()
         raise
     if kept is not None:
-        _keep_or_clear(options, done.record, kept)
+        if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in done.record.incomplete):
+            kept.clear()
+        elif not kept.lost:  # another start can continue from them
+            screen.complain([f"finished parts are kept in {kept.path}\n  next: {_on(options, kept)}"])
     screen.complain(done.problems)
     return done.exit_code
 
@@ -142,14 +144,6 @@ def _finished(path: Path) -> dict[str, int]:
 
 
 AGAIN = ("interrupted", "timeout", "crashed", "judge failed", "out of time")  # gaps that another start may fill
-
-
-def _keep_or_clear(options: argparse.Namespace, result: Run, kept: PartStore) -> None:
-    """Keeps the finished parts if another start can continue from them. Otherwise removes them."""
-    if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in result.incomplete):
-        kept.clear()
-    elif not kept.lost:
-        screen.complain([f"finished parts are kept in {kept.path}\n  next: {_on(options, kept)}"])
 
 
 def _on(options: argparse.Namespace, kept: PartStore) -> str:

@@ -21,8 +21,6 @@ from __future__ import annotations
 import argparse
 import string
 
-import msgspec
-
 from verify.cli import exits, replay, sinks
 from verify.diagnose.requests import FindSettings, SameBits
 
@@ -32,7 +30,7 @@ _SHOWN = 5  # values of a class
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     found = replay.ask(options, FindSettings(options.target, options.dtype, options.case))
-    sinks.deliver_data(options, lambda: msgspec.to_builtins(found), lambda: sinks.lines(*lines_of(found)))
+    sinks.deliver_data(options, found, lines_of(found))
     return exits.PASS
 
 

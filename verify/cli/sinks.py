@@ -8,9 +8,11 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from verify.cli import screen
 from verify.errors import WriteError
@@ -117,9 +119,9 @@ def _unwritten(files: Mapping[str | Path, Make]) -> list[str]:
     return failed
 
 
-def deliver_data(options: argparse.Namespace, data: Callable[[], Any], text: Callable[[], str]) -> None:
-    """Delivers a result that is no run record. --json writes `data`."""
-    deliver(options, text, json=lambda: as_json(data()))
+def deliver_data(options: argparse.Namespace, data: Any, text: Callable[[], str] | Iterable[str]) -> None:
+    """Delivers a result that is no run record. --json writes `data`. The text is given as a function or as lines."""
+    deliver(options, text if callable(text) else lambda: lines(*text), json=lambda: as_json(data))
 
 
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
@@ -144,7 +146,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
 
 def as_json(data: Any) -> bytes:
     """Returns sorted and indented JSON. NaN and infinity are the words "nan", "inf" and "-inf", as in a record."""
-    return f"{json.dumps(finite(data), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
+    return f"{json.dumps(finite(msgspec.to_builtins(data)), indent=1, sort_keys=True, allow_nan=False)}\n".encode()
 
 
 def finite(value: Any) -> Any:

@@ -86,14 +86,10 @@ class _Commands(Parser):
         raise UsageError(message, hint=then or f"{self.prog} --help")
 
 
-def _parsers() -> dict[str, argparse.ArgumentParser]:
-    commands = _Commands(prog="verify").add_subparsers()
-    for tool in TOOLS.values():
-        options.define(commands, tool.command.__name__.rpartition(".")[2], tool.command.__doc__)
-    return dict(commands.choices)
-
-
-PARSERS = _parsers()
+_COMMANDS = _Commands(prog="verify").add_subparsers()
+PARSERS: dict[str, argparse.ArgumentParser] = {
+    name: options.define(_COMMANDS, name, tool.command.__doc__) for name, tool in TOOLS.items()
+}
 
 
 def options_of(name: str, wanted: Mapping[str, Any], backend: str | None) -> argparse.Namespace:
