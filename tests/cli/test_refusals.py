@@ -123,8 +123,6 @@ report nowhere.json
 report --csv -
 report run.json --compare none.json
 report run.json --bounds none
-report run.json --html r.html --runs none
-report run.json --runs runs
 gate
 gate nowhere.json
 gate empty.json
