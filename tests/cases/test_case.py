@@ -49,14 +49,8 @@ def test_json_is_short_and_in_field_order() -> None:
         ("", "not a case: Input data was truncated"),
         ("[1]", "not a case: Expected `object`, got `array`"),
         ('{"dtype":"float32","dims":[2]}', "not a case: Object missing required field `fill`"),
-        (
-            '{"dtype":"float32","dims":["a"],"fill":"x"}',
-            "not a case: Expected `int`, got `str` - at `$.dims[0]`",
-        ),
-        (
-            '{"dtype":"float32","dims":[2],"fill":"x","sead":1}',
-            "not a case: Object contains unknown field `sead`",
-        ),
+        ('{"dtype":"float32","dims":["a"],"fill":"x"}', "not a case: Expected `int`, got `str` - at `$.dims[0]`"),
+        ('{"dtype":"float32","dims":[2],"fill":"x","sead":1}', "not a case: Object contains unknown field `sead`"),
     ],
 )
 def test_a_bad_case_names_its_fault(text: str, message: str) -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from verify import ops
 from verify.backends import runs_on
 from verify.cases import case_of
-from verify.declare.declaration import Kernel, kernel
+from verify.declare.declaration import kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.errors import UsageError
@@ -237,17 +236,6 @@ def test_a_folder_is_no_target_and_its_declarations_are_named(tmp_path: Path, mo
     assert failure("mien.py").hint == "verify run mine.py"
 
 
-def test_a_file_without_kernels(tmp_path: Path) -> None:
-    path = write(tmp_path, "x = 1\n")
-    assert failure(path).message == f"{path} declares no kernel"
-
-
-@pytest.mark.parametrize("name", ["\udcff", "a::b", 5, "", "ä" * 101])
-def test_a_name_that_no_target_can_have(name: str) -> None:
-    with pytest.raises(UsageError, match="a name is Unicode text of 1 to 200 bytes without ::"):
-        kernel(name=name, op="silu", dtypes=["float16"], gradients=False)(lambda x: x)
-
-
 def test_two_kernels_of_one_name(tmp_path: Path) -> None:
     text = HEAD + (
         "@verify.kernel(op='gelu')\ndef k(x): return x\n@verify.kernel(op='gelu', name='k')\ndef other(x): return x\n"
@@ -326,22 +314,6 @@ def test_a_bad_declaration_keeps_its_own_message(tmp_path: Path) -> None:
 
 
 # -- shapes -------------------------------------------------------------------------------------
-
-
-def test_expected_shapes() -> None:
-    assert ops.get("gelu").result_shapes((2, 3), {"approximate": "none"})["y"] == (2, 3)
-    linear = ops.get("linear")
-    assert linear.result_shapes((5, 7, 3), linear.resolve({}))["y"] == (5, 3)
-    for name in linear.optional_outputs:
-        rows = linear.shapes((5, 7, 3), linear.resolve({}))["weight"][0]
-        assert linear.result_shapes((5, 7, 3), linear.resolve({}))[name] == (5, rows)
-
-
-def test_a_kernel_is_frozen() -> None:
-    item = kernel(op="gelu")(mine)
-    assert isinstance(item, Kernel)
-    with pytest.raises(AttributeError):
-        item.max_ulp = 9.0  # type: ignore[misc]
 
 
 # -- what has to be installed -------------------------------------------------------------------

@@ -90,11 +90,7 @@ def test_its_broken_twin_is_caught(name: str, backend: Backend, monkeypatch: pyt
 def test_a_format_inside_is_neither_excused_everywhere_nor_wrong(backend: Backend) -> None:
     run = measured(structured("attention_in_two_formats"), backend)
     assert run.status == "ok", run
-    for kernel in (
-        twin("truncates"),
-        twin("rounds_nothing"),
-        twin("rounds_undeclared"),
-    ):
+    for kernel in (twin("truncates"), twin("rounds_nothing"), twin("rounds_undeclared")):
         assert measured(kernel, backend).status == "wrong", kernel.name
 
 

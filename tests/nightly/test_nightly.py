@@ -151,9 +151,7 @@ def test_an_error_of_the_harness_in_a_stage_leaves_the_others(tmp_path: Path) ->
     found = nightly.run(mine, stages, "verify nightly")
     assert [stage.status for stage in found.stages] == ["incomplete", "ok"]
     assert texts(found) == mine.usage
-    assert texts(found) == [
-        "broken: the harness is in error, no verdict: two routes disagree",
-    ]
+    assert texts(found) == ["broken: the harness is in error, no verdict: two routes disagree"]
     assert found.verdict == "incomplete"
     with pytest.raises(TruthError, match="gave a record: broken: the harness"):
         nightly.run(mine, stages[:1], "verify nightly")

@@ -28,7 +28,6 @@ from verify.workers.check_workers_identical import refuse_unlike
 from verify.workers.cluster import Cluster
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
-from verify.workers.requests import Late
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -167,14 +166,6 @@ def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_
 
 
 # -- what ends a worker, which takes seconds to begin again, comes last -----------------------------------
-
-
-@pytest.mark.slow  # a worker of this machine hangs in tests/workers/test_process.py
-def test_a_hang_is_an_answer_and_the_cluster_goes_on(cluster: Cluster, target: Path) -> None:
-    worker = cluster.workers()[0]
-    with pytest.raises(Late, match="no answer within 1 s"):
-        worker.ask(measure(target, "hangs"), timeout=1)
-    assert worker.ask(measure(target, "right"), timeout=120).status == "ok"
 
 
 def test_a_request_of_a_lost_worker_is_done_by_another(cluster: Cluster, target: Path) -> None:

@@ -20,16 +20,7 @@ from verify.workers.calls import receive
 from verify.workers.channel import Channel
 from verify.workers.fork_map import ran_out
 from verify.workers.process import Worker, ask_about
-from verify.workers.requests import (
-    CountGpus,
-    Died,
-    Event,
-    Failed,
-    Failure,
-    Late,
-    Progressed,
-    Replied,
-)
+from verify.workers.requests import CountGpus, Died, Event, Failed, Failure, Late, Progressed, Replied
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -257,10 +248,7 @@ def test_a_process_that_closes_its_connection_and_lives_on_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr(process_tree, "END_SECONDS", 0.2)
     body = """os.closerange(3, 64); time.sleep(1000)"""
-    with (
-        talking(body) as worker,
-        pytest.raises(Died, match=r"closed its connection and did not end within 0.2 s"),
-    ):
+    with talking(body) as worker, pytest.raises(Died, match=r"closed its connection and did not end within 0.2 s"):
         worker.ask(CountGpus(), timeout=20)
 
 

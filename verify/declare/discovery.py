@@ -72,8 +72,7 @@ def imported(target: Target) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name and (target.source == error.name or target.source.startswith(error.name + ".")):
             raise UsageError(
-                f"no module named {target.source!r}",
-                hint="a file is named with its ending: verify run accuracy.py",
+                f"no module named {target.source!r}", hint="a file is named with its ending: verify run accuracy.py"
             ) from error
         raise _import_failure(target.source, error) from error
     except UsageError as error:

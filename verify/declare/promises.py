@@ -46,16 +46,20 @@ def default_noise(dtype: str) -> float:
     return NARROW_NOISE if named(dtype).bits <= 16 else DEFAULT_NOISE
 
 
+def _demand(where: str, what: str, given: Iterable[Any], kind: str, known: Sequence[str], hint: str) -> None:
+    """Raises UsageError for the first name that a keyword of a declaration gives, and that is not known."""
+    for name in given:
+        if name not in known:
+            names = ", ".join(known) or "none with a floating-point dtype"
+            raise UsageError(f"{where}: {what} is about its {kind}, {names}; received {name!r}", hint=hint)
+
+
 def contiguous(about: str, layouts: Any, taken: Sequence[str]) -> tuple[str, ...]:
     """Returns the operands that a kernel takes in contiguous memory alone."""
     said = layouts if isinstance(layouts, Mapping) else dict.fromkeys(taken, layouts)
     for name, layout in said.items():
         one_of(about, "layouts", layout, ("any", "contiguous"))
-        if name not in taken:
-            raise UsageError(
-                f"{about}: layouts is about its operands, {', '.join(taken)}; received {name!r}",
-                hint=f"layouts={{{taken[0]!r}: 'contiguous'}}",
-            )
+        _demand(about, "layouts", [name], "operands", taken, f"layouts={{{taken[0]!r}: 'contiguous'}}")
     return tuple(name for name in taken if said.get(name) == "contiguous")
 
 
@@ -142,27 +146,17 @@ def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str
 def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
     """Maps a result to a number of at least 0; "" stands for all other results."""
     each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
-    for name in each:
-        if name and name not in results:
-            raise UsageError(
-                f"{where}: {what} is about its results, {', '.join(results)}; received {name!r}",
-                hint=f"{what}={{{results[0]!r}: 1.0}}, or one number for all",
-            )
+    hint = f"{what}={{{results[0]!r}: 1.0}}, or one number for all"
+    _demand(where, what, filter(None, each), "results", results, hint)
     return {name: from_zero(where, what, one) for name, one in each.items()}
 
 
 def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
     """Maps a result to the reason to accept a vacuous verdict on it."""
-    each = {} if given is None else given
+    each, hint = {} if given is None else given, 'vacuous={"dx": "saturated inputs"}'
     if not isinstance(each, Mapping) or any(not isinstance(text, str) or not text.strip() for text in each.values()):
-        raise UsageError(
-            f"{where}: vacuous maps results to reasons; received {given!r}", hint='vacuous={"dx": "saturated inputs"}'
-        )
-    if unknown := set(each) - set(results):
-        raise UsageError(
-            f"{where}: vacuous is about its results, {', '.join(results)}; received {', '.join(map(str, unknown))}",
-            hint='vacuous={"dx": "saturated inputs"}',
-        )
+        raise UsageError(f"{where}: vacuous maps results to reasons; received {given!r}", hint=hint)
+    _demand(where, "vacuous", each, "results", results, hint)
     return {name: " ".join(text.split()) for name, text in each.items()}
 
 
@@ -217,12 +211,10 @@ def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequenc
                 hint=f"largest={{{dtypes[0]!r}: 1e4}} or largest={{{operands[0]!r}: 100.0}}; what is left out is tried "
                 "with all finite numbers",
             )
-        for operand, one in size.items() if isinstance(size, Mapping) else [(operands[0], size)]:
-            if operand not in operands:
-                raise UsageError(
-                    f"{where}: largest in {dtype} is about its operands, {', '.join(operands)}; received {operand!r}",
-                    hint=f"largest={{{dtype!r}: {{{operands[0]!r}: 100.0}}}}",
-                )
+        each_operand = size if isinstance(size, Mapping) else {operands[0]: size}
+        hint = f"largest={{{dtype!r}: {{{operands[0]!r}: 100.0}}}}"
+        _demand(where, f"largest in {dtype}", each_operand, "operands", operands, hint)
+        for one in each_operand.values():
             if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf:
                 raise UsageError(
                     f"{where}: largest is a positive finite magnitude of inputs; received {one!r}",
@@ -338,10 +330,8 @@ def other_dtypes(
     for dtype, some in each.items():
         if not isinstance(some, Mapping) or not some:
             raise UsageError(f"{where}: {what} gives single {kind} a dtype by name; received {some!r}", hint=hint)
+        _demand(where, what, some, kind, names, hint)
         for name, item in some.items():
-            if name not in names:
-                known = ", ".join(names) or "none with a floating-point dtype"
-                raise UsageError(f"{where}: {what} is about its {kind}, {known}; received {name!r}", hint=hint)
             if str(item).removeprefix("torch.") not in FORMATS:
                 raise UsageError(
                     f"{where}: {what} names floating-point formats, {', '.join(FORMATS)}; received {item!r} for {name}",

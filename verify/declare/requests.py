@@ -105,10 +105,7 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
 
 
 def declared_by(
-    worker: Answers,
-    target: str,
-    timeout: float = START_SECONDS,
-    known: Known | None = None,
+    worker: Answers, target: str, timeout: float = START_SECONDS, known: Known | None = None
 ) -> list[Declared]:
     """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why."""
     try:

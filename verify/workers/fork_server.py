@@ -224,10 +224,7 @@ class ForkServer:
     """
 
     def __init__(
-        self,
-        run: Callable[[Channel, bytes], object],
-        prepare: Callable[[bytes], object],
-        closed: Channel | None = None,
+        self, run: Callable[[Channel, bytes], object], prepare: Callable[[bytes], object], closed: Channel | None = None
     ) -> None:
         self._run, self._prepare, self._closed = run, prepare, closed
         self._channel, theirs = Channel.pair()

@@ -62,10 +62,7 @@ class Worker(Callee):
     options: tuple[str, ...] = ()  # of the command, after the backend
 
     def __init__(
-        self,
-        backend: str | None = None,
-        environment: Mapping[str, str] | None = None,
-        template: Template | None = None,
+        self, backend: str | None = None, environment: Mapping[str, str] | None = None, template: Template | None = None
     ) -> None:
         super().__init__()
         self._backend, self._template = backend, template

@@ -18,16 +18,7 @@ from verify.workers.calls import send
 from verify.workers.channel import Channel
 from verify.workers.fork_map import ran_out
 from verify.workers.large_stack import with_large_stack_chunk
-from verify.workers.requests import (
-    Died,
-    Event,
-    Failed,
-    Failure,
-    Late,
-    OnProgress,
-    Progressed,
-    Replied,
-)
+from verify.workers.requests import Died, Event, Failed, Failure, Late, OnProgress, Progressed, Replied
 
 WATCH_SECONDS = 0.5
 
