@@ -1,39 +1,18 @@
-"""Functions that people write kernels for, each with its truth: python -m benchmarks.like_suite docs/like-tables.md
+"""Functions that people write kernels for, in groups, each with small operands.
 
-For each the program is followed forward and backward at random float32 inputs. Counted are the elements whose interval
-is at most a thousandth of 4 float32 ULP of their terms, as their noise has it; some of each result are evaluated in
-Arb and in mpmath too, and compared with PyTorch's own float64.
+`benchmarks.breakages` judges some of them, and tests of programs go through all of them.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import flint
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from benchmarks.like_rules import write
-from verify.errors import UsageError
-from verify.ops.graph.arithmetic import Balls, Decimals, Pole
-from verify.ops.graph.noise import noise_of
-from verify.ops.graph.program import Program, trace
-from verify.ops.graph.rounding import Rounding
-from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run
-from verify.ops.precision import arb_bits, mp_bits
-
-SHARE = 1e-3  # of the limit, which is 4 ULP of float32 at the scale of the terms
-SAMPLES = 6
-AGREES = 2.0**-40  # of the terms, as the noise has it: PyTorch's float64, which may cancel on the way
 Case = tuple[Callable[..., Any], Sequence[Any]]
 
 
@@ -502,127 +481,3 @@ def cases() -> dict[str, dict[str, Case]]:
             "LSTM": (_recurrent(lambda: nn.LSTM(4, 3)), [(5, 2, 4)]),
         },
     }
-
-
-@dataclass
-class Found:
-    """What one case came to: shares of elements that are narrow, and who contradicts whom."""
-
-    results: int
-    steps: int
-    forward: float
-    gradients: float
-    widest: float
-    remarks: list[str]
-    seconds: float
-
-
-def measure(function: Callable[..., Any], shapes: Sequence[Any], seed: int = 1) -> Found:
-    """Follow one function and evaluate it in every way that there is."""
-    started = time.monotonic()
-    generator = torch.Generator().manual_seed(seed)
-    given = [each(generator) if callable(each) else torch.randn(each, generator=generator) for each in shapes]
-    operands = {f"x{place}": v.double() if v.is_floating_point() else v for place, v in enumerate(given)}
-    smooth = [name for name, value in operands.items() if value.is_floating_point()]
-    try:
-        program = trace(function, operands, differentiable=smooth)
-    except UsageError as error:
-        if "has no gradient" not in str(error):
-            raise
-        program = trace(function, operands)
-    leaves = dict(operands)
-    for name in program.leaves:
-        if name.startswith("grad "):
-            shape = program.results[name.removeprefix("grad ")].shape
-            leaves[name] = torch.randn(shape, generator=generator).double()
-    run = Run(leaves, torch.device("cpu"))
-    spans = program.spans(run, list(program.results))
-    noise, _ = noise_of(program, run, list(program.results), Rounding())
-    sizes = {name: spans[name].mid().abs() + each.deviation * 2.0**24 for name, each in noise.items()}
-    theirs = _pytorch(function, operands, leaves, program, smooth)
-    remarks: list[str] = []
-    shares: dict[bool, list[Tensor]] = {False: [], True: []}
-    for name, span in spans.items():
-        if isinstance(span, Span):
-            limit = 4 * torch.exp2(torch.floor(torch.log2(sizes[name].clamp(min=2.0**-126))) - 23)
-            shares[name.removeprefix("d") in operands].append(((span.hi - span.lo) / limit).reshape(-1))
-        remarks += _contradictions(program, run, name, span, sizes.get(name, torch.zeros(())), theirs[name])
-    narrow = [float((torch.cat(each) <= SHARE).double().mean()) if each else 1.0 for each in shares.values()]
-    widest = max((float(each.max()) for part in shares.values() for each in part if each.numel()), default=0.0)
-    return Found(len(spans), len(program.steps), *narrow, widest, remarks, time.monotonic() - started)
-
-
-def _pytorch(function: Any, operands: Any, leaves: Any, program: Program, smooth: Sequence[str]) -> dict[str, Tensor]:
-    """What PyTorch computes in float64."""
-    values = {n: v.clone().requires_grad_() if n in smooth else v for n, v in operands.items()}
-    made = function(*values.values())
-    made = list(made) if isinstance(made, tuple | list) else [made]
-    names = [name for name in program.results if name.removeprefix("d") not in operands]
-    found = dict(zip(names, made, strict=True))
-    ends = [(value, leaves[f"grad {name}"]) for name, value in found.items() if value.requires_grad]
-    gradients: Sequence[Any] = [None] * len(smooth)
-    if ends:
-        wanted = [values[name] for name in smooth]
-        gradients = torch.autograd.grad([e[0] for e in ends], wanted, [e[1] for e in ends], allow_unused=True)
-    for name, gradient in zip(smooth, gradients, strict=True):
-        if f"d{name}" not in program.results:
-            continue
-        found[f"d{name}"] = torch.zeros_like(operands[name]) if gradient is None else gradient
-    return {name: value.detach() for name, value in found.items()}
-
-
-def _contradictions(program: Program, run: Run, name: str, span: Any, size: Tensor, theirs: Tensor) -> list[str]:
-    if isinstance(span, Tensor):
-        return [] if torch.equal(span.to(theirs.dtype), theirs) else [f"{name}: PyTorch has other integers"]
-    if span.lo.shape != theirs.shape:
-        return [f"{name}: PyTorch has another shape"]
-    found = []
-    room = size * AGREES + 2.0**-1000
-    off = ((theirs < span.lo - room) | (theirs > span.hi + room)) & ~torch.isnan(span.lo)
-    if bool(off.any()):
-        apart = float(((theirs - span.mid()).abs() / size)[off].max())
-        found.append(f"PyTorch's float64 {name} is off by {apart:.1g}")
-    count = theirs.numel()
-    places = np.unique(np.linspace(0, count - 1, min(SAMPLES, count)).astype(np.int64)).tolist() if count else []
-    with arb_bits(128):
-        balls = program.elements(run, Balls(), name, places)
-    with mp_bits(160):
-        decimals = [str(each) for each in program.elements(run, Decimals(), name, places)]
-    for place, ball, decimal in zip(places, balls, decimals, strict=True):
-        low, high = (float(end.reshape(-1)[place]) for end in (span.lo, span.hi))
-        if isinstance(ball, float):
-            inside = (
-                isinstance(ball, Pole) or low <= ball <= high or (ball != ball and (low != low or low == -math.inf))
-            )
-        else:
-            inside = not (ball < flint.arb(low) or ball > flint.arb(high))
-            with arb_bits(200):
-                apart = abs(ball - flint.arb(decimal))
-                if not apart < 1e-25 * float(size.reshape(-1)[place]) + 1e-300:
-                    found.append(f"{name}: mpmath and Arb differ")
-        if not inside:
-            found.append(f"{name}: Arb is outside of the interval")
-    return found
-
-
-def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("page", type=Path)
-    page = options.parse_args().page
-    lines = ["| function | results | steps | narrow, forward | gradients | widest | |", "|---|---|---|---|---|---|---|"]
-    count = 0
-    for group, members in cases().items():
-        lines.append(f"| **{group}** | | | | | | |")
-        for name, (function, shapes) in members.items():
-            found = measure(function, shapes)
-            count += 1
-            narrow = f"{found.forward:.1%} | {found.gradients:.1%} | {found.widest:.1e}"
-            remarks = "; ".join(dict.fromkeys(found.remarks))
-            shown = name.replace("|", "\\|")
-            lines.append(f"| {shown} | {found.results} | {found.steps} | {narrow} | {remarks} |")
-            print(f"{group:24} {name:24} {found.seconds:.2f} s  {narrow}  {remarks}", flush=True)
-    write(page, "like suite", "\n".join([*lines, "", f"{count} functions and modules."]) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,9 @@
 """Causal attention by every kernel that PyTorch users meet, and by one that is written as Triton's tutorial teaches.
 
     verify run examples/attention.py --dtype bfloat16
-    python -m benchmarks.tables --table attention          the table of docs/attention.md
 
-A kernel that a machine does not have raises an error on every case, which the run reports. `..._lse` is the logarithm
-of the sum of exponentials that a kernel keeps for its backward pass.
+docs/attention.md has errors on an H200. A kernel that a machine does not have raises an error on every case, which the
+run reports. `..._lse` is the logarithm of the sum of exponentials that a kernel keeps for its backward pass.
 """
 
 from __future__ import annotations
