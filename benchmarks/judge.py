@@ -231,12 +231,7 @@ def errors_of(folder: Path) -> str:
 
 
 def alone(
-    name: str,
-    profile: str,
-    folder: Path,
-    times: Path,
-    options: argparse.Namespace,
-    own: tuple[str, str] | None = None,
+    name: str, profile: str, folder: Path, times: Path, options: argparse.Namespace, own: tuple[str, str] | None = None
 ) -> dict[str, Any]:
     """Judges one solution by a command of its own. Returns its seconds, its verdict and its phases."""
     [pair] = written(folder, name, options.side, triton=options.backend != "cpu", own=own)

@@ -425,10 +425,7 @@ def cases() -> dict[str, dict[str, Case]]:
             "max 3d": (lambda x: F.max_pool3d(x, 2), [(1, 2, 4, 4, 4)]),
             "average 1d": (lambda x: F.avg_pool1d(x, 3, 2, 1), [(2, 3, 9)]),
             "average 2d": (lambda x: F.avg_pool2d(x, 3, 2, 1), [IMAGE]),
-            "average, ceil": (
-                lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, count_include_pad=False),
-                [(1, 2, 6, 6)],
-            ),
+            "average, ceil": (lambda x: F.avg_pool2d(x, 3, 2, ceil_mode=True, count_include_pad=False), [(1, 2, 6, 6)]),
             "average 3d": (lambda x: F.avg_pool3d(x, 2), [(1, 2, 4, 4, 4)]),
             "adaptive max": (lambda x: F.adaptive_max_pool2d(x, (4, 4)), [IMAGE]),
             "adaptive": (lambda x: F.adaptive_avg_pool2d(x, (4, 4)), [IMAGE]),

@@ -182,10 +182,7 @@ _add(
     "out of bounds",
     "forward",
     "rank > 3: the rest is never written",
-    killed_by=(
-        "shapes",
-        "initialised memory",
-    ),
+    killed_by=("shapes", "initialised memory"),
 )
 _add(
     "mean of the block joins",

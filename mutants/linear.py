@@ -77,12 +77,7 @@ def _backward(saved: tuple[Tensor, ...], dy: Tensor, *, act: str, bug: str | Non
 
 
 def make(
-    *,
-    bug: str | None,
-    name: str,
-    act: str = "id",
-    dtypes: tuple[str, ...] = ("float32",),
-    max_ulp: float = 2.0,
+    *, bug: str | None, name: str, act: str = "id", dtypes: tuple[str, ...] = ("float32",), max_ulp: float = 2.0
 ) -> Kernel:
     """A linear layer, plain or with GELU, with at most one bug."""
     pair = differentiable(partial(_forward, act=act, bug=bug), partial(_backward, act=act, bug=bug))
@@ -115,13 +110,7 @@ _add(
     "a transposed weight",
     killed_by=(LAYOUT,),
 )
-_add(
-    "x's strides assumed",
-    "non-contiguous input taken as contiguous",
-    "forward",
-    "rows apart",
-    killed_by=(LAYOUT,),
-)
+_add("x's strides assumed", "non-contiguous input taken as contiguous", "forward", "rows apart", killed_by=(LAYOUT,))
 _add(
     "dY read as contiguous",
     "strided or expanded upstream gradient",

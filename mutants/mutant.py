@@ -151,8 +151,7 @@ def _fit(op: str, name: str, operands: tuple[Tensor, ...]) -> None:
 
 
 def differentiable(
-    forward: Callable[..., tuple[Any, tuple[Tensor, ...]]],
-    backward: Callable[..., Any],
+    forward: Callable[..., tuple[Any, tuple[Tensor, ...]]], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
     """An autograd function from `forward(*operands) -> result, saved` and `backward(saved, *upstream) -> gradients`."""
 

@@ -87,10 +87,7 @@ _add(
     "square overflows",
     "forward",
     "overflows for x near 1e18 and beyond",
-    killed_by=(
-        "special values",
-        "accuracy",
-    ),
+    killed_by=("special values", "accuracy"),
 )
 _add("eps outside the root", "eps lost or misplaced", "forward", "1/(rms + eps)")
 _add("eps added to the sum", "eps lost or misplaced", "forward", "eps joins the sum before the division by N")
@@ -100,10 +97,7 @@ _add(
     "eps lost or misplaced",
     "backward",
     "1e-5 whatever was asked for",
-    killed_by=(
-        "special values",
-        "accuracy",
-    ),
+    killed_by=("special values", "accuracy"),
 )
 _add("weight - 1 stored", "rounding point moved", "forward", "(weight - 1) + 1 in bfloat16", **BF16)
 _add("xhat rounded", "rounding point moved", "forward", "xhat is rounded before the weight", **BF16)
@@ -115,9 +109,6 @@ _add(
     "non-contiguous input taken as contiguous",
     "forward",
     "the weight's stride is ignored",
-    killed_by=(
-        "initialised memory",
-        "layout independence",
-    ),
+    killed_by=("initialised memory", "layout independence"),
 )
 MUTANTS = tuple(FAMILY.mutants)

@@ -256,11 +256,6 @@ _add(
     dtypes=("float32", "float16"),
 )
 _add(
-    "no gradient where it is confident",
-    "confident rows",
-    "backward",
-    "p > 0.9999",
-    killed_by=(ACCURACY,),
-    form="loss",
+    "no gradient where it is confident", "confident rows", "backward", "p > 0.9999", killed_by=(ACCURACY,), form="loss"
 )
 MUTANTS = tuple(FAMILY.mutants)

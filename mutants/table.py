@@ -67,7 +67,7 @@ def _summary(rows: Sequence[Fates], backend: str) -> list[str]:
     killed = [row for row in visible if row.killers]
     judged = [row for row in visible if row.seen is not None]
     lines = [
-        f"{len(killed)} of {len(visible)} mutants that the {backend} backend can show are killed by at least one law",
+        f"{len(killed)} of {len(visible)} mutants that the {backend} backend can show are killed by at least one law"
     ]
     for label, key in (("default tolerances", "by_default"), ("the tolerances of kernel projects", "by_project")):
         verdicts = [getattr(row.seen, key) for row in judged]

@@ -78,9 +78,7 @@ def _line(each: Measured) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     options = argparse.ArgumentParser(
-        prog="python -m benchmarks.breakages",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        prog="python -m benchmarks.breakages", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     options.add_argument("page", nargs="?", type=Path, help="the page with <!-- breakages --> marks to write tables to")
     options.add_argument("--json", metavar="PATH", help="write every figure to a file")

@@ -40,8 +40,7 @@ def test_an_example_declares_kernels_without_their_packages(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [kernel.name for kernel in kernels(ROOT / "examples" / "textbook.py") if not kernel.op.geometry.multiplies],
+    "name", [kernel.name for kernel in kernels(ROOT / "examples" / "textbook.py") if not kernel.op.geometry.multiplies]
 )
 def test_a_textbook_formula_is_right_on_ordinary_inputs(name: str, backend: Backend) -> None:
     """A wrong formula would make whatever stands beside it look good."""

@@ -109,11 +109,7 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(text.replace(before, after))
 
     (copy / "verify/ops/square.py").write_text(OP)
-    edit(
-        "ops/__init__.py",
-        "\nfor _op in (\n",
-        "\nfrom verify.ops.square import SQUARE\nfor _op in (SQUARE,\n",
-    )
+    edit("ops/__init__.py", "\nfor _op in (\n", "\nfrom verify.ops.square import SQUARE\nfor _op in (SQUARE,\n")
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)
     edit("cli/__init__.py", "COMMANDS = (\n", 'COMMANDS = (\n    "hello",\n')

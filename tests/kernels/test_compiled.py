@@ -69,12 +69,7 @@ KERNELS = {
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
     "_weight_kernel",
 }  # fmt: skip
-OF_FLOAT32 = {
-    "forward_rows_kernel",
-    "backward_rows_kernel",
-    "backward_paired_kernel",
-    "_tiny_kernel",
-}
+OF_FLOAT32 = {"forward_rows_kernel", "backward_rows_kernel", "backward_paired_kernel", "_tiny_kernel"}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
@@ -87,8 +82,7 @@ EVERY = [(arch, dtype) for arch in SHARED for dtype in ("bfloat16", "float16", "
 
 
 @pytest.mark.parametrize(
-    ("chosen", "tiles"),
-    [(QUICK, "largest"), *(pytest.param([each], "all", marks=pytest.mark.slow) for each in EVERY)],
+    ("chosen", "tiles"), [(QUICK, "largest"), *(pytest.param([each], "all", marks=pytest.mark.slow) for each in EVERY)]
 )
 def test_every_kernel_fits(printed, tmp_path, chosen, tiles):
     arguments = [str(word) for each in chosen for word in each]

@@ -21,12 +21,7 @@ from kernels.gelu import gelu, gelu_backward
 
 FORMS = ("none", "tanh")
 #: precision and smallest exponent of the formats
-FORMAT = {
-    torch.float64: (53, -1022),
-    torch.float32: (24, -126),
-    torch.float16: (11, -14),
-    torch.bfloat16: (8, -126),
-}
+FORMAT = {torch.float64: (53, -1022), torch.float32: (24, -126), torch.float16: (11, -14), torch.bfloat16: (8, -126)}
 
 
 @pytest.fixture(autouse=True)

@@ -162,9 +162,7 @@ def test_blocks_are_added_in_order(backend, monkeypatch, dtype, m):
 
 
 @pytest.mark.parametrize(
-    "dtype",
-    [dtype if dtype in SIBLINGS else pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES],
-    ids=str,
+    "dtype", [dtype if dtype in SIBLINGS else pytest.param(dtype, marks=pytest.mark.slow) for dtype in DTYPES], ids=str
 )
 def test_layouts_and_tiles_change_no_bit(backend, monkeypatch, dtype):
     monkeypatch.setitem(PARTS, dtype, 256)
