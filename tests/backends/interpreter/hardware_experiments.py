@@ -44,7 +44,6 @@ class Experiment:
     expression: str
     arguments: tuple[str, ...]
     result: str
-    exact: bool = True
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,6 @@ class Dot:
     k: int
     options: str
     inputs: str
-    exact: bool = True
 
 
 # -- inputs ---------------------------------------------------------------------------------------
@@ -141,11 +139,11 @@ Add = Callable[..., None]  # name, expression, dtypes of the arguments, dtype of
 
 
 def experiments() -> list[Experiment]:
-    """Every elementwise experiment."""
+    """Every elementwise experiment whose result is defined to the bit."""
     out: list[Experiment] = []
 
-    def add(name: str, expression: str, args: str, result: str, exact: bool = True) -> None:
-        out.append(Experiment(name, expression, tuple(args.split()), result, exact))
+    def add(name: str, expression: str, args: str, result: str) -> None:
+        out.append(Experiment(name, expression, tuple(args.split()), result))
 
     add_casts(add)
     add_arithmetic(add)
@@ -183,12 +181,12 @@ def add_casts(add: Add) -> None:
 
 def add_arithmetic(add: Add) -> None:
     """Operators and comparisons."""
+    add("fp64 /", "a0 / a1", "fp64 fp64", "fp64")
     for dtype in ("fp32", "fp64", "fp16", "bf16"):
         two, three = f"{dtype} {dtype}", f"{dtype} {dtype} {dtype}"
         for symbol in "+-*":
             add(f"{dtype} {symbol}", f"a0 {symbol} a1", two, dtype)
         wide = dtype if dtype in ("fp32", "fp64") else "fp32"
-        add(f"{dtype} /", "a0 / a1", two, wide, exact=dtype == "fp64")
         add(f"{dtype} %", "a0 % a1", two, wide)
         add(f"{dtype} neg", "-a0", dtype, dtype)
         add(f"{dtype} abs", "tl.abs(a0)", dtype, dtype)
@@ -209,14 +207,11 @@ def add_arithmetic(add: Add) -> None:
 def add_functions(add: Add) -> None:
     """Functions of one or two numbers that Triton has itself."""
     for dtype in ("fp32", "fp64"):
-        for f in ("exp", "exp2", "log", "log2", "sin", "cos", "erf", "rsqrt", "sqrt"):
-            add(f"tl.{f} {dtype}", f"tl.{f}(a0)", dtype, dtype, exact=dtype == "fp64" and f == "sqrt")
         for f in ("floor", "ceil"):
             add(f"tl.{f} {dtype}", f"tl.{f}(a0)", dtype, dtype)
-    add("tl.sigmoid fp32", "tl.sigmoid(a0)", "fp32", "fp32", exact=False)
+    add("tl.sqrt fp64", "tl.sqrt(a0)", "fp64", "fp64")
     add("tl.sqrt_rn", "tl.sqrt_rn(a0)", "fp32", "fp32")
     add("tl.div_rn", "tl.div_rn(a0, a1)", "fp32 fp32", "fp32")
-    add("tl.fdiv", "tl.fdiv(a0, a1)", "fp32 fp32", "fp32", exact=False)
 
 
 #: libdevice functions whose result IEEE arithmetic or integer arithmetic fixes to the bit.
@@ -228,32 +223,29 @@ EXACT_LIBDEVICE = {
     *"double2hiint sqrt_rn rcp_rn div_rn add_rn mul_rn sub_rn fma_rn rsqrt_rn".split(),
 }
 DIRECTED = ("_rz", "_rd", "_ru")
-SKIPPED = {"yn", "jn", "j0", "j1", "y0", "y1", "cyl_bessel_i0", "cyl_bessel_i1"}  # not in the interpreter
 
 
 def libdevice_experiments() -> list[Experiment]:
-    """One experiment per overload that triton.language.extra.cuda.libdevice lists."""
+    """One experiment per overload of an exact function that triton.language.extra.cuda.libdevice lists."""
     from triton.language.extra.cuda import libdevice
 
     out = []
     source = " ".join(inspect.getsource(libdevice).split()).replace("@core.extern ", "@core.extern\n")
     for body in re.split(r"@core\.extern\n", source)[1:]:
         name = body[4 : body.index("(")]
-        if name in SKIPPED:
-            continue
         pattern = r"\(((?:core\.dtype\(\"\w+\"\),? ?)+)\): \(\"(\w+)\", core\.dtype\(\"(\w+)\"\)\)"
         for match in re.finditer(pattern, body):
             types = re.findall(r"dtype\(\"(\w+)\"\)", match.group(1))
             call = ", ".join(f"a{i}" for i in range(len(types)))
             exact = name in EXACT_LIBDEVICE or name.endswith(DIRECTED) or ("2" in name and name[-3:-1] == "_r")
             # The hardware's remainderf flushes some subnormal results and keeps others.
-            exact = exact and match.group(2) not in ("__nv_rsqrt", "__nv_remainderf")
-            out.append(Experiment(match.group(2), f"libdevice.{name}({call})", tuple(types), match.group(3), exact))
+            if exact and match.group(2) not in ("__nv_rsqrt", "__nv_remainderf"):
+                out.append(Experiment(match.group(2), f"libdevice.{name}({call})", tuple(types), match.group(3)))
     return out
 
 
 def assembly_experiments() -> list[Experiment]:
-    """Inline PTX: the instructions with one defined result, and the approximations."""
+    """Inline PTX: the instructions with one defined result."""
     out = []
     exact = {
         "fma.rn.f32": 3, "fma.rz.f32": 3, "fma.rm.f32": 3, "fma.rp.f32": 3, "fma.rn.sat.f32": 3,
@@ -262,36 +254,21 @@ def assembly_experiments() -> list[Experiment]:
         "rcp.rn.f32": 1, "cvt.rni.f32.f32": 1, "abs.f32": 1, "neg.f32": 1, "copysign.f32": 2,
         "min.xorsign.abs.f32": 2,
     }  # fmt: skip
-    approximate = {
-        "ex2.approx.f32": 1, "ex2.approx.ftz.f32": 1, "rcp.approx.ftz.f32": 1, "rsqrt.approx.f32": 1,
-        "lg2.approx.f32": 1, "tanh.approx.f32": 1, "sqrt.approx.f32": 1, "sin.approx.f32": 1,
-        "cos.approx.f32": 1, "div.full.f32": 2, "div.approx.f32": 2,
-    }  # fmt: skip
-    for table, is_exact in ((exact, True), (approximate, False)):
-        for instruction, count in table.items():
-            operands = ", ".join(f"${i}" for i in range(count + 1))
-            args = ", ".join(f"a{i}" for i in range(count))
-            call = (
-                f"tl.inline_asm_elementwise('{instruction} {operands};', '=f{',f' * count}', [{args}], "
-                f"dtype=tl.float32, is_pure=True, pack=1)"
-            )
-            out.append(Experiment(f"asm {instruction}", call, ("fp32",) * count, "fp32", is_exact))
-    for instruction in ("rcp.approx.ftz.f64", "rsqrt.approx.ftz.f64"):
-        call = f"tl.inline_asm_elementwise('{instruction} $0, $1;', '=d,d', [a0], tl.float64, True, 1)"
-        out.append(Experiment(f"asm {instruction}", call, ("fp64",), "fp64", False))
+    for instruction, count in exact.items():
+        operands = ", ".join(f"${i}" for i in range(count + 1))
+        args = ", ".join(f"a{i}" for i in range(count))
+        call = (
+            f"tl.inline_asm_elementwise('{instruction} {operands};', '=f{',f' * count}', [{args}], "
+            f"dtype=tl.float32, is_pure=True, pack=1)"
+        )
+        out.append(Experiment(f"asm {instruction}", call, ("fp32",) * count, "fp32"))
     for name, dtype in (("f16x2", "float16"), ("bf16x2", "bfloat16")):
-        for op in ("tanh.approx", "ex2.approx.ftz" if name == "bf16x2" else "ex2.approx"):
-            call = (
-                f"tl.inline_asm_elementwise('{op}.{name} $0, $1;', '=r,r', [a0], "
-                f"dtype=tl.{dtype}, is_pure=True, pack=2)"
-            )
-            short = "fp16" if name == "f16x2" else "bf16"
-            out.append(Experiment(f"asm {op}.{name}", call, (short,), short, False))
+        short = "fp16" if name == "f16x2" else "bf16"
         call = (
             f"tl.inline_asm_elementwise('fma.rn.{name} $0, $1, $2, $3;', '=r,r,r,r', [a0, a1, a2], "
             f"dtype=tl.{dtype}, is_pure=True, pack=2)"
         )
-        out.append(Experiment(f"asm fma.rn.{name}", call, (short, short, short), short, True))
+        out.append(Experiment(f"asm fma.rn.{name}", call, (short, short, short), short))
     return out
 
 

@@ -2,7 +2,7 @@
 
 A `.approx` instruction has a defined part (what `.ftz` flushes, how many bits of the operand it reads, how it reduces
 an argument) and an approximation of some accuracy. The defined part is imitated; the correctly rounded value replaces
-the approximation. On an H200 (compare_hardware.py) the difference is at most 2 ULP for ex2, rcp, rsqrt, sqrt and div,
+the approximation. On an H200 the difference is at most 2 ULP for ex2, rcp, rsqrt, sqrt and div,
 2^-22 absolute for lg2 near 1 and for sin and cos, and 2^-11 relative for tanh.
 """
 

@@ -12,7 +12,7 @@
 
 Triton compiles libdevice with flush-to-zero (`enable_reflect_ftz`, on by default). Most float32 functions take
 subnormal arguments as zeros and return zeros for subnormal results. Triton's own operators (+, *, tl.fma) do not. Which
-function flushes what comes from the PTX for sm_90 and was measured on an H200 with compare_hardware.py.
+function flushes what comes from the PTX for sm_90 and was measured on an H200.
 """
 
 from __future__ import annotations
