@@ -124,9 +124,11 @@ def _typed(argument: int | float, annotation: str) -> Any:
 
 def _scalar(argument: bool | int | float, dtype: Any) -> Any:
     from triton.language import core
-    from triton.runtime.interpreter import TensorHandle, _get_np_dtype
+    from triton.runtime.interpreter import TensorHandle
 
-    return core.tensor(TensorHandle(np.array([argument]).astype(_get_np_dtype(dtype)), dtype), dtype)
+    from verify.backends.interpreter.kept import np_dtype
+
+    return core.tensor(TensorHandle(np.array([argument]).astype(np_dtype(dtype)), dtype), dtype)
 
 
 def converting(original: Callable[..., Any]) -> Callable[..., Any]:

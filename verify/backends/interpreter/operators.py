@@ -29,11 +29,12 @@ import triton.language as tl
 from triton._C.libtriton import interpreter as native
 from triton._C.libtriton import ir
 from triton.runtime import interpreter
-from triton.runtime.interpreter import InterpreterBuilder, TensorHandle, _get_np_dtype
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from verify.backends.interpreter import approximations, assembly, casts, libdevice, minmax
 from verify.backends.interpreter.dot import dot
 from verify.backends.interpreter.fma import fma
+from verify.backends.interpreter.kept import np_dtype
 from verify.backends.interpreter.rounding import Array
 
 Method = Callable[..., Any]
@@ -144,11 +145,11 @@ def _cast(self: Any, src: Any, dst_type: Any) -> Any:
     if casts.is_float(source) and casts.is_float(target):
         data = casts.convert(src.data, source, target)
     elif casts.is_float(source):
-        data = casts.float_to_int(src.data, source, _get_np_dtype(dst_type))
+        data = casts.float_to_int(src.data, source, np_dtype(dst_type))
     elif casts.is_float(target):
         data = casts.int_to_float(src.data, target)
     else:
-        data = src.data.astype(_get_np_dtype(dst_type))
+        data = src.data.astype(np_dtype(dst_type))
     return TensorHandle(data, dst_type.scalar)
 
 
@@ -196,7 +197,7 @@ def _unary(operation: str) -> Method:
 
 def _extern(self: Any, lib_name: str, lib_path: str, symbol: str, args: Any, ret_type: Any, is_pure: bool) -> Any:
     out = libdevice.lookup(symbol)(*(a.data for a in args))
-    return TensorHandle(out.astype(_get_np_dtype(ret_type), copy=False), ret_type.scalar)
+    return TensorHandle(out.astype(np_dtype(ret_type), copy=False), ret_type.scalar)
 
 
 class _Results:
@@ -214,7 +215,7 @@ def _inline_asm(self: Any, asm: str, constraints: str, values: Any, types: Any, 
         asm,
         constraints,
         [(v.data, _name(v)) for v in values],
-        [(_get_np_dtype(t), str(t.scalar.name)) for t in types],
+        [(np_dtype(t), str(t.scalar.name)) for t in types],
         pack,
     )
     return _Results([TensorHandle(o, t.scalar) for o, t in zip(outputs, types, strict=True)])
@@ -237,7 +238,7 @@ def _padding(option: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         raise ValueError(f"padding option is zero or nan; got {option}")
     value = np.nan if option == ir.PADDING_OPTION.PAD_NAN else 0.0
     name = str(dtype.scalar.name)
-    fill = casts.narrow(np.array([value]), name) if casts.is_float(name) else np.zeros(1, _get_np_dtype(dtype))
+    fill = casts.narrow(np.array([value]), name) if casts.is_float(name) else np.zeros(1, np_dtype(dtype))
     return TensorHandle(np.broadcast_to(fill, shape).copy(), dtype)
 
 

@@ -76,14 +76,25 @@ def spread(data: Array, shape: Sequence[int]) -> Array:
 
 
 def checking(original: Callable[..., None]) -> Callable[..., None]:
-    """Returns tensor.__init__ that raises Parted unless a tensor has the shape of its type, once or per program."""
+    """Returns tensor.__init__ that raises Parted unless a tensor has the shape of its type, once or per program.
+
+    It makes the attributes of each shape once (see `kept`).
+    """
+    known: dict[tuple[int, ...], dict[str, Any]] = {}
 
     def init(self: Any, handle: Any, type: Any) -> None:
-        original(self, handle, type)
+        sizes = tuple(type.shape) if type.is_block() else ()
+        if sizes in known:
+            vars(self).update(known[sizes], handle=handle, type=type, dtype=type.scalar)
+        else:
+            original(self, handle, type)
+            known[sizes] = {
+                name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")
+            }
         if now.lanes and handle is not None:
             data = handle.data
             shape = data.shape[1:] if stacked(data) else data.shape
-            if shape != (tuple(type.shape) if type.is_block() else (1,)):
+            if shape != (sizes or (1,)):
                 raise Parted
             now.largest = max(now.largest, data.size if shape == data.shape else data.size // now.lanes)
 
