@@ -17,6 +17,7 @@ from mpmath import mp
 from torch import Tensor
 from torch.nn import functional
 
+from tests.ops.graph.suite import SUITE, followed
 from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import single
@@ -27,6 +28,7 @@ from verify.ops.graph.program import trace
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import NamedDims, sizes_within
+from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem, chosen
@@ -41,157 +43,34 @@ def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=torch.float32).double()
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+# PyTorch's float64 is off there: the slope 1 / 6 is one of float32, and a series of digamma loses digits
+INEXACT = {"elementwise: hardsigmoid": "dx0", "special functions: digamma": "dx0"}
 
 
-def _loss(x: Tensor, label: Tensor) -> Tensor:
-    return functional.cross_entropy(x, label, ignore_index=1, label_smoothing=0.1)
-
-
-def _rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([-b, a], -1) * sin
-
-
-def _scan(x: Tensor, a: Tensor) -> Tensor:
-    state, seen = torch.zeros_like(x[:, 0]), []
-    for step in range(x.shape[1]):
-        state = torch.sigmoid(a) * state + x[:, step]
-        seen.append(state)
-    return torch.stack(seen, 1)
-
-
-LABELS = torch.tensor([0, 1, 4, 2])
-PROGRAMS: dict[str, tuple[Callable[..., Any], list[Tensor]]] = {
-    "mish": (functional.mish, [_random(3, 5)]),
-    "gelu": (functional.gelu, [_random(3, 5)]),
-    "gelu tanh": (lambda x: functional.gelu(x, approximate="tanh"), [_random(3, 5)]),
-    "log sigmoid": (functional.logsigmoid, [_random(3, 5)]),
-    "hardswish": (functional.hardswish, [_random(3, 5)]),
-    "power": (lambda x: x.abs() ** 1.5 + x**3, [_random(3, 5)]),
-    "swiglu": (lambda a, b: functional.silu(a) * b, [_random(3, 5), _random(3, 5, seed=1)]),
-    "broadcast": (lambda a, b: a * b + b, [_random(3, 1, 5), _random(4, 1, seed=1)]),
-    "softmax": (lambda x: functional.softmax(x, -1), [_random(3, 5)]),
-    "logsumexp": (lambda x: torch.logsumexp(x, -1), [_random(3, 5)]),
-    "cosine": (functional.cosine_similarity, [_random(3, 5), _random(3, 5, seed=1)]),
-    "layer norm": (lambda x, w: functional.layer_norm(x, (5,), w), [_random(3, 5), _random(5, seed=1)]),
-    "group norm": (lambda x: functional.group_norm(x, 2), [_random(2, 4, 5)]),
-    "batch norm": (lambda x: functional.batch_norm(x, None, None, training=True), [_random(3, 4, 5)]),
-    "norm": (lambda x: functional.normalize(x, dim=-1), [_random(3, 5)]),
-    "cross entropy": (_loss, [_random(4, 5), LABELS]),
-    "huber": (functional.huber_loss, [_random(3, 5), _random(3, 5, seed=1)]),
-    "linear": (functional.linear, [_random(3, 4), _random(5, 4, seed=1), _random(5, seed=2)]),
-    "einsum": (lambda a, b: torch.einsum("bik,bjk->bij", a, b), [_random(2, 3, 4), _random(2, 5, 4, seed=1)]),
-    "convolution": (
-        lambda x, w: functional.conv2d(x, w, stride=2, padding=1, groups=2),
-        [_random(2, 4, 6, 6), _random(4, 2, 3, 3, seed=1)],
-    ),
-    "transposed convolution": (
-        lambda x, w: functional.conv_transpose2d(x, w, stride=2, output_padding=1),
-        [_random(1, 2, 3, 3), _random(2, 3, 3, 3, seed=1)],
-    ),
-    "max pool": (lambda x: functional.max_pool2d(x, 3, 2, 1), [_random(1, 2, 6, 6)]),
-    "average pool": (lambda x: functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True), [_random(1, 2, 6, 6)]),
-    "attention": (_attention, [_random(1, 2, 4, 3), _random(1, 2, 4, 3, seed=1), _random(1, 2, 4, 3, seed=2)]),
-    "rope": (_rope, [_random(2, 4, 6), _random(4, 6, seed=1), _random(4, 6, seed=2)]),
-    "embedding": (lambda w, i: functional.embedding(i, w).sum(1), [_random(7, 3), torch.tensor([[1, 3], [3, 6]])]),
-    "scan": (_scan, [_random(2, 5, 3), _random(3, seed=1)]),
-    "cumulative sums": (lambda x: x.flip(-1).cumsum(-1), [_random(3, 5)]),
-    "top k": (lambda x: x.topk(2, -1), [_random(3, 5)]),
-    "fake quantisation": (lambda x: torch.round(x * 8).clamp(-9, 9) / 8, [_random(3, 5)]),
-    "in place": (lambda x: x.clone().mul_(2).relu_(), [_random(3, 5)]),
-    "bilinear": (lambda x: functional.interpolate(x, size=(5, 4), mode="bilinear"), [_random(1, 2, 3, 3)]),
-    "cumulative products": (lambda x: x.cumprod(-1), [_random(3, 5)]),
-    "cumulative logsumexp": (lambda x: torch.logcumsumexp(x, -1), [_random(3, 5)]),
-    "interpolation": (lambda x: functional.interpolate(x, scale_factor=2), [_random(1, 2, 3, 3)]),
-    "nearest exact": (lambda x: functional.interpolate(x, size=(5, 2), mode="nearest-exact"), [_random(1, 2, 3, 3)]),
-    "bicubic": (lambda x: functional.interpolate(x, scale_factor=2, mode="bicubic"), [_random(1, 2, 3, 4)]),
-    "replicated": (lambda x: functional.pad(x, (2, 1, 0, 3), mode="replicate"), [_random(1, 2, 3, 4)]),
-    "adaptive maxima": (lambda x: functional.adaptive_max_pool2d(x, (2, 3)), [_random(2, 2, 5, 4)]),
-    "median": (lambda x: (x.median(0)[0], x.median()), [_random(4, 5)]),
-    "k-th value": (lambda x: x.kthvalue(2, -1, keepdim=True)[0], [_random(3, 5)]),
-    "quantile": (lambda x: (x.quantile(0.3, 1), x.quantile(0.5)), [_random(3, 5)]),
-    "running maxima": (lambda x: (x.cummax(-1)[0], x.cummin(0)[0]), [_random(3, 5)]),
-    "copied sign": (torch.copysign, [_random(3, 5), _random(3, 5, seed=1)]),
-    "bags": (lambda w, i: functional.embedding_bag(i, w, torch.tensor([0, 2, 2])), [_random(7, 3), LABELS]),
-    "scattered means": (
-        lambda x, y, i: y.scatter_reduce(0, i, x, "mean") - y.scatter_reduce(0, i, x, "mean", include_self=False),
-        [_random(4), _random(6, seed=1), LABELS],
-    ),
-    "angles": (lambda x, y: torch.atan2(x, y * 10) - torch.atan2(x * 10, y), [_random(8, 5), _random(8, 5, seed=1)]),
-    "bilinear form": (
-        functional.bilinear,
-        [_random(3, 4), _random(3, 2, seed=1), _random(5, 4, 2, seed=2), _random(5, seed=3)],
-    ),
-    "rrelu": (lambda x: functional.rrelu(x), [_random(3, 5)]),
-    "margins": (lambda x, i: functional.multi_margin_loss(x, i, 2, reduction="none"), [_random(4, 5), LABELS]),
-    "gaussian": (
-        lambda x, y, v: functional.gaussian_nll_loss(x, y, v.square(), full=True),
-        [_random(3, 5), _random(3, 5, seed=1), _random(3, 5, seed=2)],
-    ),
-    "batch added up": (torch.addbmm, [_random(3, 5), _random(2, 3, 4, seed=1), _random(2, 4, 5, seed=2)]),
-    "distance": (lambda x, y: torch.dist(x, y, 3), [_random(3, 5), _random(3, 5, seed=1)]),
-    "determinants": (lambda x: (torch.linalg.det(x), x.slogdet()[1]), [_random(3, 3)]),
-    "inverses": (lambda x: (x.inverse(), torch.linalg.matrix_power(x, -2)), [_random(2, 2, 2)]),
-    "solved": (
-        lambda a, b: (torch.linalg.solve(a, b[:, 0]), torch.linalg.solve(a, b, left=False)),
-        [_random(2, 2), _random(2, 2, seed=1)],
-    ),
-    "symmetric factors": (
-        lambda x, b: torch.cholesky_solve(b, torch.linalg.cholesky(x / 9 + 3 * torch.eye(2))),
-        [_random(2, 2), _random(2, 1, seed=1)],
-    ),
-    "triangles": (
-        lambda a, b: torch.linalg.solve_triangular(a, b.mT, upper=False, left=False, unitriangular=True),
-        [_random(3, 3), _random(3, 2, seed=1)],
-    ),
-    "correlation": (lambda x: (torch.cov(x), torch.corrcoef(x)), [_random(2, 4)]),
-    "zeta, decimals": (lambda x: torch.special.zeta(3, x.abs()) + torch.round(x, decimals=1), [_random(3, 5)]),
-}
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", SUITE)
 def test_intervals_hold_what_pytorch_and_both_arithmetics_compute(name: str) -> None:
-    function, given = PROGRAMS[name]
-    operands = {f"x{place}": value for place, value in enumerate(given)}
-    smooth = [key for key, value in operands.items() if value.is_floating_point()]
-    program = trace(function, operands, differentiable=smooth)
-    leaves = dict(operands)
-    for leaf in program.leaves:
-        if leaf.startswith("grad "):
-            leaves[leaf] = _random(*program.results[leaf.removeprefix("grad ")].shape, seed=7)
-    run = Run(leaves, torch.device("cpu"))
+    of = followed(name)
+    program, run = of.program, of.run()
     found = program.spans(run, list(program.results))
     noise, _ = noise_of(program, run, list(program.results), Rounding())
-
-    values = [value.clone().requires_grad_() if value.is_floating_point() else value for value in given]
-    made = function(*values)
-    outputs = list(made) if isinstance(made, tuple | list) else [made]
-    names = [key for key in program.results if key.removeprefix("d") not in operands]
-    ends = [(o, leaves[f"grad {key}"]) for o, key in zip(outputs, names, strict=True) if o.is_floating_point()]
-    gradients = torch.autograd.grad(
-        [end[0] for end in ends], [v for v in values if v.is_floating_point()], [end[1] for end in ends]
-    )
-    expected = dict(zip(names, outputs, strict=True)) | {
-        f"d{key}": gradient for key, gradient in zip(smooth, gradients, strict=True)
-    }
-    for key, want in expected.items():
+    for key, want in of.by_pytorch().items():
         span = found[key]
-        if not want.is_floating_point():
-            assert torch.equal(span, want)
+        if not isinstance(span, Span):
+            assert torch.equal(span.to(want.dtype), want)
             continue
         assert span.lo.shape == want.shape
         size = span.mid().abs() + noise[key].deviation * 2.0**24  # of the terms
-        room = size * 2.0**-44 + 1e-300
-        assert bool(((want.detach() >= span.lo - room) & (want.detach() <= span.hi + room)).all())
-        assert bool(((span.hi - span.lo) <= size.clamp(min=1e-4) * 2.0**-34).all()), "far wider than it has to be"
+        room = size * 2.0**-39 + 1e-300
+        if INEXACT.get(name) != key:
+            assert bool(((want >= span.lo - room) & (want <= span.hi + room)).all())
+        assert bool(((span.hi - span.lo) <= size.clamp(min=1e-4) * 2.0**-32).all()), "far wider than it has to be"
         wanted = [0, want.numel() // 2, want.numel() - 1]
         flint.ctx.prec, mp.prec = 100, 140
         balls = program.elements(run, Balls(), key, wanted)
         decimals = program.elements(run, Decimals(), key, wanted)
         for place, ball, decimal in zip(wanted, balls, decimals, strict=True):
             low, high = (flint.arb(float(end.reshape(-1)[place])) for end in (span.lo, span.hi))
+            ball = flint.arb(ball) if isinstance(ball, float) else ball
             assert low <= ball.upper() and ball.lower() <= high
             assert abs(ball.mid() - flint.arb(str(mp.nstr(decimal, 40)))) <= flint.arb(1e-24) + ball.rad()
 

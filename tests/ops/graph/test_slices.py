@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.like_suite import cases
-from verify.errors import BeyondEffort, UsageError
+from tests.ops.graph.suite import SUITE, followed
+from verify.errors import BeyondEffort
 from verify.ops.graph.boxes import Box, places_in, size_of, taken, whole
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Step
-
-SUITE = {f"{group}: {name}": case for group, some in cases().items() for name, case in some.items()}
-
-
-def _program(function: Any, shapes: Any) -> tuple[Program, Run]:
-    generator = torch.Generator().manual_seed(1)
-    given = [each(generator) if callable(each) else torch.randn(each, generator=generator) for each in shapes]
-    operands = {f"x{place}": v.double() if v.is_floating_point() else v for place, v in enumerate(given)}
-    try:
-        program = trace(function, operands, differentiable=[n for n, v in operands.items() if v.is_floating_point()])
-    except UsageError:
-        program = trace(function, operands)
-    leaves = dict(operands)
-    for name in program.leaves:
-        if name.startswith("grad "):
-            shape = program.results[name.removeprefix("grad ")].shape
-            leaves[name] = torch.randn(shape, generator=generator).double()
-    return program, Run(leaves, torch.device("cpu"))
 
 
 def _box(shape: tuple[int, ...], seed: int) -> Box:
@@ -53,7 +34,7 @@ def _values(program: Program, run: Run, *names: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("boxes", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", SUITE)
 def test_a_cut_program_evaluates_the_elements_of_the_whole_one(name: str, boxes: int) -> None:
-    program, run = _program(*SUITE[name])
+    program, run = followed(name).program, followed(name).run()
     results = {result: step for result, step in program.results.items() if math.prod(step.shape)}
     values, intervals = _values(program, run, *results), program.spans(run, list(results))
     for result, step in results.items():
