@@ -16,7 +16,7 @@ JOBS   ?= $(shell nproc 2>/dev/null || echo 2)
 MALLOC := MALLOC_MMAP_THRESHOLD_=1073741824 MALLOC_TRIM_THRESHOLD_=1073741824
 
 .DEFAULT_GOAL := help
-.PHONY: help verify test test-all test-machines lint types unit docs publish site dist certify clean
+.PHONY: help verify test test-all test-machines lint types unit docs publish site dist clean
 
 # Re-made when the pins change. The stamp is written last, so an interrupted install starts again.
 $(STAMP): pyproject.toml
@@ -39,7 +39,6 @@ help:
 	@echo "make publish   make RUN=build/nightly/DATE/run.json the published night of sm_90"
 	@echo "make site      build docs/ as a site with search in build/site"
 	@echo "make dist      wheel and source archive in dist/, tried in an environment of its own"
-	@echo "make certify   measure the fast references again, write the certificate"
 	@echo "make clean     remove what the targets left behind, except the environment"
 	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
 
@@ -109,10 +108,6 @@ dist: $(STAMP)
 	@cd build/try && bin/verify run $(abspath examples/structured.py)::there_and_back --dtype bfloat16
 	@cd build/try && bin/python -m mypy --strict --config-file= -c "import verify; verify.assert_close(1, like=abs, inputs=())"
 	@ls -l dist
-
-# Measure the fast reference against the exact one and write its error bound into the package.
-certify: $(STAMP)
-	$(BIN)/verify certify --certificate shipped
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -5,7 +5,7 @@
 
 A section stands between `<!-- figures: NAME -->` and `<!-- /figures -->`. Its figures come from the record of the
 nightly run under reports/published/sm_90/, from the same cases on the interpreter under reports/published/interpreter/
-and from the benchmarks under reports/benchmarks/sm_90/, those of the certificate from the package; where such a file
+and from the benchmarks under reports/benchmarks/sm_90/; where such a file
 does not exist, the section says that nothing is published. No figure is typed by hand in a section.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import gzip
 import json
-import math
 import re
 import statistics
 import sys
@@ -38,7 +37,6 @@ from verify.records.readings import commit_of, inputs_of  # noqa: E402
 from verify.records.record import CLASSES, Basis, Figures, KernelRun, Result, Run, value_of  # noqa: E402
 from verify.report import words  # noqa: E402
 from verify.report.result_words import judged  # noqa: E402
-from verify.truth import certificate  # noqa: E402
 
 RUN = ROOT / "reports" / "published" / "sm_90" / "run.json.gz"
 INTERPRETED = ROOT / "reports" / "published" / "interpreter" / "run.json.gz"  # the same cases without a GPU
@@ -491,37 +489,6 @@ def _digits(value: float) -> str:
     return f"{value:.10g}" if abs(value - 0.5) < 1e-6 else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"
 
 
-# -- the certificate ------------------------------------------------------------------------------------
-
-_CERTIFIED = (
-    ("gelu", {"approximate": "none"}, "GELU, erf form", ("y", "dx")),
-    ("gelu", {"approximate": "tanh"}, "GELU, tanh form", ("y", "dx")),
-    ("silu", {}, "SiLU", ("y", "dx")),
-    ("layer_norm", {}, "layer norm", ("y", "dx", "dweight")),
-    ("linear", {"activation": "gelu"}, "linear + GELU", ("y", "dx")),
-)
-
-
-def certified() -> str:
-    """What `verify certify` measured for the shipped references, in units of 2^-53 of the scale."""
-    rows = []
-    for op, params, name, results in _CERTIFIED:
-        cells = [f"{name}: {', '.join(results)}"]
-        for device in ("cpu", "sm_90"):
-            cells.append(", ".join(_up(_units(op, params, result, device)) for result in results))
-        bounds = [f"{certificate.units_for(op, params, result, 'cpu')[0]:.0f}" for result in results]
-        cells.append(", ".join(dict.fromkeys(bounds)) + (" + terms" if op == "linear" else ""))
-        rows.append(cells)
-    return table(["op", "measured, CPU", "measured, sm_90", "bound in use (CPU)"], rows)
-
-
-def _units(op: str, params: dict[str, str], result: str, device: str) -> float:
-    wanted = certificate.key(op, params, result, device)
-    entries = certificate.load(certificate.shipped_path()).entries
-    [units] = [e.units for e in entries if certificate.key(e.op, e.params, e.result, e.device) == wanted]
-    return units
-
-
 def mutants() -> str:
     """How many seeded bugs the laws and assert_close see, by machine: `python -m mutants --first --json`."""
     rows = []
@@ -559,10 +526,6 @@ def fuzz() -> str:
     return table(["", *heads], [*rows[:2], ["", *share], *rows[2:]])
 
 
-def _up(value: float) -> str:
-    return f"{math.ceil(10 * value) / 10:.1f}"
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "families": of_run(families),
     "findings": findings,
@@ -582,7 +545,6 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "hunts": of_benchmark("hunt", by=hunts),
     "judge times": of_benchmark("judge", by=judge_times),
     "start times": of_benchmark("start", by=start_times),
-    "certificate": certified,
     "mutants": mutants,
     "endurance": endurance,
     "random programs": fuzz,

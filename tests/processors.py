@@ -42,7 +42,6 @@ TESTS = (
     "tests/measure/test_trivial.py",
     "tests/referee/test_judging.py",
     "tests/search/hunt/test_graphs.py",
-    "tests/truth/test_certificate.py",
 )
 
 

@@ -418,9 +418,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     measure.ListSideEffects: lambda it, on, say: [],  # this process calls no kernel: see `verify.measure.apart`
     measure.ListContenders: _contenders,
     measure.Time: _time,
-    measure.Certify: lambda it, on, say: _in("measure.certify").certify(
-        it.ops, device=on.device, seed=it.seed, progress=say
-    ),
     TimeSolution: lambda it, on, say: _in("referee.clock").timed(_one(it.target), on, it.seconds),
     diagnose.ReplayElement: _replay,
     diagnose.ReplayLaw: _law,

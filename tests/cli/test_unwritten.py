@@ -153,5 +153,5 @@ def test_a_worker_without_an_answer_is_one_line(
         raise error
 
     monkeypatch.setattr(process.Worker, "ask", ask)
-    assert main(["certify", "gelu", "--timeout", "1s"]) == exits.INCOMPLETE == 3
-    assert capsys.readouterr().err == f"verify: no verdict: {error}\n  next: verify certify --help\n"
+    assert main(["list", "--ops"]) == exits.INCOMPLETE == 3
+    assert capsys.readouterr().err == f"verify: no verdict: {error}\n  next: verify list --help\n"

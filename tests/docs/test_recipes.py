@@ -59,16 +59,11 @@ def test_every_name_stands_in_the_file_that_a_recipe_says(recipe: str) -> None:
 OP = """
 import torch
 
-from verify.ops.elementwise import unary
-from verify.ops.formula import Curve
-from verify.ops.op import Fast
+from verify.ops.geometry import Elementwise
+from verify.ops.graph.shipped import Shipped
+from verify.ops.op import Operand
 
-CURVE = Curve(
-    value=lambda x: Fast(x * x, x * x),
-    slope=lambda x: Fast(2.0 * x, 2.0 * x.abs()),
-    bend=lambda x: torch.full_like(x, 2.0),
-)
-SQUARE = unary("square", lambda params: CURVE, torch.square, summary="x * x")
+SQUARE = Shipped(torch.square, (Operand("x"),)).op("square", Elementwise(), summary="x * x")
 """
 COMMAND = '''"""Greet the reader.
 
@@ -109,7 +104,11 @@ def followed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(text.replace(before, after))
 
     (copy / "verify/ops/square.py").write_text(OP)
-    edit("ops/__init__.py", "\nfor _op in (\n", "\nfrom verify.ops.square import SQUARE\nfor _op in (SQUARE,\n")
+    edit(
+        "ops/__init__.py",
+        "\nfor _op in (",
+        "\nfrom verify.ops.square import SQUARE\nfor _op in (SQUARE, ",
+    )
 
     (copy / "verify/cli/hello.py").write_text(COMMAND)
     edit("cli/__init__.py", "COMMANDS = (\n", 'COMMANDS = (\n    "hello",\n')

@@ -75,7 +75,7 @@ def test_cases_do_not_depend_on_the_text_of_the_check_or_on_loaded_modules() -> 
 
 def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -> None:
     code = """
-import verify.report.html.record_html, verify.ops.gelu, hashlib
+import verify.report.html.record_html, verify.ops.elementwise, hashlib
 from tests.laws.test_engine import tried, PROFILE
 print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())
 """

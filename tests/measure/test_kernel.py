@@ -28,9 +28,10 @@ from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import _over_the_limit, only_at_special
+from verify.ops import linear
 from verify.ops.graph import like, single
-from verify.ops.graph.baseline import exact_points
 from verify.ops.graph.program import Program
+from verify.ops.graph.shipped import Shipped
 from verify.ops.linear import LINEAR
 from verify.ops.op import Point
 from verify.records.merge import together
@@ -256,8 +257,8 @@ def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch:
     if declared == "like":
         kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
     else:  # of which no program is known from another test
-        own = exact_points(("x", "weight", "bias"), ("y", "pre"), LINEAR.baseline, LINEAR.fast, ("dweight", "dbias"))
-        op = replace(LINEAR, points=own)
+        own = Shipped(LINEAR.baseline, LINEAR.operands, ("y", "pre"), scales=linear._scales)
+        op = replace(LINEAR, points=own.points, fast=own.fast, program=own.program)
         kernel = verify.kernel(op=op, **options)(lambda *given: op.baseline(*given, **op.params)[0])
 
     def no_gradient(*given: Any, **named: Any) -> Any:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from mpmath import mp
 
+from tests.ops.cases import build, variants
 from tests.ops.formulas import formula
 from verify.cases import counter
 from verify.cases.case import Case
-from verify.measure.certify import build, variants
 from verify.ops import Problem, get, names
 from verify.ops.op import Op, Point
 from verify.truth.exact import digits
@@ -50,7 +50,7 @@ def compared(op: Op, problem: Problem, most: int, seed: int = 0) -> int:
 
 def problem_of(op: Op, params: dict[str, Any], dims: tuple[int, ...], fill: str, seed: int, dtype: str) -> Problem:
     case = Case(seed=seed, params=params, dtype=dtype, dims=dims, fill=fill, upstream="normal")
-    return build(op, case, "cpu")
+    return build(op, case)
 
 
 def elementwise(name: str, elements: int, seed: int) -> int:

@@ -14,11 +14,10 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from tests.ops.test_op_routes import PREC, routes_agree, spoiled, worst_units
+from tests.ops.test_op_routes import PREC, covered, routes_agree, spoiled
 from verify.ops import Op, Problem, get
 from verify.ops.equal_rows import merged
 from verify.ops.graph.functions import FUNCTIONS
-from verify.ops.op import Fast
 from verify.ops.precision import arb_bits
 
 NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual")
@@ -69,10 +68,9 @@ def problem_of(op: Op, recipe: str, shape: tuple[int, int], dtype: torch.dtype) 
     return Problem(inputs, op.resolve({}), upstream, op.outputs + op.gradients)
 
 
-# Measured over these cases: at most 3.2 in every result.
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", OPS)
-def test_fast_is_close_on_hard_rows(name: str, recipe: str) -> None:
+def test_the_bounds_hold_on_hard_rows(name: str, recipe: str) -> None:
     op = get(name)
     float32, bfloat16 = torch.float32, torch.bfloat16
     for dtype, shape in (
@@ -81,8 +79,7 @@ def test_fast_is_close_on_hard_rows(name: str, recipe: str) -> None:
     ):
         problem = problem_of(op, recipe, shape, dtype)
         for result, fast in op.fast(problem).items():
-            worst = worst_units(op, problem, result, fast, 8)
-            assert worst <= 6, (result, dtype, shape, worst)
+            assert covered(op, problem, result, fast, 8), (result, dtype, shape)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -104,7 +101,7 @@ def test_the_longest_row(name: str) -> None:
     if name == "softmax":
         results.pop("dx")  # 65,537 exponentials at two precisions: y alone shows the sum.
     for result, fast in results.items():
-        assert worst_units(op, problem, result, fast, 3) <= 6, result
+        assert covered(op, problem, result, fast, 3), result
 
 
 @pytest.mark.parametrize("recipe", ["randn", "wide range"])
@@ -131,7 +128,7 @@ def test_sums_over_equal_rows_are_those_of_one_row_of_each(
             assert abs(one.mp(PREC) - other.mp(PREC)) <= mp.ldexp(abs(other.mp(PREC)), 8 - PREC)
             assert one.arb(PREC).overlaps(other.arb(PREC))  # type: ignore[misc]
         if name != "linear":
-            assert worst_units(op, problem, result, op.fast(problem)[result]) <= 6
+            assert covered(op, problem, result)
 
 
 def naive_layer_norm(x: Tensor) -> Tensor:
@@ -146,9 +143,8 @@ def test_the_closeness_check_sees_naive_moments() -> None:
     x = rows("near constant", (3, 40), 1)
     problem = Problem({"x": x, "weight": None, "bias": None}, op.resolve({}))
     good = op.fast(problem)["y"]
-    assert worst_units(op, problem, "y", good) <= 6
-    bad = Fast(naive_layer_norm(x), good.scale)
-    assert worst_units(op, problem, "y", bad) > 1e6
+    assert covered(op, problem, "y", good)
+    assert not covered(op, problem, "y", replace(good, value=naive_layer_norm(x)))
 
 
 def rational_layer_norm(x: list[float], eps: float) -> list[Any]:
@@ -184,7 +180,7 @@ def test_layer_norm_by_hand() -> None:
     assert mp.isnan(first[2]) and mp.isnan(first[3])
     assert [point.mp(100) for point in op.points(some_eps, "y", [2, 3])] == [0.5, -4]
     assert op.fast(some_eps)["y"].value[1].tolist() == [0.5, -4.0]
-    assert op.fast(zero_eps)["y"].value[1].isnan().all()
+    assert not op.fast(zero_eps)["y"].bound[1].isfinite().any()
 
 
 def test_the_sum_is_exact_and_y_belongs_to_the_unrounded_sum() -> None:
@@ -200,11 +196,10 @@ def test_the_sum_is_exact_and_y_belongs_to_the_unrounded_sum() -> None:
     problem = Problem(inputs, op.resolve({}), results=("y", "s"))
     s = op.points(problem, "s", [0, 1])
     assert [point.mp(100) for point in s] == [1, 1 + mp.ldexp(1, -40)]
-    assert op.fast(problem)["s"].value.tolist() == [[1.0, 1.0 + 2.0**-40]]
+    assert covered(op, problem, "s")
     half = 2.0**-41
     expected = half / math.sqrt(half * half + 1e-5)
-    got = op.fast(problem)["y"].value[0].tolist()
-    assert got == pytest.approx([-expected, expected], rel=1e-14)
+    assert covered(op, problem, "y")
     assert float(op.points(problem, "y", [1])[0].mp(100)) == pytest.approx(expected, rel=1e-15, abs=0)
 
 
@@ -254,7 +249,7 @@ def test_softmax_keeps_what_the_difference_to_the_maximum_rounds_away() -> None:
     tops = torch.arange(1.0, 9.0).view(8, 1) * 3.1e-9
     problem = Problem({"x": torch.cat([tops - 87.33, tops], -1)}, {})
     assert (problem.inputs["x"].double().diff(dim=-1) > 87).all()  # type: ignore[union-attr]
-    assert worst_units(op, problem, "y", op.fast(problem)["y"]) <= 6
+    assert covered(op, problem, "y")
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
@@ -274,7 +269,7 @@ def test_fast_and_exact_agree_about_what_is_not_finite(name: str, value: float) 
         )
         if tensor.ndim == 2:
             tensor[2] = value
-        assert spoiled(op, problem, 6), place
+        assert spoiled(op, problem), place
 
 
 def test_a_row_of_huge_numbers_costs_no_exponential_for_each(monkeypatch: pytest.MonkeyPatch) -> None:

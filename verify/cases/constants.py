@@ -80,8 +80,7 @@ def _beside(op: Op, dims: tuple[int, ...], size: float) -> dict[float, float]:
     seen: dict[float, float] = {}
     with suppress(VerifyError), torch.no_grad():
         inputs = inputs_of(op, Case("float32", dims, f"{NEAR}{size!r}"), "cpu", shared=True)
-        assert op.meaning is not None
-        program, run = op.meaning.program(Problem(inputs=inputs, params=op.params, results=op.outputs))
+        program, run = op.program(Problem(inputs=inputs, params=op.params, results=op.outputs))
         places, plain = _places(program), undisturbed(run)
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:

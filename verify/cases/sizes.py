@@ -209,12 +209,11 @@ def adds_up(op: Op) -> bool:
 
 def program_of(op: Op, dims: Dims) -> Any:
     """Returns an op's program for some sizes; None if it refuses these sizes."""
-    assert op.meaning is not None
     shapes = op.shapes(dims, op.params)
     kinds = {each.name: torch.bool if each.boolean else torch.int64 for each in op.operands if each.range is not None}
     given = {name: torch.empty(shape, dtype=kinds.get(name), device="meta") for name, shape in shapes.items()}
     try:
-        program, _ = op.meaning.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
+        program, _ = op.program(Problem(inputs=given, params=op.params, upstream={}, results=op.outputs))
     except UsageError:
         return None
     return program

@@ -46,7 +46,7 @@ def _of_case(kernel: Kernel, dtype: str, case: Case) -> BlindSpots:
     ]
     spots = blind_spots(judged, {name: kernel.limit(dtype, name) for name in formats}, EVERY)
     assert op.meaning is not None
-    tried = len(mutations(op.meaning.program(problem)[0], list(formats)))
+    tried = len(mutations(op.program(problem)[0], list(formats)))
     return BlindSpots(dtype, case.to_json(), tried, [each.words for each in spots])
 
 

@@ -33,8 +33,8 @@ from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
 from verify.diagnose.roundings import Roundings, roundings
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
-from verify.ops.graph.baseline import operands_of, program_of, run_of
 from verify.ops.graph.program import Program, trace
+from verify.ops.graph.shipped import operands_of, run_of
 from verify.ops.graph.steps import Run
 from verify.ops.op import Op, Problem
 from verify.records.figure import signed
@@ -96,7 +96,7 @@ def _programs(kernel: Kernel, case: Case, problem: Problem) -> Iterator[tuple[Ow
     with suppress(UsageError):  # the kernel is not written in PyTorch, or uses functions that cannot be traced
         program = trace(called, examples, outputs=kernel.outputs, differentiable=gradients, on_zeros=False)
         yield "kernel", program, run_of(program, problem)
-    yield "definition", *program_of(kernel.op, problem)
+    yield "definition", *kernel.op.program(problem)
 
 
 @dataclass(frozen=True)

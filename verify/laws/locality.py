@@ -200,8 +200,7 @@ def growing(op: Op, case: Case, dimension: str) -> dict[str, dict[int, int]]:
 
 def _is_local(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: Rows) -> bool:
     """True if elements of outputs at an index need operands at the same index alone."""
-    assert op.meaning is not None
-    program, run = op.meaning.program(Problem(inputs=inputs, params=op.params, upstream={}, results=op.outputs))
+    program, run = op.program(Problem(inputs=inputs, params=op.params, upstream={}, results=op.outputs))
     leaves = {id(step): step for step in program.steps if isinstance(step, Leaf) and step.name in rows.axes}
     for output, index in product(op.outputs, {0, rows.count // 2, rows.count - 1}):
         shape = program.results[output].shape

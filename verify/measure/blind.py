@@ -46,7 +46,7 @@ def blind_spots(
     """
     if not judged or (op := judged[0].op).meaning is None or op.gate != "noise":
         return []
-    program, run = op.meaning.program(judged[0].problem)
+    program, run = op.program(judged[0].problem)
     wanted = {by.result: by for by in judged if by.result not in op.integers}
     found = []
     for mutation, results in mutated(program, run, list(wanted), budget, constants=constants):

@@ -90,7 +90,7 @@ class Budget:
         """True if the budget allows judging all elements of the results of a problem."""
         if op.meaning is None or not problem.results:
             return True
-        (program, _), wanted = op.meaning.program(problem), problem.results
+        (program, _), wanted = op.program(problem), problem.results
         most = max(math.prod(program.results[name].shape) for name in wanted)
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
         fits = memory <= min(self.memory, DEFAULT_MEMORY) and work <= min(self.work, _WHOLE) * len(wanted)
@@ -247,7 +247,7 @@ def differing(got: Tensor, beside: Tensor | None) -> list[int]:
 
 def is_movable(op: Op, problem: Problem) -> bool:
     """True if a host can judge some elements without the others: operands and results are numbers of one shape."""
-    program, run = op.meaning.program(problem)  # type: ignore[union-attr]
+    program, run = op.program(problem)
     shapes = {tuple(each.shape) for each in (*run.leaves.values(), *program.results.values())}
     numbers = all(each.is_floating_point() for each in run.leaves.values()) and not op.integers
     return numbers and len(shapes) == 1 and not any(each.shown for each in op.operands)
@@ -270,7 +270,7 @@ def sampled(
         figures in units of noise depend on the device. None: the device of the result evaluates everything.
     """
     assert op.meaning is not None
-    program, run = op.meaning.program(problem)
+    program, run = op.program(problem)
     host = Run(run.leaves, torch.device("cpu"))  # with caches of its own, which hold tensors
     movable = forks is not None and is_movable(op, problem)
     later = bool(forks) and movable and program.elementwise

@@ -19,7 +19,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.backends import architecture
 from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, class_of_recipe, classed, special_parts
 from verify.cases.plan import Group
@@ -52,12 +51,12 @@ from verify.ops.op import Fast, Op, Problem, Regime, chosen, remembering
 from verify.records.readings import APART
 from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
-from verify.truth.fast import Truth, device_kind, truth_of
+from verify.truth.fast import Truth, truth_of
 from verify.truth.formats import Format
 from verify.truth.ulp import bits_of
 from verify.workers.phases import phase
 
-SAMPLE_EACH = 4  # elements of each case whose certificate is checked, if the group has several cases
+SAMPLE_EACH = 4  # elements of each case whose bound is checked, if the group has several cases
 # The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
 # result of a case: in a group of one case, in a group of several, and for a peer or PyTorch. The others count as
 # undecided. Maxima are always settled.
@@ -93,7 +92,6 @@ class Question:
     problem: Problem
     host: Problem
     fast: Mapping[str, Fast | None]  # None: evaluated where the result is judged
-    kind: str  # kind of device that evaluates the references
     formats: dict[str, Format]
     target: str
     seed: int
@@ -162,7 +160,7 @@ class Question:
         """Returns the truth of one result."""
         with phase(f"evaluate some elements of {result}") if self.fast[result] is None else nullcontext():
             fast = self.fast[result] or self.definition.fast(self.host)[result]
-        return truth_of(self.definition, self.host, result, fast, self.formats[result], self.kind)
+        return truth_of(self.definition, self.host, result, fast, self.formats[result])
 
 
 def question_of(
@@ -175,7 +173,7 @@ def question_of(
     wanted = problem.results
     kinds = {name: formats.of(measured.results[name].dtype) for name in wanted}
     found = kernel.op.fast(problem)
-    fast, kind = {name: found[name] for name in wanted}, device_kind(found)
+    fast = {name: found[name] for name in wanted}
     host = _on_host(problem)
     if max((each.value.numel() for each in fast.values()), default=0) <= small:
         problem, fast = host, {name: each.cpu() for name, each in fast.items()}
@@ -191,7 +189,6 @@ def question_of(
         problem=problem,
         host=host,
         fast=fast,
-        kind=kind,
         formats=kinds,
         target=target,
         seed=seed,
@@ -220,7 +217,6 @@ def sampled_question(
         problem=problem,
         host=problem,
         fast={name: sample.reference},
-        kind=architecture(sample.device),
         formats={name: fmt},
         target=target,
         seed=seed,
@@ -313,14 +309,14 @@ def _efforts(kernel: Kernel, group: Group, question: Question, few: bool) -> tup
     open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
     if kernel.peer:
         sample, open_limit = 1, open_limit_peer
-    if question.case.fill in ENDLESS:  # no certificate says anything about NaN
+    if question.case.fill in ENDLESS:  # no bound says anything about NaN
         sample = 0
     if group.exhaustive:
         open_limit = open_limit_peer = OPEN_LIMIT
     elif kernel.op.geometry.named:
         open_limit = open_limit_peer = OPEN_GRAPH
     rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
-    # the first source that is judged spends few exact values on the certificate before it spends them all
+    # the first source that is judged spends few exact values on the bounds before it spends them all
     at_first = sample if question.host.cache.get("effort", 1.0) < 1 else 0
     return Effort(sample, keep, open_limit, rounds), Effort(at_first, 1, open_limit_peer, rounds)
 

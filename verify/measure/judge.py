@@ -2,7 +2,7 @@
 
 The order matters. First the fast truth gives every element an error interval. Then `verify.truth.exact` judges three
 sets of elements: those whose rounding the interval leaves open, those that could be the maximum (overall and per
-regime), and a random sample that checks the certificate. Their exact figures replace the fast ones before anything is
+regime), and a random sample that checks the bounds. Their exact figures replace the fast ones before anything is
 counted. So no maximum rests on float64 alone.
 """
 
@@ -34,7 +34,7 @@ OPEN_LIMIT = 50_000
 # at most this many rounds of judging the elements that could be the maximum
 CONTENDER_ROUNDS = 6
 _JUST = 4.0  # a largest error above this multiple of the default limit is no accident of sampling
-SAMPLE = 24  # elements per result whose certificate is checked
+SAMPLE = 24  # elements per result whose bound is checked
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class JudgedBy:
 class Effort:
     """Limits how many elements of one result are judged exactly."""
 
-    sample: int = SAMPLE  # elements that check the certificate
+    sample: int = SAMPLE  # elements that check the bounds
     keep: int = KEEP  # worst elements of each regime, besides the maximum itself
     open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
     rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it

@@ -8,7 +8,6 @@ import msgspec
 
 from verify.declare.target import Declared
 from verify.records.record import KernelRun, SideEffect, Speed
-from verify.truth.certificate import Entry
 from verify.workers.requests import Request
 
 
@@ -119,10 +118,3 @@ class Time(Request[list[Timed]], frozen=True, tag="time"):
     rounds: int
     seed: int
     beside: tuple[str, ...] = ()
-
-
-class Certify(Request[list[Entry]], frozen=True, tag="certify"):
-    """Measures the distance of ops' fast references from the exact value. Empty `ops` means all."""
-
-    ops: list[str]
-    seed: int

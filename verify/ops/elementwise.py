@@ -1,87 +1,160 @@
-"""Builds an elementwise `Op` from float64 formulas: `unary` from a curve, `pointwise` from any formulas.
+"""Defines GELU and SiLU, and the gates of both: GEGLU and SwiGLU, y = x1 * g(x2).
 
-An output at position i is `formula(values at i)`. A gradient is that times the upstream gradient at i. The exact values
-are those of PyTorch's function (`verify.ops.graph.baseline`).
+GELU is x * Phi(x) ("none", the erf form), or its tanh approximation ("tanh"): x * logistic(2u) with
+u = sqrt(2/pi) (x + 0.044715 x^3). The truth uses the decimal number 0.044715 and the real number sqrt(2/pi). SiLU is
+x / (1 + exp(-x)).
+
+A gate takes two tensors (`geglu_split`), or one packed [..., 2d] tensor with x1, x2 = x.chunk(2, -1) (`geglu`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
-from verify.ops.formula import Curve, Formula
 from verify.ops.geometry import Elementwise, Params
-from verify.ops.graph.baseline import exact_points
-from verify.ops.op import Fast, Op, Operand, Problem
+from verify.ops.graph.shipped import Limits, Shipped
+from verify.ops.op import Landmarks, Op, Operand, Problem
+from verify.ops.thresholds import Thresholds
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-Formulas = Callable[[Params], Mapping[str, Formula]]
-
-
-def apply_upstream(formula: Formula, values: Sequence[Tensor], upstream: Tensor | None) -> Fast:
-    """Evaluates `formula(*values) * upstream` in float64 for whole tensors; the formula alone if upstream is None."""
-    fast = formula(*values)
-    if upstream is None:
-        return fast
-    gradient = upstream.to(torch.float64)
-    return Fast(gradient * fast.value, gradient.abs() * fast.scale)
+_LEFT, _SMALL = -30.0, 2.0**-500  # any number whose products are no zero stands for what is only known to be negative
+Curve = Callable[..., Tensor]  # g, of a tensor and the parameters
 
 
-def pointwise(
-    name: str,
-    operands: tuple[Operand, ...],
-    formulas: Formulas,
-    baseline: Callable[..., Any],
-    **options: Any,
-) -> Op:
-    """Returns an op whose operands share one shape.
+def _halves(problem: Problem) -> tuple[Tensor, Tensor]:
+    """Returns x1 and x2 of a packed operand."""
+    x = problem.inputs["x"]
+    if x is None or x.ndim == 0 or x.shape[-1] % 2:
+        received = "nothing" if x is None else f"shape {tuple(x.shape)}"
+        raise ValueError(f"x is packed as [..., 2d], so its last dimension is even; got {received}")
+    first, second = x.chunk(2, -1)
+    return first, second
 
-    `formulas(params)` maps "y" and each "d" + operand to its formula. `options` are other fields of the op.
+
+def _gate_values(problem: Problem, result: str) -> Tensor:
+    """Returns x2 for every element of a result of the packed op."""
+    second = _halves(problem)[1]
+    return second if result == "y" else torch.cat([second, second], -1)
+
+
+def _limits(
+    parts: Callable[[Problem], tuple[Tensor | None, Tensor]], problem: Problem
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Returns the limits where the curve's argument is infinite: of its value -0 and infinity, of its slope 0 and 1.
+
+    Other factors keep the rules of IEEE arithmetic, as in infinity * 0. So left of `_LEFT`, where intervals and balls
+    may reach 0 though value and slope are negative, infinity times them is an infinity. The results have the names of
+    the op on two tensors.
     """
-    names = [operand.name for operand in operands]
-
-    def fast(problem: Problem) -> dict[str, Fast]:
-        table = formulas(problem.params)
-        values = [_required(problem, each).to(torch.float64) for each in names]
-        upstream = problem.upstream.get("y")
-        return {
-            result: apply_upstream(table[result], values, None if result == "y" else upstream)
-            for result in problem.results
-        }
-
-    return Op(
-        name=name,
-        geometry=Elementwise(),
-        operands=operands,
-        outputs=("y",),
-        fast=fast,
-        points=exact_points(names, ("y",), baseline, fast),
-        baseline=baseline,
-        **options,
-    )
+    x1, x2 = (None if each is None else each.double() for each in parts(problem))
+    assert x2 is not None
+    end, one = torch.isinf(x2), torch.ones_like(x2)
+    factor, dy = (one if each is None else each.double() for each in (x1, problem.upstream.get("y")))
+    left = (x2 < _LEFT) & ~end & (torch.isinf(factor) | torch.isinf(dy))
+    if not bool((end | left).any()):
+        return {}
+    value = torch.where(x2 > 0, math.inf, torch.where(left, -_SMALL, -0.0 * one))
+    slope = torch.where(x2 > 0, 1.0, torch.where(left, -_SMALL, 0.0 * one))
+    found = {"y": factor * value, "dx1": dy * value, "dx2": dy * (factor * slope)}
+    return {name: (end | (left & torch.isinf(limit)), limit) for name, limit in found.items()}
 
 
-def unary(
-    name: str,
-    curve: Callable[[Params], Curve],
-    baseline: Callable[..., Any],
-    **options: Any,
-) -> Op:
-    """Returns an op of one operand `x`: y = curve(x), dx = dy * curve'(x)."""
-
-    def formulas(params: Params) -> dict[str, Formula]:
-        chosen = curve(params)
-        return {"y": chosen.value, "dx": chosen.slope}
-
-    return pointwise(name, (Operand("x"),), formulas, baseline, **options)
-
-
-def _required(problem: Problem, name: str) -> Tensor:
+def _given(problem: Problem, name: str) -> Tensor:
     tensor = problem.inputs[name]
     if tensor is None:
         raise ValueError(f"operand {name} is required")
     return tensor
+
+
+def _alone(problem: Problem) -> Limits:
+    found = _limits(lambda problem: (None, _given(problem, "x")), problem)
+    return {name: found[own] for name, own in (("y", "y"), ("dx", "dx2")) if found and name in problem.results}
+
+
+def _split(problem: Problem) -> Limits:
+    found = _limits(lambda problem: (_given(problem, "x1"), _given(problem, "x2")), problem)
+    return {name: each for name, each in found.items() if name in problem.results}
+
+
+def _packed(problem: Problem) -> Limits:
+    found = _limits(_halves, problem)
+    if found:
+        masks, limits = zip(found.pop("dx1"), found.pop("dx2"), strict=True)
+        found["dx"] = torch.cat(masks, -1), torch.cat(limits, -1)
+    return {name: each for name, each in found.items() if name in problem.results}
+
+
+def _family(
+    names: tuple[str, str, str], curve: Curve, table: Callable[[Params], Thresholds], summary: str, **options: Any
+) -> tuple[Op, Op, Op]:
+    """Returns a curve as an op, its gate on a packed tensor, and its gate on two tensors. `summary` is the curve's."""
+
+    def split(x1: Tensor, x2: Tensor, **params: Any) -> Tensor:
+        return x1 * curve(x2, **params)
+
+    def packed(x: Tensor, **params: Any) -> Tensor:
+        return split(*x.chunk(2, -1), **params)
+
+    at = Landmarks(regimes=lambda params: table(params).regimes, boundaries=lambda params: table(params).boundaries)
+    gate = {"symmetry": "gate", **options}
+    alone, joined, apart = names
+    return (
+        Shipped(curve, (Operand("x"),), limits=_alone).op(
+            alone, Elementwise(), landmarks=at, summary=summary, **options
+        ),
+        Shipped(packed, (Operand("x"),), limits=_packed).op(
+            joined,
+            Elementwise(halves=2),
+            landmarks=replace(at, of="x2", values=_gate_values),
+            summary=f"x1 * {alone}(x2) on packed [..., 2d]",
+            **gate,
+        ),
+        Shipped(split, (Operand("x1"), Operand("x2")), limits=_split).op(
+            apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate
+        ),
+    )
+
+
+_GELU = {
+    "none": Thresholds(
+        root=-0.7517915246935645,
+        peak=1.4142135623734167,
+        vanishing=(-14.356067982158693, -13.561520443081282, -5.723854819963261),
+        subnormal=(-13.146246717861361, -13.146246717861361, -4.17956713942291),
+        saturated=(5.419983174916868, 2.8856349124267573, 3.4871041041144313),
+        tail=-5.0,
+    ),
+    "tanh": Thresholds(
+        root=-0.7524614220710163,
+        peak=1.4185040087911482,
+        vanishing=(-10.770868253746146, -10.333197547431512, -5.2886215275068444),
+        subnormal=(-10.100637393537946, -10.100637393537946, -4.029301447894288),
+        saturated=(5.061380380273073, 2.8609619268268607, 3.421384809285688),
+        tail=-5.0,
+    ),
+}
+_SILU = Thresholds(
+    root=-1.2784645427610737,
+    peak=2.39935728051572,
+    vanishing=(-108.66030361932556, -97.46117630196233, -20.34133451118791),
+    subnormal=(-91.85677532459547, -91.85677532459547, -12.20598165888704),
+    saturated=(17.32867948419631, 6.236369590203704, 8.31752199628717),
+    tail=-16.0,
+)
+
+GELU, GEGLU, GEGLU_SPLIT = _family(
+    ("gelu", "geglu", "geglu_split"),
+    torch.nn.functional.gelu,
+    lambda params: _GELU[params.get("approximate", "none")],
+    "x * Phi(x), or its tanh approximation",
+    params={"approximate": "none"},
+    choices={"approximate": tuple(_GELU)},
+)
+SILU, SWIGLU, SWIGLU_SPLIT = _family(
+    ("silu", "swiglu", "swiglu_split"), torch.nn.functional.silu, lambda params: _SILU, "x * logistic(x)"
+)

@@ -13,52 +13,117 @@ largest values within REACH S of pre, where REACH is the error of a float32 sum 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from verify.ops import gelu
-from verify.ops.formula import Curve
 from verify.ops.geometry import Contraction
-from verify.ops.graph.baseline import exact_points
-from verify.ops.op import Fast, Op, Operand, Problem
+from verify.ops.graph.shipped import Scales, Shipped
+from verify.ops.op import Operand, Problem
 
 # ---------------------------------------------------------------------------------- the activations
 
-IDENTITY = Curve(
-    value=lambda x: Fast(x, x.abs()),
-    slope=lambda x: Fast(torch.ones_like(x), torch.ones_like(x)),
-    bend=torch.zeros_like,
-)
-
-
-def _squared_relu(x: Tensor) -> Fast:
-    value = x.clamp(min=0.0).square()
-    return Fast(value, value)
-
-
-def _squared_relu_slope(x: Tensor) -> Fast:
-    value = 2.0 * x.clamp(min=0.0)
-    return Fast(value, value)
-
-
-SQUARED_RELU = Curve(value=_squared_relu, slope=_squared_relu_slope, bend=lambda x: torch.full_like(x, 2.0))
-_CURVES = {
-    "id": IDENTITY,
-    "gelu": gelu.ERF,
-    "gelu_tanh": gelu.TANH,
-    "squared_relu": SQUARED_RELU,
-    "geglu": gelu.ERF,
-    "geglu_tanh": gelu.TANH,
-}
 _GATED = ("geglu", "geglu_tanh")
+_FAR = 2.0**200  # stands for an infinite argument: the activation has its limit there
 
-# ------------------------------------------------------------------------------------------ float64
+
+def _gelu(x: Tensor, *, approximate: str) -> Tensor:
+    """Returns GELU with its limits at infinite numbers, where PyTorch has NaN."""
+    inner = torch.nn.functional.gelu(x.clamp(-_FAR, _FAR), approximate=approximate)
+    return torch.where(x == math.inf, x, inner)
+
+
+def _layer(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str = "id",
+    gelu: Callable[..., Tensor] = torch.nn.functional.gelu,
+) -> tuple[Tensor, Tensor]:
+    pre = torch.nn.functional.linear(x, weight, bias)
+    approximate = "tanh" if activation.endswith("tanh") else "none"
+    if activation in _GATED:
+        p1, p2 = pre.chunk(2, -1)
+        return p1 * gelu(p2, approximate=approximate), pre
+    if activation == "squared_relu":
+        return torch.relu(pre).square(), pre
+    return (pre if activation == "id" else gelu(pre, approximate=approximate)), pre
+
+
+# ---------------------------------------------------------------------------------------- the scales
 
 # Largest expected error of a computed pre-activation, in units of S. Within this distance the slope of an activation
 # may differ much from the slope at pre: gelu is 0 left of -40 and the identity right of 40.
 REACH = 2.0**-12
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """The magnitudes of an activation's value and of its derivatives, from which scales are made.
+
+    `terms` are those of the slope, which a scale adds up; `bend` bounds the second derivative. The slope has its
+    largest magnitudes at `steep`.
+    """
+
+    value: Callable[[Tensor], Tensor]
+    slope: Callable[[Tensor], Tensor]
+    terms: Callable[[Tensor], Tensor]
+    bend: Callable[[Tensor], Tensor]
+    steep: tuple[float, ...] = ()
+
+
+def _gate_terms(factors: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], edge: float, steep: float) -> _Terms:
+    """Returns the magnitudes of x s(x), from s, its derivative, and a bound of |2 s' + x s''|.
+
+    Beyond `edge`, s and its derivative leave the normal range of float64, so they are those of the edge.
+    """
+
+    def slope(x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = x.clamp(-edge, edge)
+        factor, change, _ = factors(inner)
+        return factor, inner * change
+
+    return _Terms(
+        value=lambda x: (x * factors(x.clamp(-edge, edge))[0]).abs(),
+        slope=lambda x: sum(slope(x)).abs(),  # type: ignore[union-attr]
+        terms=lambda x: slope(x)[0] + slope(x)[1].abs(),
+        bend=lambda x: factors(x.clamp(-edge, edge))[2],
+        steep=(-steep, steep),
+    )
+
+
+def _erf_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+    return torch.special.ndtr(x), density, density * (2.0 + x * x)
+
+
+def _tanh_factors(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    linear, cubic = math.sqrt(8.0 / math.pi), math.sqrt(8.0 / math.pi) * 0.044715
+    exponent, grows = x * (linear + cubic * x * x), linear + 3.0 * cubic * x * x
+    left, right = torch.sigmoid(exponent), torch.sigmoid(-exponent)
+    return left, grows * left * right, left * right * (2.0 * grows + 6.0 * cubic * x * x + x.abs() * grows * grows)
+
+
+_ERF = _gate_terms(_erf_factors, 37.5, math.sqrt(2.0))
+_TANH = _gate_terms(_tanh_factors, 21.0, 1.4185040087908284)
+_ACTIVATIONS = {
+    "id": _Terms(torch.abs, torch.ones_like, torch.ones_like, torch.zeros_like),
+    "gelu": _ERF,
+    "gelu_tanh": _TANH,
+    "squared_relu": _Terms(
+        value=lambda x: x.clamp(min=0.0).square(),
+        slope=lambda x: 2.0 * x.clamp(min=0.0),
+        terms=lambda x: 2.0 * x.clamp(min=0.0),
+        bend=lambda x: torch.full_like(x, 2.0),
+    ),
+    "geglu": _ERF,
+    "geglu_tanh": _TANH,
+}
 
 
 def _within(function: Callable[[Tensor], Tensor], pre: Tensor, size: Tensor, tops: tuple[float, ...]) -> Tensor:
@@ -70,116 +135,51 @@ def _within(function: Callable[[Tensor], Tensor], pre: Tensor, size: Tensor, top
     return largest
 
 
-def _output(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
-    """Returns act(pre) and its scale, given the scale `size` of pre."""
-    fast = curve.value(pre)
-    steepest = _within(lambda x: curve.slope(x).value.abs(), pre, size, curve.steep)
-    return Fast(fast.value, fast.scale + steepest * size)
-
-
-def _slope(curve: Curve, pre: Tensor, size: Tensor) -> Fast:
-    """Returns act'(pre) and its scale, given the scale `size` of pre."""
-    fast = curve.slope(pre)
-    return Fast(fast.value, fast.scale + _within(curve.bend, pre, size, (0.0,)) * size)
-
-
-def _fast(problem: Problem) -> dict[str, Fast]:
-    """Evaluates the requested results in float64, with their scales.
-
-    A float64 sum of n products is off by at most n units of 2^-53 of S, in any order (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 3.1).
-    """
+def _scales(problem: Problem) -> Scales:
+    """Returns the scale of each requested result."""
     given, weights, activation = problem.inputs["x"], problem.inputs["weight"], problem.params["activation"]
     if given is None or weights is None:
         raise ValueError("operands x and weight are required")
-    x, weight = given.to(torch.float64), weights.to(torch.float64)
-    curve, gated = _CURVES[activation], activation in _GATED
+    x, weight, own = given.double(), weights.double(), _ACTIVATIONS[activation]
     bias = problem.inputs.get("bias")
-    pre, size = x @ weight.mT, x.abs() @ weight.abs().mT
-    if bias is not None:
-        offset = bias.to(torch.float64)
-        pre, size = pre + offset, size + offset.abs()
-    width = pre.shape[-1] // (2 if gated else 1)
-    p1, p2 = pre[:, :width], pre[:, width:]
-    results = {}
-    if "pre" in problem.results:
-        results["pre"] = Fast(pre, size)
+    pre = torch.nn.functional.linear(x, weight, None if bias is None else bias.double())
+    size = torch.nn.functional.linear(x.abs(), weight.abs(), None if bias is None else bias.double().abs())
+    found: dict[str, Tensor] = {"pre": size}
     # Below the normal numbers, errors of products and sums are absolute. So S is at least the smallest normal number.
-    smallest = torch.finfo(torch.float64 if given.dtype == torch.float64 else torch.float32).tiny
-    size = size.clamp_min(smallest)
-    s1, s2 = size[:, :width], size[:, width:]
+    size = size.clamp_min(torch.finfo(torch.float64 if given.dtype == torch.float64 else torch.float32).tiny)
     # At an infinite pre-activation the limit is exact, without rounding errors of terms.
-    s1, s2, size = (each.masked_fill(~torch.isfinite(each), 0.0) for each in (s1, s2, size))
-    if "y" in problem.results:
-        if gated:
-            gate = _output(curve, p2, s2)
-            scale = (p1.abs() + REACH * s1) * gate.scale + gate.value.abs() * s1
-            results["y"] = Fast(p1 * gate.value, scale)
-        else:
-            results["y"] = _output(curve, pre, size)
-    if not {"dx", "dweight", "dbias"} & set(problem.results):
-        return results
-
-    back = torch.zeros_like(pre)
-    back_scale = torch.zeros_like(pre)
-    if "y" in problem.upstream:
-        dy = problem.upstream["y"].to(torch.float64)
-        if gated:
-            gate, slope = _output(curve, p2, s2), _slope(curve, p2, s2)
-            back = torch.cat([dy * gate.value, dy * p1 * slope.value], -1)
-            second = (p1.abs() + REACH * s1) * slope.scale + s1 * slope.value.abs()
-            back_scale = torch.cat([dy.abs() * gate.scale, dy.abs() * second], -1)
-        else:
-            slope = _slope(curve, pre, size)
-            back, back_scale = dy * slope.value, dy.abs() * slope.scale
-    if curve is not IDENTITY:
-        # The gradient of the pre-activation is a number of the dtype. If it is subnormal, its error is absolute, and
-        # the sums below magnify it (gradual underflow: Higham, section 2.2).
-        back_scale = back_scale.clamp_min(float(torch.finfo(given.dtype).tiny))
-    if "pre" in problem.upstream:
-        direct = problem.upstream["pre"].to(torch.float64)
-        back, back_scale = back + direct, back_scale + direct.abs()
-    if "dx" in problem.results:
-        results["dx"] = Fast(back @ weight, back_scale @ weight.abs())
-    if "dweight" in problem.results:
-        results["dweight"] = Fast(back.mT @ x, back_scale.mT @ x.abs())
-    if "dbias" in problem.results:
-        results["dbias"] = Fast(back.sum(0), back_scale.sum(0))
-    return results
+    size = size.masked_fill(~torch.isfinite(size), 0.0)
+    gated = activation in _GATED
+    (p1, p2), (s1, s2) = (each.chunk(2, -1) if gated else (each, each) for each in (pre, size))
+    y = own.value(p2) + _within(own.slope, p2, s2, own.steep) * s2
+    found["y"] = y if not gated else (p1.abs() + REACH * s1) * y + own.value(p2) * s1
+    if {"dx", "dweight", "dbias"} & set(problem.results):
+        back = torch.zeros_like(pre)
+        if "y" in problem.upstream:
+            dy = problem.upstream["y"].double().abs()
+            slope = own.terms(p2) + _within(own.bend, p2, s2, (0.0,)) * s2
+            back = dy * slope
+            if gated:
+                second = (p1.abs() + REACH * s1) * slope + s1 * own.slope(p2)
+                back = torch.cat([dy * y, dy * second], -1)
+        if activation != "id":
+            # The gradient of the pre-activation is a number of the dtype. If it is subnormal, its error is absolute,
+            # and the sums below magnify it (gradual underflow: Higham, section 2.2).
+            back = back.clamp_min(float(torch.finfo(given.dtype).tiny))
+        if "pre" in problem.upstream:
+            back = back + problem.upstream["pre"].double().abs()
+        found |= {"dx": back @ weight.abs(), "dweight": back.mT @ x.abs(), "dbias": back.sum(0)}
+    return {name: (scale, None) for name, scale in found.items() if name in problem.results}
 
 
-# ------------------------------------------------------------------------------------------- the op
-
-
-def _baseline(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "id"
-) -> tuple[Tensor, Tensor]:
-    functional = torch.nn.functional
-    pre = functional.linear(x, weight, bias)
-    approximate = "tanh" if activation.endswith("tanh") else "none"
-    if activation in _GATED:
-        p1, p2 = pre.chunk(2, -1)
-        return p1 * functional.gelu(p2, approximate=approximate), pre
-    if activation == "squared_relu":
-        return functional.relu(pre).square(), pre
-    return (pre if activation == "id" else functional.gelu(pre, approximate=approximate)), pre
-
-
-LINEAR = Op(
-    name="linear",
-    geometry=Contraction(factor=lambda params: 2 if params.get("activation") in _GATED else 1),
-    operands=(
-        Operand("x"),
-        Operand("weight", role="matrix"),
-        Operand("bias", role="shift", optional=True),
-    ),
-    outputs=("y", "pre"),
+_OPERANDS = Operand("x"), Operand("weight", role="matrix"), Operand("bias", role="shift", optional=True)
+LINEAR = Shipped(partial(_layer, gelu=_gelu), _OPERANDS, ("y", "pre"), scales=_scales, summed=("dweight", "dbias")).op(
+    "linear",
+    Contraction(factor=lambda params: 2 if params.get("activation") in _GATED else 1),
+    baseline=_layer,
     optional_outputs=("pre",),
-    fast=_fast,
-    points=exact_points(("x", "weight", "bias"), ("y", "pre"), _baseline, _fast, summed=("dweight", "dbias")),
-    baseline=_baseline,
     params={"activation": "id"},
-    choices={"activation": tuple(_CURVES)},
+    choices={"activation": tuple(_ACTIVATIONS)},
     gate="scaled",
     symmetry="linear",
     summary="act(x @ weight^T + bias)",

@@ -5,8 +5,7 @@ callables define its meaning:
 
 * `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision, one
   in mpmath and one in Arb. Both evaluate the program of a PyTorch function.
-* `fast(problem)` evaluates every requested result in float64 on the problem's device, with the scale of its terms.
-  `verify.measure.certify` measures its distance from `points`.
+* `fast(problem)` evaluates intervals of every requested result in float64 on the problem's device.
 * `baseline(...)` is the code that PyTorch users run today, in the dtype of the operands.
 
 A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).
@@ -130,25 +129,34 @@ class Regime:
 
 @dataclass(frozen=True)
 class Fast:
-    """A float64 reference of one result, with the bounds and alternatives that judging needs.
-
-    The certificate bounds |value - exact| by a multiple of 2^-53 * scale, where `bound` and `exact` do not. So
-    `scale` must be at least the magnitude of the terms whose rounding errors enter `value`. For an elementwise function
-    that does not cancel, it is |value|.
+    """A float64 reference of one result: each real number lies within `bound` of `value`.
 
     At a tie, the reference belongs to one choice; see `Meaning.chosen`.
     """
 
     value: Tensor
     scale: Tensor  # magnitude of the terms that are summed to `value`
-    bound: Tensor | None = None  # largest distance of the exact value; None: the certificate bounds it
-    exact: Tensor | None = None  # mask of the elements without any error
+    bound: Tensor  # largest distance of the exact value; infinity: not known
     # root of the sum of the squares of many terms: the scale of results of 16 bits, whose sums are of float32
     root: Tensor | None = None
     unknown: Tensor | None = None  # mask of the elements that no route can evaluate: undecided
     noise: Tensor | None = None  # rms change of the value by roundings of the definition's steps
     other: Tensor | None = None  # a second right value of an element; NaN: only one
     together: float = 1.0  # how strongly the elements move together; see `Noise`
+
+    @staticmethod
+    def within(span: Any) -> Fast:
+        """Returns the reference for an interval of a program, or for a tensor of integers, which is exact."""
+        from torch import Tensor
+
+        if isinstance(span, Tensor):
+            value = span.double()
+            return Fast(value, value.abs().clamp(min=1.0), value.new_zeros(value.shape))
+        value = span.mid()
+        bound = (span.hi - value).maximum(value - span.lo) * (1 + 2.0**-51)
+        bound = bound.masked_fill(value.isinf() | value.isnan(), 0.0)
+        open_ended = (span.lo.isinf() | span.hi.isinf()) & (span.lo != span.hi)
+        return Fast(value, value.abs(), bound.masked_fill(open_ended, math.inf))
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
         """Returns the same with every tensor changed."""
@@ -208,9 +216,6 @@ class Landmarks:
 class Meaning(Protocol):
     """A PyTorch function that defines an op, as a program (`verify.ops.graph`)."""
 
-    def program(self, problem: Problem) -> tuple[Any, Any]:
-        """Returns the program of a problem, and a run with its tensors."""
-
     def identity(self, dims: Shape) -> str:
         """Returns a digest of the function for these sizes."""
 
@@ -241,6 +246,7 @@ class Op:
     outputs: tuple[str, ...]
     fast: Callable[[Problem], dict[str, Fast]]
     points: Callable[[Problem, str, Sequence[int]], list[Point]]
+    program: Callable[[Problem], tuple[Any, Any]]  # the program of a problem, and a run with its tensors
     baseline: Callable[..., Any]
     params: Params = field(default_factory=dict)  # defaults
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # allowed values of parameters

@@ -136,7 +136,7 @@ class Histogram(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 class Figures(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """Holds the errors of one implementation over one set of elements.
 
-    `max_ulp` is the maximum, judged exactly. No element exceeds `max_upper`, by the certificate of the fast reference.
+    `max_ulp` is the maximum, judged exactly. No element exceeds `max_upper`, by the bounds of the fast reference.
     The two are equal unless elements remain undecided. The `scaled_*` figures are in the unit of the gate "scaled" (ULP
     of the scale) or "noise" (the program's own noise, beyond half a ULP). With the gate "plain" they are ULP less
     noise, which the verdict is about, or None if no noise was needed. An undecided element is `open` if exact
@@ -256,7 +256,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     histogram: Histogram
     worst: list[Worst]
     escalated: int  # elements judged exactly because float64 did not decide
-    certificate: str  # the certificate that bounded the fast reference, or "exact"
+    certificate: str  # what bounded the fast reference, or "exact"
     reason: str = ""  # why the status is not "ok", in one line
     baseline: Figures | None = None
     baseline_name: str = ""

@@ -1,16 +1,16 @@
 """Evaluates the truth of whole tensors: in float64 with a bound, or exactly as pairs of float64 numbers.
 
 `evaluate` returns a `Truth` for each requested result. For formats up to float32, it takes one vectorised float64 pass
-on the device, and the bound comes from the certificate or from intervals. For float64 results, there is no wider
-hardware format. So every element is evaluated exactly and stored as value + low.
+on the device, in intervals. For float64 results, there is no wider hardware format. So every element is evaluated
+exactly and stored as value + low.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
@@ -18,12 +18,10 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.backends import architecture
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.elements import to_arb
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.records.record import Gate
-from verify.truth import certificate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
 from verify.truth.exact import START_PRECISION, settle
 from verify.truth.formats import Format
@@ -40,7 +38,6 @@ _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign mat
 class Truth(Fast):
     """A reference that results are judged by: each real number lies within `bound` of value + low."""
 
-    bound: Tensor = field(kw_only=True)
     low: Tensor | None = None  # None: zero
     certificate: str = ""  # the origin of the bound, in words
 
@@ -121,47 +118,22 @@ def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, 
     At ties the problem decides; see `verify.ops.op.chosen`.
     """
     fast = op.fast(problem)
-    kind = device_kind(fast)
-    return {result: truth_of(op, problem, result, fast[result], formats[result], kind) for result in problem.results}
+    return {result: truth_of(op, problem, result, fast[result], formats[result]) for result in problem.results}
 
 
-def device_kind(fast: Mapping[str, Fast]) -> str:
-    """Returns the kind of device of a reference, as in certificates: "cpu" or "sm_90"."""
-    return architecture(next(item.value.device for item in fast.values())) if fast else ""
-
-
-def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format, kind: str) -> Truth:
-    """Returns the truth of one result, given its reference, which was evaluated on a `kind` of device.
+def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format) -> Truth:
+    """Returns the truth of one result, given its reference.
 
     Evaluates elements exactly if the reference has no bound for them, or if the result is float64, which is slow. Uses
     no GPU if the problem and the reference are in host memory.
     """
     if op.meaning is not None and op.geometry.named:
         reference = op.meaning.looked_up(problem, result, reference)
-    known = reference.bound is not None and not bool(reference.bound.any())  # true for integers
+    known = not bool(reference.bound.any())  # true for integers
     if fmt.name == "float64" and not known:
         return _evaluate_exactly(op, problem, result, reference)
-    if reference.bound is not None:
-        return Truth.of(reference, "an interval for every element")
-    units, sentence = certificate.units_for(op.name, problem.params, result, kind)
-    if op.geometry.multiplies:
-        # A float64 sum of k products has an error of at most about k units (Higham, section 3.1). The certificate was
-        # measured on short sums.
-        units += _terms(problem)
-    bound = reference.scale.abs() * (units * 2.0**-53) + certificate.SLACK
-    bound = torch.where(reference.value.isfinite(), bound, 0.0)
-    if reference.exact is not None:
-        bound = torch.where(reference.exact, 0.0, bound)
     scale = reference.scale if reference.root is None or fmt.bits != 16 else reference.root
-    return Truth.of(reference, sentence, bound=bound, scale=scale)
-
-
-def _terms(problem: Problem) -> int:
-    """Returns the largest dimension of the operands, a bound of the length of sums in products and their gradients."""
-    return max(
-        (size for value in problem.inputs.values() if value is not None for size in value.shape),
-        default=1,
-    )
+    return Truth.of(reference, "an interval for every element", scale=scale)
 
 
 def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) -> Truth:
@@ -245,5 +217,5 @@ def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -
         if not abs((value - high) - low) <= bound:
             raise TruthError(
                 f"the fast reference gives {value!r}, the exact value is {high!r}: further apart than the "
-                f"certified bound {bound:.3e}; run `verify certify` on this machine"
+                f"bound {bound:.3e} of its interval"
             )

@@ -180,6 +180,7 @@ class _Like:
             outputs=outputs,
             fast=self.fast,
             points=self.points,
+            program=self.program,
             baseline=self._baseline,
             gate="noise" if sums else "plain",
             unsummed=unsummed if sums else (),
@@ -389,7 +390,7 @@ class _Like:
                 deviations = {name: each.deviation for name, each in noise.items()}
                 problem.cache["choices"] = Choices.of(program, run, problem.results, reach, deviations)
             spans = program.spans(run, problem.results)
-        found = {name: _fast(span) for name, span in spans.items()}
+        found = {name: Fast.within(span) for name, span in spans.items()}
         if self.by_noise:
             for name, each in noise.items():
                 found[name] = replace(found[name], noise=each.deviation, together=each.together)
@@ -462,7 +463,6 @@ class _Like:
 
         If Arb finds no value either, the element is marked unknown: it counts as undecided.
         """
-        assert fast.bound is not None
         most_evaluated = _OPEN[not program.elementwise]
         places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_evaluated].tolist()
         if not places or not program.results[result].real:
@@ -492,18 +492,6 @@ class _Like:
         program, run, shared = held[2:]
         evaluator = ElementEvaluator(program, run, result, list(indices), shared)
         return [evaluator.point(place) for place in range(len(evaluator.indices))]
-
-
-def _fast(span: Any) -> Fast:
-    """Returns the reference for an interval: its middle, and half its width as the bound."""
-    if isinstance(span, Tensor):
-        value = span.to(torch.float64)
-        return Fast(value, value.abs().clamp(min=1.0), bound=torch.zeros_like(value))
-    value = span.mid()
-    bound = torch.maximum(span.hi - value, value - span.lo) * (1 + 2.0**-51)
-    bound = torch.where(torch.isinf(value) | torch.isnan(value), 0.0, bound)
-    open_ended = (torch.isinf(span.lo) | torch.isinf(span.hi)) & (span.lo != span.hi)
-    return Fast(value, value.abs(), torch.where(open_ended, math.inf, bound))
 
 
 def _at_special_operands(program: Program, run: Run, result: str, fast: Fast, *, gradient: bool) -> Fast:

@@ -49,7 +49,13 @@ class Sample:
 
     def op(self, whole: Op) -> Op:
         """Returns an op whose result has the elements of the sample alone."""
-        return replace(whole, points=self._points, fast=lambda problem: {self.result: self.fast}, meaning=self)
+        return replace(
+            whole,
+            points=self._points,
+            fast=lambda problem: {self.result: self.fast},
+            meaning=self,
+            program=self.program,
+        )
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of the sample of a tensor that is shaped like the result."""

@@ -88,7 +88,7 @@ def _truth(result: Result) -> str:
     if result.certificate == "exact":
         return "Truth: exact arithmetic throughout."
     settled = f"; {words.plural(result.escalated, 'element')} settled in exact arithmetic" if result.escalated else ""
-    return f"Truth: float64, certificate: {result.certificate}{settled}."
+    return f"Truth: float64, {result.certificate}{settled}."
 
 
 def region(part: RegimeFigures, result: Result) -> SimpleNamespace:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from verify.backends import Backend, architecture
+from verify.backends import Backend
 from verify.cases.fingerprint import fingerprint
 from verify.declare.declaration import Kernel
 from verify.measure.tally import Maximum
@@ -19,7 +19,6 @@ from verify.search.hunt.requests import Hunt
 from verify.search.hunt.search import INTERRUPTED, Search, Searched, State, population_of, search
 from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import SearchSpace, space_of
-from verify.truth import certificate
 
 KEEP, CHARACTERS = 5, 3_000  # the most finds of a record, and the most characters of their replay commands
 
@@ -89,13 +88,6 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         wrong = f"{proven[0].worst.got} in the place of {proven[0].worst.truth}"
         counts = space.result in kernel.op.integers
         status, reason = "wrong", wrong if counts else _reason(proven[0], limit, gate)
-    units = (
-        "exact"
-        if space.fmt.name == "float64"
-        else certificate.units_for(
-            kernel.op.name, kernel.op.resolve(kernel.params), space.result, architecture(backend.device)
-        )[1]
-    )
     meaning = f" {kernel.op.meaning.identity(space.layout.dims)}" if kernel.op.meaning else ""
     return Result(
         output=space.result,
@@ -111,7 +103,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         histogram=tally.histogram(),
         worst=_kept(proven),
         escalated=len(proven),
-        certificate=units,
+        certificate="exact" if space.fmt.name == "float64" else "an interval for every element",
         source="hunt",
         format=INTEGERS if space.result in kernel.op.integers else "",
         properties=fingerprint(kernel, space.result, space.dtype, space=space.sentence + meaning),

@@ -38,7 +38,7 @@ from verify.truth.ulp import Errors, bits_of, ldexp, ulp_exponent
 
 SLAB, SLAB_CPU = 1 << 22, 1 << 18  # points judged at a time: their tensors fit a core's cache
 OPEN_LIMIT = 4096  # elements of one result of one chunk that are judged exactly; further ones count as undecided
-SAMPLE = 6  # elements per chunk and result at which the certificate is checked
+SAMPLE = 6  # elements per chunk and result at which the bound is checked
 BASELINE = "baseline "
 Progress = Callable[[int], None]  # receives the number of finished chunks
 
@@ -146,7 +146,7 @@ class _Collector:
         self.part = self.part.merge(part)
 
     def _sample(self, problem: Problem, truth: Truth, first: int) -> None:
-        """Checks the certificate on a few random elements of the chunk's first slab."""
+        """Checks the bound of a few random elements of the chunk's first slab."""
         if self.sampled or truth.certificate == "exact":
             return
         self.sampled = True

@@ -1,0 +1,187 @@
+"""Makes a shipped op of a PyTorch function. Its traced program gives the exact values and the float64 reference.
+
+A shipped op differs from a function of `like=` in what is known of it: the landmarks, the parameters, the scale of its
+sums, and the limits at infinite operands, where a program may have NaN, as in `-inf * 0`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
+from typing import Any
+
+import torch
+from mpmath import mp
+from torch import Tensor
+
+from verify.ops.elements import to_arb
+from verify.ops.equal_rows import merged
+from verify.ops.geometry import Geometry, Shape
+from verify.ops.graph.program import Program, trace, undisturbed
+from verify.ops.graph.single import ElementEvaluator, Shared
+from verify.ops.graph.steps import Leaf, Run
+from verify.ops.op import Fast, Op, Operand, Point, Problem
+from verify.ops.precision import GUARD
+
+_HOLDS = 32  # programs kept: one for each set of shapes
+
+# by result: the scale in float64, and the root of the sum of the squares of the terms if the result is a long sum
+Scales = Mapping[str, tuple[Tensor, Tensor | None]]
+Limits = Mapping[str, tuple[Tensor, Tensor]]  # by result: a mask of the elements at infinite operands, and their limits
+
+
+@dataclass
+class Shipped:
+    """A function with what is known of it.
+
+    The function takes an argument for each operand, None if it is absent, and the parameters of the op.
+    """
+
+    function: Callable[..., Any]
+    operands: tuple[Operand, ...]
+    outputs: tuple[str, ...] = ("y",)
+    scales: Callable[[Problem], Scales] = lambda problem: {}
+    limits: Callable[[Problem], Limits] = lambda problem: {}
+    summed: Sequence[str] = ()  # results that add up over rows
+    traced: Callable[..., Program] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.traced = lru_cache(maxsize=_HOLDS)(self._trace)
+
+    def op(self, name: str, geometry: Geometry, **options: Any) -> Op:
+        """Returns the op. `options` are its other fields."""
+        made = {"baseline": self.function, "operands": self.operands, "outputs": self.outputs, **options}
+        return Op(name=name, geometry=geometry, fast=self.fast, points=self.points, program=self.program, **made)
+
+    def _trace(
+        self, params: tuple[tuple[str, Any], ...], shapes: tuple[tuple[str, Shape], ...], gradients: tuple[str, ...]
+    ) -> Program:
+        """Traces the function of the operands that are present."""
+        names = [name for name, _ in shapes]
+
+        def called(*values: Tensor) -> Any:
+            given = dict(zip(names, values, strict=True))
+            return self.function(*(given.get(each.name) for each in self.operands), **dict(params))
+
+        examples = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes}
+        return trace(called, examples, outputs=self.outputs, differentiable=gradients)
+
+    def program(self, problem: Problem) -> tuple[Program, Run]:
+        """Returns the program of a problem, and a run with its tensors."""
+        present, gradients = operands_of(problem)
+        shapes = tuple((name, tuple(value.shape)) for name, value in present.items())
+        program = self.traced(tuple(sorted(problem.params.items())), shapes, gradients)
+        return program, run_of(program, problem)
+
+    def fast(self, problem: Problem) -> dict[str, Fast]:
+        """Returns the float64 reference of each result, with the scale of its sum if it has one."""
+        program, run = self.program(problem)
+        with torch.no_grad():
+            found = {name: Fast.within(span) for name, span in program.spans(run, problem.results).items()}
+            found |= {name: _at_infinity(program, run, name, each) for name, each in found.items()}
+            for name, (scale, root) in self.scales(problem).items():
+                found[name] = replace(found[name], scale=scale, root=root)
+            for name, (infinite, limit) in self.limits(problem).items():
+                own = found[name]
+                value, bound = torch.where(infinite, limit, own.value), own.bound.masked_fill(infinite, 0.0)
+                found[name] = replace(own, value=value, bound=bound)
+        return found
+
+    def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        """Returns the exact values of single elements."""
+        if result in self.summed:
+            problem = merged(problem, [each.name for each in self.operands if each.role == "data"])
+        device = next(value.device for value in problem.inputs.values() if value is not None)
+        if ("opened", device) not in problem.cache:
+            problem.cache["opened", device] = _Opened(*self.program(problem))
+        opened: _Opened = problem.cache["opened", device]
+        evaluator = ElementEvaluator(opened.program, opened.run, result, list(indices), opened.shared)
+        points = [_sharper(evaluator.point(place)) for place in range(len(indices))]
+        if opened.finite:
+            return points
+
+        def known(index: int) -> float | None:
+            """Returns the value of an element whose reference is exact, such as a limit; None for others."""
+            if not opened.fast:
+                opened.fast.update(self.fast(problem))
+            value, bound = (each.reshape(-1)[index] for each in (opened.fast[result].value, opened.fast[result].bound))
+            return float(value) if float(bound) == 0 else None
+
+        return [
+            _or_limit(point, evaluator, place, partial(known, index))
+            for place, (point, index) in enumerate(zip(points, indices, strict=True))
+        ]
+
+
+@dataclass
+class _Opened:
+    """What the exact values of one problem share."""
+
+    program: Program
+    run: Run
+    shared: Shared = field(default_factory=lambda: Shared(float("inf")))  # a shipped op promises rows of any length
+    fast: dict[str, Fast] = field(default_factory=dict)  # the reference, if operands are not finite
+
+    @cached_property
+    def finite(self) -> bool:
+        """True if no operand has an infinity or NaN."""
+        return all(bool(torch.isfinite(value.double()).all()) for value in self.run.leaves.values())
+
+
+def _at_infinity(program: Program, run: Run, result: str, fast: Fast) -> Fast:
+    """Returns the reference with the infinities and NaN of float64 where an interval of infinite operands is open."""
+    open_ended = torch.isinf(fast.bound)
+    if not bool(open_ended.any()) or _Opened(program, run).finite:
+        return fast
+    plain = program.values(run, [result], undisturbed(run))[result]
+    special = open_ended & ~torch.isfinite(plain)
+    return replace(fast, value=torch.where(special, plain, fast.value), bound=fast.bound.masked_fill(special, 0.0))
+
+
+def _sharper(point: Point) -> Point:
+    """Returns the point with more bits than requested, so that the first ball settles most questions."""
+    return Point(lambda prec: point.mp(prec + 2 * GUARD), lambda prec: point.arb(prec + 2 * GUARD))
+
+
+def _or_limit(point: Point, evaluator: ElementEvaluator, place: int, limit: Callable[[], float | None]) -> Point:
+    """Returns the point with the limit in place of a value that is no number, where an operand is not finite."""
+
+    def special(prec: int) -> float | None:
+        if point.arb(prec).is_finite() or not _depends_on_special(evaluator, place):
+            return None
+        return limit()
+
+    return Point(
+        lambda prec: point.mp(prec) if (known := special(prec)) is None else mp.mpf(known),
+        lambda prec: point.arb(prec) if (known := special(prec)) is None else to_arb(known),
+    )
+
+
+def _depends_on_special(evaluator: ElementEvaluator, place: int) -> bool:
+    """True if an element depends on an infinity or NaN. Otherwise it only needs more bits."""
+    program, run = evaluator.program, evaluator.run
+    needed = program.places(run, evaluator.result, [evaluator.indices[place]], {})
+    for step in program.steps:
+        if isinstance(step, Leaf) and id(step) in needed:
+            some = run.leaves[step.name].reshape(-1)[torch.as_tensor(needed[id(step)][0], device=run.device)]
+            if not bool(torch.isfinite(some.double()).all()):
+                return True
+    return False
+
+
+def operands_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Returns the operands that are present, and those whose gradients the problem asks for."""
+    present = {name: value for name, value in problem.inputs.items() if value is not None}
+    return present, tuple(name for name in present if "d" + name in problem.results)
+
+
+def run_of(program: Program, problem: Problem) -> Run:
+    """Returns the tensors of a problem for a program's leaves; upstream gradients that it lacks are zero."""
+    leaves, _ = operands_of(problem)
+    device = next(iter(leaves.values())).device
+    for name in (each for each in program.leaves if each.startswith("grad ")):
+        output = name.removeprefix("grad ")
+        zero = torch.zeros(program.results[output].shape, dtype=torch.float64, device=device)
+        leaves[name] = problem.upstream.get(output, zero)
+    return Run(leaves, device)
