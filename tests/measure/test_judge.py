@@ -15,6 +15,7 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import BeyondEffort, KernelError, TruthError
 from verify.measure import judge as judging
+from verify.measure.counting import tally
 from verify.measure.judge import Effort, JudgedBy, JudgedResult, judge_by
 from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition
@@ -89,8 +90,11 @@ def test_of_an_element_that_no_route_decides_the_least_error_is_proven_not_the_m
     truth, ulp = evaluate(GELU, gelu(x), {"y": fmt})["y"], 2.0**-24  # gelu(1) is 0.84
     blurred = replace(truth, bound=torch.full((1,), 3 * ulp, dtype=torch.float64))
     got = truth.value.float() + 5 * ulp
-    figures = judge_by(JudgedBy(op, gelu(x), "y", blurred, fmt), got, effort=Effort(sample=0)).tallies[0].figures()
-    assert (round(value_of(figures.max_ulp)), round(value_of(figures.max_upper))) == (2, 8)
+    asked = judge_by(JudgedBy(op, gelu(x), "y", blurred, fmt), got, effort=Effort(sample=0)).tallies[0]
+    not_asked = tally(JudgedBy(op, gelu(x), "y", blurred, fmt).compared(got)[1])[0]
+    for figures in (asked.figures(), not_asked.figures()):
+        assert (round(value_of(figures.max_ulp)), round(value_of(figures.max_upper))) == (2, 8)
+        assert (round(figures.mean), round(figures.rms or 0.0)) == (2, 2), "nor do other figures count the middle"
     more = judge_by(JudgedBy(op, gelu(x), "y", truth, fmt), got, effort=Effort(sample=0)).tallies[0].figures()
     assert round(value_of(more.max_ulp)) == round(value_of(more.max_upper)) == 5
 

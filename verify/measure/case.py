@@ -393,8 +393,7 @@ class _Judging:
             return outcome
         if name not in self.theirs:
             return outcome
-        figure, width = found.figures[-1]
-        beyond = ~(figure - width <= limit) | found.nonfinite
+        beyond = ~(found.least[-1] <= limit) | found.nonfinite
         worse = beyond & self.theirs[name].to(beyond.device) & ~found.undecided
         if not bool(worse.any()):
             return outcome

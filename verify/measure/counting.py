@@ -114,7 +114,7 @@ def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin
 
 def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
     """Returns the counts of each segment. `segments` (int64, flat) assigns each element; -1 excludes it."""
-    magnitude = found.ulp.abs()
+    magnitude = found.least[0]
     owner = None if segments is None else _owners(segments, n_segments)
 
     def per_segment(key: Tensor, size: int) -> Tensor:
@@ -135,15 +135,15 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
     # An infinite error counts as the largest. An element has no error here if it is undecided or if its value is not
     # rounded.
-    size = found.ulp if found.in_rms is None else found.in_rms
-    weighed = ~torch.isnan(size) & ~(found.undecided & (found.ulp == 0))
-    size = torch.where(weighed, size.clamp(-_FAR, _FAR), 0.0)
+    size = magnitude if found.expected is None else magnitude / found.expected
+    weighed = ~torch.isnan(size) & ~(found.undecided & (magnitude == 0))
+    size = torch.where(weighed, size.clamp(max=_FAR), 0.0)
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
         capped=added(magnitude),
         sums=torch.stack([added(size * size), added(weighed.double()) // int(UNIT)], 1),
         bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
-        scaled_bins=None if found.scaled is None else per_segment(bin_of(found.scaled.abs()), BINS),
+        scaled_bins=None if found.scaled is None else per_segment(bin_of(found.least[-1]), BINS),
     )
 
 
@@ -169,9 +169,8 @@ def tally(
     parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
     if not found.ulp.numel():
         return parts
-    figures = found.figures
-    bounds = [error + width for error, width in figures]
-    asked = [values for (error, _), bound in zip(figures, bounds, strict=True) for values in (error, bound)]
+    bounds = [error + width for error, width in found.figures]
+    asked = [values for pair in zip(found.least, bounds, strict=True) for values in pair]
     owner = None if segments is None else _owners(segments, n_segments)
     maxima = torch.stack([_among(values, owner, at).max() for at in range(n_segments) for values in asked])
     rows = [[number(value) for value in row] for row in maxima.reshape(n_segments, -1).tolist()]
@@ -221,12 +220,10 @@ def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Map
     """Returns the tallies with the maxima and leaders of the elements that were judged exactly (flat index -> bits).
 
     Thousands of elements may share one error to within the certificate, as in a tail that is 100% wrong. The largest is
-    known only among the judged ones; `upper` covers the others. Elements that no route could decide keep an interval:
-    the least that it allows is proven, not its middle.
+    known only among the judged ones; `upper` covers the others.
     """
     where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
-    ends = [(error - width).nan_to_num(0.0, math.inf).clamp(min=0) for error, width in found.figures]
-    least = [each[where].tolist() for each in ends]
+    least = [each[where].tolist() for each in found.least]
     rows = list(zip(segments[where].tolist(), judged.items(), found.upper[where].tolist(), *least, strict=True))
     parts = []
     for segment, part in enumerate(tallies):

@@ -35,7 +35,7 @@ def coordinate(op: Op, problem: Problem, truth: Tensor) -> Tensor:
 
 def peaks_of(found: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks:
     """Returns the largest error in each part. The elements in the mask `apart` are excluded."""
-    size = found.deciding.double()
+    size = found.least[-1].double()
     size = torch.where(found.nonfinite | found.nan | torch.isnan(size), math.inf, size).reshape(-1)
     numbers = coordinates.reshape(-1).to(size.device).double()
     if apart is not None:

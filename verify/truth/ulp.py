@@ -24,7 +24,6 @@ from verify.truth.formats import Format
 
 _INTEGER = {8: torch.int8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 _NONE = 2.0**-20  # noise, in ULP, that counts as none
-_FAR = 4  # an error of more ULP is beyond 0.5 in the unit of the next binade too
 _FEW = 1 << 14  # most bytes of host tensors that are compared as byte strings
 _ROOM = 48  # bits of a scale that float64 arithmetic of some operations resolves
 _FETCHED = 1 << 18  # most bytes of GPU tensors that are copied to the host for a comparison
@@ -95,9 +94,9 @@ class Errors:
     scaled_width: Tensor | None
     scale_exponent: Tensor | None  # exponent of the scale's unit
     yardstick: Yardstick | None = None
-    # Error in ULP. With a yardstick: in units of the rms that noise and the final rounding explain; NaN if there is no
-    # noise, hence no unit.
-    in_rms: Tensor | None = None
+    # unit of the root mean square, in ULP: the rms that noise and the final rounding explain; NaN without noise, hence
+    # without a unit. None: an ULP
+    expected: Tensor | None = None
 
     @property
     def figures(self) -> list[tuple[Tensor, Tensor]]:
@@ -106,6 +105,14 @@ class Errors:
         if self.scaled is not None and self.scaled_width is not None:
             found.append((self.scaled.abs(), self.scaled_width))
         return found
+
+    @property
+    def least(self) -> list[Tensor]:
+        """Returns the proven magnitude of every error that has a maximum: the lower end of its interval.
+
+        The middle of an interval is no error: it grows with the width, and nothing shows that a result has it.
+        """
+        return [torch.where(torch.isinf(width), 0.0, error - width).clamp(min=0) for error, width in self.figures]
 
     @property
     def deciding(self) -> Tensor:
@@ -331,7 +338,7 @@ def errors(
         whole, signed = signed, signed - tail
         residual = (whole - signed) - tail
     lower, upper = _magnitude_range(value, low, bound)
-    width = _over_binades(signed, width, exponent, lower, upper, fmt)
+    shift, width = _over_binades(signed, width, exponent, lower, upper, fmt)
     # A truth that is certainly beyond `top` counts as `top`, so its own uncertainty does not matter.
     certain = beyond & (in_units(lower) >= top)
     width = torch.where(certain, 0.0, width)
@@ -339,10 +346,9 @@ def errors(
     if policy.subnormals == "flush":
         smallest = float(fmt.min_normal)
         flushed = (actual == 0) & (upper < smallest)
-        signed = torch.where(flushed, 0.0, signed)
-        width = torch.where(flushed, 0.0, width)
+        signed, shift, width = (torch.where(flushed, 0.0, each) for each in (signed, shift, width))
         open_flush = (actual == 0) & ~flushed & (lower < smallest)
-        width = torch.where(open_flush, torch.maximum(width, signed.abs()), width)
+        width = torch.where(open_flush, torch.maximum(width, (signed + shift).abs()), width)
 
     nan = got_nan & ~truth_nan
     mismatch = got_nan != truth_nan
@@ -365,22 +371,20 @@ def errors(
         infinite_error = nonfinite
         # the bound does not decide whether a truth this close to the largest number is beyond it
         unsure = is_inf & (bound > 0) & (lower <= largest) & (upper > largest)
-        width = torch.where(unsure, torch.inf, width)
+        shift, width = torch.where(unsure, 0.0, shift), torch.where(unsure, torch.inf, width)
 
     settled = truth_nan & ~mismatch
     known = settled | infinite_error
     signed = torch.where(settled, 0.0, torch.where(infinite_error, torch.inf, signed))
     width = torch.where(known, 0.0, torch.where(torch.isnan(width), torch.inf, width))
 
-    distance = signed.abs()
+    middle = torch.where(known, signed, signed + shift)
+    distance = middle.abs()
     even = (bits_of(got.reshape(-1)) & 1) == 0
     exact_tie = (distance == 0.5) & (width == 0) & (residual == 0)
     undecided = ((distance - 0.5).abs() <= width) & ~exact_tie & (width > 0)
-    # Near a power of two the unit is known to a factor of two, which is no doubt about an answer that is far off.
-    far = (distance > _FAR) & (reach < 1) & ~at_top & (actual != 0)
-    undecided = undecided & ~far
     misrounded = ~(distance <= 0.5) | (exact_tie & ~even)
-    misrounded = misrounded | ((distance == 0.5) & (residual * torch.sign(signed) > 0))
+    misrounded = misrounded | ((distance == 0.5) & (residual * torch.sign(middle) > 0))
     zero_sign = (actual == 0) & (torch.signbit(actual) != torch.signbit(value)) & ~truth_nan & (distance <= 0.5)
     if policy.signed_zero == "strict":
         misrounded = misrounded | zero_sign
@@ -390,16 +394,18 @@ def errors(
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
     yardstick: Yardstick | None = None
-    in_rms = signed
+    expected: Tensor | None = None
     if isinstance(scale, Yardstick):
         yardstick = scale.flat()
         noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
-        beyond = (distance - 0.5).clamp(min=0)
+        beyond = (signed.abs() - 0.5).clamp(min=0)
         if yardstick.beside:
             shrunk = (yardstick.floor / noise).nan_to_num(1.0)
-            relative = torch.copysign(torch.minimum(distance, 0.5 + beyond * shrunk), signed)
             # the noise is no multiple of an ULP, so it does not matter if the truth may lie in another binade
-            relative_width = torch.where(shrunk < 1, torch.fmin(width, reach * shrunk), width)
+            noisy = shrunk < 1
+            relative = torch.copysign(torch.minimum(signed.abs(), 0.5 + beyond * shrunk), signed)
+            relative = torch.where(noisy, relative, middle)
+            relative_width = torch.where(noisy & (width > 0), torch.fmin(width + shift.abs(), reach * shrunk), width)
         else:
             relative = torch.sign(signed) * beyond / noise
             relative_width = torch.where(known, 0.0, reach / noise)
@@ -407,8 +413,8 @@ def errors(
         relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
         if not yardstick.beside:
             noisy = in_units(yardstick.noise) > _NONE
-            expected = ((noise * yardstick.together).square() + _of_rounding(reference[noisy])).sqrt()
-            in_rms = torch.where(noisy, signed / expected, math.nan)
+            explained = ((noise * yardstick.together).square() + _of_rounding(reference[noisy])).sqrt()
+            expected = torch.where(noisy, explained, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
@@ -420,7 +426,7 @@ def errors(
         known = (torch.isinf(signed) & ~countless) | settled | certain
         relative_width = torch.where(known, 0.0, relative_width)
     return Errors(
-        ulp=signed,
+        ulp=middle,
         width=width,
         misrounded=misrounded & ~undecided,
         undecided=undecided,
@@ -431,7 +437,7 @@ def errors(
         scaled_width=relative_width,
         scale_exponent=scale_exponent,
         yardstick=yardstick,
-        in_rms=in_rms,
+        expected=expected,
     )
 
 
@@ -455,18 +461,23 @@ def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[
     return torch.where(exact, magnitude, lower), torch.where(exact, magnitude, upper)
 
 
-def _over_binades(signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor, upper: Tensor, fmt: Format) -> Tensor:
-    """Returns the half width of each error, widened if the truth may lie in another binade and so have another unit.
+def _over_binades(
+    signed: Tensor, width: Tensor, exponent: Tensor, lower: Tensor, upper: Tensor, fmt: Format
+) -> tuple[Tensor, Tensor]:
+    """Returns by how much the middle of each error moves, and its half width, if the truth may have another unit.
 
-    The error in the true unit is error * r with r between 2^-coarser and 2^finer. It differs from `signed` by at most
-    two terms: the first for the uncertainty of the truth, the second for that of the unit.
+    In another binade the error is up to 2^finer times as large, or 2^coarser times as small.
     """
     uncertain = lower < upper
     finer = torch.where(uncertain, exponent - ulp_exponent(lower, fmt), 0).clamp_min(0)
     coarser = torch.where(uncertain, ulp_exponent(upper, fmt) - exponent, 0).clamp_min(0)
-    one, by_finer = torch.ones_like(signed), _scaling(finer, fmt)
-    change = torch.maximum(by_finer(one) - one, one - _scaling(-coarser, fmt)(one))
-    return torch.where((finer > 0) | (coarser > 0), by_finer(width) + signed.abs() * change, width)
+    size, larger = signed.abs(), _scaling(finer, fmt)
+    most = larger(size + width)
+    # an interval on one side of zero ends nearest to zero in the coarser unit, another one in the finer unit
+    least = torch.where(size > width, _scaling(-coarser, fmt)(size - width), larger(size - width))
+    changed = (finer > 0) | (coarser > 0)
+    shift = torch.sign(signed) * ((most + least) / 2 - size)
+    return torch.where(changed & torch.isfinite(shift), shift, 0.0), torch.where(changed, (most - least) / 2, width)
 
 
 def _scaling(exponent: Tensor, fmt: Format) -> Callable[[Tensor], Tensor]:
