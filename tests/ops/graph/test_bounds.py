@@ -21,6 +21,8 @@ from verify.ops.graph import spans
 from verify.ops.graph.like import Definition
 from verify.ops.graph.spans import point
 from verify.ops.op import Fast, Problem
+from verify.truth.fast import evaluate as evaluate_all
+from verify.truth.formats import named
 
 ROWS, WIDTH = 6, 8
 STEPS = """x.exp()|x.sin()|x.tanh()|x.sigmoid()|x.erf()|F.gelu(x)|F.silu(x)|F.softplus(x)|x * x - 1|x / (1 + x * x)
@@ -207,3 +209,24 @@ def test_a_variance_that_may_be_zero_is_not_negative_and_has_a_root() -> None:
     kernel = verify.kernel(like=spread, shapes={"x": "n d"}, dtypes=["float32"], gradients=False)(spread)
     rows = Problem(inputs={"x": torch.full((3, 17), 0.1)}, params={}, results=("y",))
     assert bool(torch.isfinite(kernel.op.fast(rows)["y"].bound).all())
+
+
+def test_layer_on_layer_every_element_stays_known() -> None:
+    """Intervals of float64 grow in every layer, until they say nothing. Arb evaluates such a program as a whole."""
+
+    def deep(x: Tensor, w: Tensor) -> Tensor:
+        for _ in range(12):
+            x = x + functional.layer_norm(x, (8,)) @ w
+            x = functional.softmax(x, -1) * x
+        return x
+
+    source = torch.Generator().manual_seed(0)
+    x, w = torch.randn(6, 8, generator=source), torch.randn(8, 8, generator=source)
+    op = Definition(deep, ["x", "w"], examples=[(x, w)]).op()
+    problem = Problem(inputs={"x": x, "w": w}, upstream={"y": torch.ones(6, 8)}, results=("y", "dx", "dw"))
+    assert float(op.fast(problem)["y"].bound.max()) > 0.1, "the intervals say nothing"
+    for name, truth in evaluate_all(op, problem, dict.fromkeys(problem.results, named("float32"))).items():
+        assert bool((truth.bound <= 2.0**-30 * truth.value.abs().max()).all()), name
+    verify.assert_close(deep(x, w), like=deep, inputs=(x, w))
+    with pytest.raises(AssertionError, match="noise"):
+        verify.assert_close(deep(x, w) * 1.001, like=deep, inputs=(x, w))

@@ -24,15 +24,19 @@ from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
 from verify.ops.graph.program import Program, trace, undisturbed
+from verify.ops.graph.reducing import Contract
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import normalised, scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared, limits_of
 from verify.ops.graph.slices import Cut
-from verify.ops.graph.steps import Leaf, Run
+from verify.ops.graph.steps import Leaf, Run, Step
 from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
+_WHOLE = 3 << 20  # most step elements of a program of which Arb evaluates every element that float64 does not know
+_TERMS = 32  # terms of an inner product that cost as much as a step element
+_SMALL = 2.0**-30  # a bound up to this part of the largest value stands for float64's own roundings
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # tried in this order
 _HOLDS = 32  # most programs kept: one for each set of shapes
 
@@ -459,21 +463,34 @@ class _Like:
         return replace(fast, value=fast.value.masked_fill(nan, math.nan), other=torch.where(nan, fast.value, other))
 
     def _looked_up(self, program: Program, run: Run, problem: Problem, result: str, fast: Fast) -> Fast:
-        """Replaces unbounded elements of the reference by Arb's values, up to a number of elements.
+        """Replaces elements of the reference that float64 does not know by Arb's values.
 
-        If Arb finds no value either, the element is marked unknown: it counts as undecided.
+        Of a program that Arb may evaluate as a whole, these are all elements with a wide bound: layer on layer,
+        intervals grow until no digit is sure. Of another one, they are some unbounded elements. If Arb finds no value
+        of an unbounded element either, that is marked unknown: it counts as undecided.
         """
-        most_evaluated = _OPEN[not program.elementwise]
-        places = torch.nonzero(torch.isinf(fast.bound).reshape(-1)).reshape(-1)[:most_evaluated].tolist()
-        if not places or not program.results[result].real:
+        if not program.results[result].real:
             return fast
-        evaluator = ElementEvaluator(program, replace(run, maps={}), result, places, Shared())
+        wide = unbounded = torch.isinf(fast.bound)
+        most, share = _OPEN[not program.elementwise], 1.0
+        if wide.numel() and sum(map(_effort_of, program.needed_for([result]))) <= _WHOLE:
+            known = (fast.value.abs() - fast.bound).nan_to_num(0.0, 0.0, 0.0).clamp(min=0.0)
+            wide, most, share = fast.bound > known.max() * _SMALL, wide.numel(), math.inf
+        places = torch.nonzero(wide.reshape(-1)).reshape(-1)[:most].tolist()
+        if not places:
+            return fast
+        program, run, shared = self._evaluation(problem, "" if share > 1 else result)
+        own = Shared(share, slices=shared.slices)
+        evaluator = ElementEvaluator(program, run, result, places, own, batch=most)
         value, bound = (each.clone(memory_format=torch.contiguous_format) for each in (fast.value, fast.bound))
         free = torch.zeros(value.shape, dtype=torch.bool, device=value.device)  # a gradient may lie transposed
-        for n, place in enumerate(places):
-            known = evaluator.enclosed(n)
-            free.view(-1)[place] = known is None
-            value.view(-1)[place], bound.view(-1)[place] = known or (math.nan, 0.0)
+        found = [evaluator.enclosed(n) for n in range(len(places))]
+        free.view(-1)[[place for place, known in zip(places, found, strict=True) if known is None]] = True
+        free &= unbounded  # another element keeps its interval
+        value, bound = value.masked_fill(free, math.nan), bound.masked_fill(free, 0.0)
+        at = [place for place, known in zip(places, found, strict=True) if known is not None]
+        for each, numbers in zip((value, bound), zip(*filter(None, found), strict=True), strict=False):
+            each.view(-1)[at] = torch.tensor(numbers, dtype=each.dtype, device=each.device)
         return replace(fast, value=value, bound=bound, unknown=free if bool(free.any()) else None)
 
     def _gradients(self, problem: Problem) -> list[str]:
@@ -482,16 +499,29 @@ class _Like:
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values of single elements; see `verify.ops.graph.single`."""
-        # The results of a long problem share no cache and no budget. So whether an element is refused does not depend
-        # on the other results that were requested.
-        key = ("followed", problem.results, result if problem.is_long else "")
+        program, run, shared = self._evaluation(problem, result if problem.is_long else "")
+        evaluator = ElementEvaluator(program, run, result, list(indices), shared)
+        return [evaluator.point(place) for place in range(len(evaluator.indices))]
+
+    def _evaluation(self, problem: Problem, alone: str) -> tuple[Program, Run, Shared]:
+        """Returns the program of a problem, a run, and the cache and budget of its exact values.
+
+        A result that is evaluated `alone` shares neither. So whether an element of a long problem is refused does not
+        depend on the other results that were requested.
+        """
+        key = ("followed", problem.results, alone)
         held = problem.cache.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
             shared = Shared(problem.cache.get("effort", 1.0), problem.cache.get("first", 0.0))
             held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
-        evaluator = ElementEvaluator(program, run, result, list(indices), shared)
-        return [evaluator.point(place) for place in range(len(evaluator.indices))]
+        return program, run, shared
+
+
+def _effort_of(step: Step) -> float:
+    """Returns what all exact elements of a step cost, in step elements: a term of an inner product costs a part."""
+    terms = step.inputs[0].shape[-1] if isinstance(step, Contract) else 0
+    return math.prod(step.shape) * (1 + terms / _TERMS)
 
 
 def _at_special_operands(program: Program, run: Run, result: str, fast: Fast, *, gradient: bool) -> Fast:

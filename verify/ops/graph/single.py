@@ -32,7 +32,7 @@ _SHARP = 60  # relative accuracy of a ball, in bits, that settles nearly every d
 _VANISHED = flint.arb(2) ** -1_300  # below the smallest number of every format
 _BATCH = 1024  # elements of a batch
 _LIMIT = 1 << 14  # bits at which a ball without relative accuracy counts as zero
-_MAX_CACHED = 1 << 21  # most cached elements, over all steps, at one precision
+_MAX_CACHED = 1 << 22  # most cached elements, over all steps, at one precision
 _EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
 _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
 
@@ -65,6 +65,7 @@ class ElementEvaluator:
 
     Args:
         indices: Flat indices into the result.
+        batch: Most elements that a request evaluates.
     """
 
     def __init__(
@@ -74,9 +75,11 @@ class ElementEvaluator:
         result: str,
         indices: list[int],
         shared: Shared,
+        *,
+        batch: int = _BATCH,
     ) -> None:
         self.program, self.run, self.result, self.indices, self.shared = program, run, result, indices, shared
-        self.shape = program.results[result].shape
+        self.shape, self.batch = program.results[result].shape, batch
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by position
         self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # positions that a batch may still include
         self.span: Any = None
@@ -99,7 +102,7 @@ class ElementEvaluator:
                 self.likely[kind, bits] = deque(positions)
             likely = self.likely[kind, bits]
             # judging asks mpmath for few of the elements that it asks Arb for
-            batch = [likely.popleft() for _ in range(min(_BATCH, len(likely)))] if kind is Balls else []
+            batch = [likely.popleft() for _ in range(min(self.batch, len(likely)))] if kind is Balls else []
             slices = self.shared.slices.setdefault((kind, bits), {})
             unknown = sorted({position, *(n for n in batch if n not in known)})
             positions, needed = self._affordable(position, unknown, slices)
