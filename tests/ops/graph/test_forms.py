@@ -31,3 +31,35 @@ def test_gelu_as_one_plus_erf_is_right_while_half_of_its_digits_are_left(approxi
     for kernel, at in ((_textbook(tail, approximate), tail), (gelu(x.double()).float() * 1.001, x)):
         with pytest.raises(AssertionError, match="y is wrong"):
             verify.assert_close(kernel, like=gelu, inputs=(at,))
+
+
+def gated(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
+    state, steps = torch.zeros(*q.shape[::2], v.shape[2]), []
+    for t in range(q.shape[1]):
+        state = state * g[:, t].exp()[..., None] + k[:, t, :, None] * v[:, t, None, :]
+        steps.append((q[:, t, :, None] * state).sum(1))
+    return torch.stack(steps, 1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_a_gate_may_have_its_gradient_by_the_next_state(length: int) -> None:
+    """Kernels add up q dq - k dk from the end. That rounds also in the first step, whose gate nothing depends on."""
+    source = torch.Generator().manual_seed(length)
+    q, k, v = (torch.randn(2, length, size, generator=source) for size in (4, 4, 3))
+    inputs = [q, k, v, -torch.rand(2, length, 4, generator=source)]
+    asked = [each.clone().requires_grad_() for each in inputs]
+    y = gated(*asked)
+    upstream = torch.randn(y.shape, generator=source)
+    y.backward(upstream)
+    dq, dk, dv, _ = (each.grad for each in asked)
+    by_the_next = (q * dq - k * dk).flip(1).cumsum(1).flip(1)
+    assert bool(by_the_next[:, 0].any()), "no zero, though the first gate has no effect"
+
+    def check(dg: Tensor) -> None:
+        grads = (dq, dk, dv, dg)
+        verify.assert_close(y.detach(), like=gated, inputs=tuple(inputs), upstream=upstream, grads=grads)
+
+    check(by_the_next)
+    for wrong in (by_the_next + 1e-4, by_the_next.roll(1, -1) if length > 1 else by_the_next - 1e-4):
+        with pytest.raises(AssertionError, match="dg is wrong"):
+            check(wrong)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -114,3 +114,87 @@ _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
 def only_tests(step: Step) -> bool:
     """True if a step only tests numbers, so that no kernel decides otherwise."""
     return isinstance(step, Map) and step.function in ("isnan", "isinf")
+
+
+class Gates:
+    """Adds the noise of another form of the gradient of g, where a program scales a state S by e^g.
+
+    Let a = e^g S be a part of the next state, a + b. The gradient of g is the sum of a d, where d is the gradient of a.
+    Kernels have the next state, not a, and sum (a + b) d - b d: in linear attention, q dq - k dk. That rounds also
+    where a is 0, as in the first step. The sum of (a + b) d holds the gradient of the next g, so the roundings add up.
+    """
+
+    def __init__(self, steps: Sequence[Step], format: Rounding) -> None:
+        self.format = format
+        self.after: dict[int, tuple[int, int]] = {}  # id(S) -> id(a + b), place of b in it
+        self.factors: dict[int, int] = {}  # id(a) -> id(S)
+        self.products: dict[int, int] = {}  # id(d S) -> id(S), where d S is summed to the gradient of e^g
+        self.totals: dict[int, int] = {}  # id(sum of d S) -> id(S)
+        self.held: dict[int, list[Tensor]] = {}  # id(S) -> e^g; a + b and b, later times d
+        self.variances: dict[int, Tensor] = {}  # id(S) -> variance of the gradient of g
+        for step in steps:
+            for place, a in enumerate(step.inputs) if _is_map(step, "add") else ():
+                for state in a.inputs if _is_map(a, "multiply") else ():
+                    if (by := _other(a, state)) is not None and _is_map(moved_from(by)[-1], "exp"):
+                        self.after[id(state)], self.factors[id(a)] = (id(step), 1 - place), id(state)
+        readers: dict[int, list[Step]] = {}
+        for step in steps if self.after else ():
+            for each in step.inputs:
+                readers.setdefault(id(each), []).append(step)
+        for step in steps:
+            if _is_map(step, "multiply") and id(step) not in self.factors:
+                for state in step.inputs:
+                    first = id(state) in self.after and id(state) not in self.totals.values()
+                    for total in readers.get(id(step), ()) if first else ():
+                        if isinstance(total, Reduce) and total.function == "sum" and _meets_exp(total, readers):
+                            self.products[id(step)] = self.totals[id(total)] = id(state)
+        self.sums = {after: (state, place) for state, (after, place) in self.after.items()}
+
+    def deviation(self, step: Step, given: Sequence[Tensor], value: Tensor) -> Tensor | None:
+        """Returns how far the other form's roundings move the gradient of e^g; None for all other steps."""
+        if (scaled := self.factors.get(id(step))) is not None:
+            by = next(n for n, each in enumerate(step.inputs) if id(each) != scaled)
+            self.held[scaled] = [given[by].expand(value.shape)]
+        if id(step) in self.sums:
+            before, place = self.sums[id(step)]
+            self.held[before] += [value, given[place].expand(value.shape)]
+        state = self.products.get(id(step), self.totals.get(id(step), 0))
+        if len(held := self.held.get(state, [])) < 3:
+            return None
+        if not isinstance(step, Reduce):
+            d = next(x for x, each in zip(given, step.inputs, strict=True) if id(each) != state)
+            self.held[state] = [held[0], *(each * d for each in held[1:])]
+            return None
+        factor, *terms = self.held.pop(state)
+        variance = self.variances.get(self.after[state][0], torch.zeros_like(value))
+        for each in terms:
+            squares, count = (x.sum(step.dims, step.keep) for x in (each * each, (each != 0).double()))
+            variance = variance + of_sum(each.sum(step.dims, step.keep), squares, count, self.format).square()
+        self.variances[state] = variance
+        return (variance.sqrt() / factor.amax(step.dims, step.keep)).nan_to_num(0.0, 0.0, 0.0)
+
+
+def _is_map(step: Step, function: str) -> bool:
+    return isinstance(step, Map) and step.function == function
+
+
+def _other(step: Step, one: Step) -> Step | None:
+    """Returns the factor of a product beside another; None if they are the same."""
+    return next((each for each in step.inputs if each is not one), None)
+
+
+def _meets_exp(step: Step, readers: Mapping[int, Sequence[Step]]) -> bool:
+    """True if numbers are only moved or added up before an exponential multiplies them, as a gradient of it is."""
+    ahead, seen = [step], {id(step)}
+    while ahead:
+        before = ahead.pop()
+        for each in readers.get(id(before), ()):
+            if _is_map(each, "multiply"):
+                if any(_is_map(moved_from(factor)[-1], "exp") for factor in each.inputs):
+                    return True
+            elif id(each) not in seen and (
+                isinstance(each, Move) or _is_map(each, "add") or _is_map(each, "where") or isinstance(each, Reduce)
+            ):
+                seen.add(id(each))
+                ahead.append(each)
+    return False

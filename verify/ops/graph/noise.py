@@ -27,6 +27,7 @@ from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.forms import (
+    Gates,
     bends,
     constant_divisor,
     less_largest,
@@ -128,7 +129,7 @@ class _Samples:
         self.format = format
         # ids of the steps whose numbers become results without further computation
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
-        self.weighed = weighted_sums(self.steps)
+        self.weighed, self.gates = weighted_sums(self.steps), Gates(self.steps, format)
         self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
         takes = [step for step in self.steps if step.decides and not only_tests(step)]
         deciding = [each for step in takes for each in step.inputs if each.real]
@@ -191,8 +192,9 @@ class _Samples:
             deviation = of_softmax_gradient(value, given, deviation, y, dims, self.format)
         if id(step) in self.probabilities:
             self.probabilities[id(step)] = value
-        again = self._summed_again(step, given, deviation)
-        if again is not None:
+        for again in (self._summed_again(step, given, deviation), self.gates.deviation(step, given, value)):
+            if again is None:
+                continue
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
         if deviation is not None:
             self.roundings[id(step)] = deviation
