@@ -265,6 +265,12 @@ def where(condition: Number, a: Number, b: Number) -> Number:
     return kept
 
 
+def hypotenuse(a: Number, b: Number) -> Number:
+    """Returns the root of the sum of two squares: infinity if one is infinite, also beside NaN."""
+    beyond = mp.isinf(a.value) or mp.isinf(b.value)
+    return made(mp.inf, ((a, NAN), (b, NAN))) if beyond else length([a, b])
+
+
 for _each, _pair in {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -280,7 +286,7 @@ for _each, _function in {
     "pow": power,
     "maximum": lambda a, b: largest([a, b], 1, shared=True)[0],
     "minimum": lambda a, b: largest([a, b], -1, shared=True)[0],
-    "hypot": lambda a, b: length([a, b]),
+    "hypot": hypotenuse,
     "and": lambda a, b: verdict(a.value and b.value, a.open or b.open),
     "or": lambda a, b: verdict(a.value or b.value, a.open or b.open),
     "where": where,

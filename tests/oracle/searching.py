@@ -74,12 +74,14 @@ class Choices:
         return free(sorted(found.run.sided)) if found else []
 
     def drawn(self, seed: int, toward: tuple[int, int] | None = None) -> Try:
-        """Draws a choice. toward: an input and a place in it, which win or lose in the first two."""
+        """Draws a choice. toward: an input and a place in it, which win or lose in the first; None: all do."""
         source = random.Random(seed + 1)
         drifts = self.direction(source)
         if toward is not None and seed < 2:
             drifts[toward[0]][toward[1]] = 4.0 * (-1) ** seed
-        kept = source.choice([0.0, 0.5, 1.0])
+        elif seed < 4:
+            drifts = [(-1) ** seed * (2.0 + drift) for drift in drifts]
+        kept = source.choice([0.0, 0.5, 1.0]) if seed > 3 else float(seed < 2)
         sides = frozenset(side for side in self.sides if source.random() < kept)
         level, lean = source.random() < 0.5, source.choice([1, -1, 0, 0])
         return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], level, lean, sides=sides))

@@ -114,6 +114,15 @@ def test_a_gradient_takes_a_side_where_no_output_changes(f: Callable[..., Any], 
     assert explains(f, x, [f(x), T([slope, 1.0])], torch.ones(2)) is right
 
 
+@pytest.mark.parametrize(("slope", "right"), [(0.1, True), (1.0, True), (0.0, True), (0.5, False)])
+def test_many_gradients_take_a_side_together(slope: float, right: bool) -> None:
+    def masked(x: Any) -> Any:
+        return torch.nn.functional.leaky_relu(x.masked_fill(x > 0.0, 0.0), 0.1)
+
+    x, dy = torch.zeros(32), torch.linspace(1, 2, 32)
+    assert explains(masked, x, [x, dy * slope], dy) is right
+
+
 def test_an_output_takes_no_side_at_an_exact_threshold() -> None:
     def kept(x: Any) -> Any:
         return torch.where(x > 0.0, x + 1, x)

@@ -491,6 +491,34 @@ def test_nan_as_an_integer_stays_what_it_was_decided_to_be() -> None:
     assert not passes(like, x, T([0.0, 4.0]))
 
 
+@pytest.mark.parametrize(("dx", "right"), [(0.1, True), (1.0, True), (0.0, True), (0.5, False), (-1.0, False)])
+def test_a_slope_is_free_where_a_comparison_before_it_stays(dx: float, right: bool) -> None:
+    """0 > 0 is false, so 0 reaches leaky_relu, which has two slopes there. At x + tiny p with p > 0 it does not."""
+
+    def masked(x: Tensor) -> Tensor:
+        return functional.leaky_relu(x.masked_fill(x > 0.0, 0.0), 0.1)
+
+    x = T([0.0, 1.0, -1.0])
+    assert passes(masked, x, masked(x), T([dx, 0.0, 0.1]), torch.ones(3)) is right
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_floor_of_an_exact_number_stays_where_a_tie_is_broken(first: bool) -> None:
+    """The rows choose one by one: what floor makes of 2.0 - tiny is 2, as in every kernel."""
+
+    def ranked(x: Tensor) -> Tensor:
+        size = torch.sign(x) * x
+        b = size.floor() + size
+        return b.argsort(-2).argsort(-2) * b
+
+    x = (draw(8, 7, 1) * 2).round() / 2
+    moved = x.double() + (1 if first else -1) * torch.arange(56, 0, -1).reshape(8, 7, 1) * 1e-9
+    ranks = moved.abs().argsort(-2).argsort(-2)
+    right = ranks * (x.abs() + x.abs().floor())
+    assert passes(ranked, x, right)
+    assert not passes(ranked, x, right.flip(0))
+
+
 # -- any order of equal numbers -----------------------------------------------------------------------------------
 
 

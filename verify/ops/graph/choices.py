@@ -39,8 +39,9 @@ from verify.ops.graph.stored import in_order
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
+_LITTLE = 2.0**-20  # relative change of a number that what breaks ties may come to
 _LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
-_ALONE = 8  # sources of which each is moved alone
+_ALONE = 8  # sources of which each is moved alone, and decisions of which each stays alone
 # signs by which ties are broken, errors point, and copies of one number come first; 0: not at all
 _SIGNS = ((1, 1, 1), (-1, -1, -1), *product((1, -1), (0,), (1, -1)), *product((0,), (1, -1, 0), (1, -1)))
 _SIGNS += (*product((1, -1), (1, -1), (1, -1)),)[1:-1]
@@ -250,13 +251,15 @@ class Choices:
     def taken(self, proposal: Proposal, parts: Parts) -> Iterator[Taken]:
         """Yields the decisions of a proposal, then others if not all of those are right.
 
-        A kernel decides on equal numbers as the definition does, and its gradient may yet take either side of |x| at 0.
-        Other numbers move nearer to the real ones.
+        A kernel decides on equal numbers as the definition does, at all steps or at one, and its gradient may yet take
+        either side of |x| at 0. Other numbers move nearer to the real ones.
         """
         found = self._taken(proposal)
         yield found
-        if any(bool((found.decisions[key] != self.run.decisions[key])[tie].any()) for key, tie in self._ties.items()):
-            yield self._taken(self.proposed(proposal.moved, settled=True))
+        own = self.run.decisions
+        ties = [key for key, tie in self._ties.items() if bool((found.decisions[key] != own[key])[tie].any())]
+        for settled in dict.fromkeys([tuple(ties), *((key,) for key in ties[:_ALONE])] if ties else []):
+            yield self._taken(self.proposed(proposal.moved, decided={key: own[key] for key in settled}))
         if any(bool(mask.any()) for mask in found.changed.values()):
             yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
@@ -297,6 +300,23 @@ class Choices:
             near = sum(map(self._near, step.inputs))
             follows = follows | (near == 0) & ~self._is_tie(step, given)
         return follows
+
+    def _stays(self, step: Step, given: Sequence[Tensor], decided: Mapping[int, Tensor]) -> Tensor | None:
+        """Returns a mask of the decisions that numbers moved a little leave as they are; None if there are none.
+
+        These are what a kernel rounds from numbers that it has exactly: 2.0 has the floor 2, and 2.0 - tiny has too.
+        """
+        if id(step) in decided and id(step) in self._ties:
+            return self._ties[id(step)] & (decided[id(step)] == self.run.decisions[id(step)])
+        if not isinstance(step, Map) or not step.decides or step.function in (*COMPARISONS, "integer"):
+            return None
+        if any(id(each) not in self.numbers for each in step.inputs):
+            return None
+        real = [self.numbers[id(each)] for each in step.inputs]
+        found = self._follows(step, real)
+        for x, own in zip(given, real, strict=True):
+            found = found & ((x - own).abs() <= _LITTLE * own.abs())
+        return found if bool(found.any()) else None
 
     def _nearer(self, taken: Taken, parts: Parts) -> dict[int, Tensor]:
         """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
@@ -347,15 +367,14 @@ class Choices:
         decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
         beyond: int | None = None,
-        settled: bool = False,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
         `moved` maps id(step) to what is added to its numbers; for an order, to scores: of copies of one number, the
-        highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers, and
-        integers out of range. With `rounded`, every step is stored in that format. With `beyond`, numbers below the
-        range of an integer dtype become its least number, and those above it its end 0 or 1, the least or the greatest.
-        With `settled`, decisions on equal numbers that outputs depend on stay as they are.
+        highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers,
+        integers out of range, and decisions on equal numbers that outputs depend on, if they are the program's own.
+        With `rounded`, every step is stored in that format. With `beyond`, numbers below the range of an integer dtype
+        become its least number, and those above it its end 0 or 1, the least or the greatest.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -378,9 +397,9 @@ class Choices:
                 elif id(step) in decided:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
-            if settled and id(step) in self._ties:
+            if (stays := self._stays(step, given, decided)) is not None:
                 own = self.run.decisions[id(step)]
-                run.decisions[id(step)] = torch.where(self._ties[id(step)], own, run.decisions[id(step)])
+                run.decisions[id(step)] = torch.where(stays, own, run.decisions[id(step)])
                 value = step.value(run, given)
             value = placed.get(id(step), value)
             if id(step) in moved and not isinstance(step, Order):
