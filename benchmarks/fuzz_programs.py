@@ -304,6 +304,7 @@ class Verdicts:
             low, high = mpf(found[1]), mpf(found[2] or found[1])
             dtype = str(own.dtype).removeprefix("torch.")  # of a cast, the oracle's number is rounded already
             rough = max(mpf(10) ** -8, mpf(2) ** -BITS[dtype]) * max(abs(low), abs(high)) + mpf(2) ** LOWEST[dtype]
+            rough += mpf(self.noise[name][place]) * mpf(10) ** -6  # which no verdict hangs on
             truths = self.truths_at(name, place)
             self.counts["truths compared"] += 1
 
@@ -325,7 +326,7 @@ class Verdicts:
                 value = each.values[at][place]  # noqa: B023
                 return 0.0 if meets(value) else float(abs(value - middle))  # noqa: B023
 
-            if seen and (between or meets(seen[-1]) or self.choices.explained(apart, 8, 60)):
+            if seen and (between or meets(seen[-1]) or self.choices.explained(apart)):
                 self.counts["truth of another choice"] += 1
                 continue
             if len(set(seen)) * 2 > len(seen) and min(seen) <= high and low <= max(seen):

@@ -262,6 +262,8 @@ def where(condition: Number, a: Number, b: Number) -> Number:
     kept, lost = (a, b) if condition.value else (b, a)
     if condition.open:
         return made(kept.value, ((kept, 1), (lost, 0), (condition, 0)), rounds=False, open=True)
+    if not mp.isfinite(lost.value):  # its gradient of 0 is NaN before it
+        return made(kept.value, ((kept, 1), (lost, 0)), rounds=False)
     return kept
 
 
@@ -302,8 +304,9 @@ def divided(step: Callable[[Number], Number]) -> Callable[..., Any]:
     """Returns what is left of a division. PyTorch rounds a divisor that is a constant to the format."""
 
     def of(out: Any, a: Any, b: Any) -> Any:
-        if isinstance(b, (int, float)) and Run.now.source and mpf(b)._mpf_[3] > DIGITS.get(out.dtype, 64):
-            b = Number(Run.now.shaken(mpf(b), 2.0 ** -DIGITS[out.dtype]))
+        if isinstance(b, (int, float)) and mpf(b)._mpf_[3] > (digits := DIGITS.get(out.dtype, 64)):
+            b = Number(Run.now.shaken(mpf(b), 2.0**-digits))
+            pushed(b, abs(float(b.value)) * 2.0**-digits, hash(b.value))
         return one_by_one(lambda x, y: x - y * step(x / y), a, b)
 
     return of
@@ -503,9 +506,21 @@ for _each, _line in {
     "softmax": softmax,
     "softmin": lambda row: softmax([-v for v in row]),
     "log_softmax": log_softmax,
-    "diff": lambda row: [b - a for a, b in itertools.pairwise(row)],
 }.items():
     HANDLERS[_each] = lambda out, x, dim=-1, f=_line, **_: along(x, dim, f)
+
+
+@handles("diff")
+def _(out: Any, x: Any, n: int = 1, dim: int = -1) -> Any:
+    def of(row: list[Number]) -> list[Number]:
+        pairs = list(itertools.pairwise(row))
+        if out.dtype == torch.bool:
+            return [verdict(a.value != b.value, a.open or b.open) for a, b in pairs]
+        return [b - a for a, b in pairs]
+
+    return along(x, dim, of)
+
+
 HANDLERS["cummax"] = lambda out, x, dim: apart(along(x, dim, running_extreme(1)))
 HANDLERS["cummin"] = lambda out, x, dim: apart(along(x, dim, running_extreme(-1)))
 
@@ -659,7 +674,8 @@ def _(out: Any, x: Any, dim: int, index: Any, source: Any) -> Any:
 @handles("index_add")
 def _(out: Any, x: Any, dim: int, index: Any, source: Any, alpha: float = 1) -> Any:
     where_to, opened = whole(index)
-    return added(torch.arange(out.numel()).reshape(out.shape).index_select(dim, where_to), x, source, opened)
+    found = added(torch.arange(out.numel()).reshape(out.shape).index_select(dim, where_to), x, source, opened)
+    return each(lambda n: verdict(n.value, n.open), found) if out.dtype == torch.bool else found
 
 
 @handles(*CASTS)
@@ -716,7 +732,7 @@ LOSSES: dict[str, Callable[..., Number]] = {
     "l1_loss": lambda a, b: magnitude(kept(a - b)),
     "smooth_l1_loss": lambda a, b, beta=1.0: huber(a - b, beta, True),
     "huber_loss": lambda a, b, delta=1.0: huber(a - b, delta, False),
-    "binary_cross_entropy_with_logits": lambda a, b: a - kept(a * b) - kept(SMOOTH["logsigmoid"](a)),
+    "binary_cross_entropy_with_logits": lambda a, b: kept(kept(1 - b) * a) - kept(SMOOTH["logsigmoid"](a)),
     "kl_div": lambda a, b, log_target=False: (
         kept(E1(b)) * kept(b - a) if log_target else b * kept(kept(SMOOTH["log"](b)) - a)
     ),

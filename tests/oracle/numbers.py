@@ -373,7 +373,7 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
     exact: equal numbers that hold no rounding are equal in every direction, as `>` sees them.
     """
     run = Run.now
-    if a is b:
+    if a is b or (a.value == b.value and mp.isinf(a.value)):  # which no direction moves
         return 0, False
     if run.choice is not None and (a.loose or b.loose) and mp.isfinite(a.value - b.value):
         gap, loose = a.value - b.value, mpf(a.loose + b.loose)
@@ -420,7 +420,7 @@ def chosen(among: Sequence[Number], winner: Number, near: bool) -> Number:
 def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple[Number, int, bool]:
     """Returns the largest (sign=-1: smallest) of a row, its place, and whether roundings may choose another.
 
-    shared: without a direction all tied numbers share the slope, as at amax.
+    shared: without a direction, or if a choice is level, all tied numbers share the slope, as at amax.
     """
     place, near, tied, order = 0, False, [row[0]], Run.now.order()
     for at, each in enumerate(row):
@@ -440,7 +440,8 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
     for each in row:
         if each is not winner and each.value != winner.value:
             near = near or sign_between(each, winner)[1]
-    if len(tied) > 1 and shared and not Run.now.directed:
+    level = not Run.now.directed if Run.now.choice is None else Run.now.choice.level
+    if len(tied) > 1 and shared and level:
         winner = made(winner.value, [(each, mpf(1) / len(tied)) for each in tied], rounds=False)
     return chosen(row, winner, near), place, near
 

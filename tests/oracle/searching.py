@@ -77,6 +77,8 @@ class Choices:
         """Draws a choice. toward: an input and a place in it, which win or lose in the first; None: all do."""
         source = random.Random(seed + 1)
         drifts = self.direction(source)
+        if source.random() < 0.3:  # equal operands of which only some move apart
+            drifts = [drift.round() for drift in drifts]
         if toward is not None and seed < 2:
             drifts[toward[0]][toward[1]] = 4.0 * (-1) ** seed
         elif seed < 4:

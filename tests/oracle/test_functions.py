@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.oracle.choices import evaluate, rounded
+from tests.oracle.choices import choices, evaluate, rounded
 from tests.oracle.numbers import Oracled
 from tests.oracle.tensors import HANDLERS, MOVES
 
@@ -153,3 +153,27 @@ def test_nan_and_infinity_keep_their_meaning_at_thresholds() -> None:
     x = torch.tensor([float("inf"), 3.0])
     for values, want in zip(evaluate(f, [x], []).values, f(x), strict=False):
         torch.testing.assert_close(rounded(values, torch.float32), want.float(), equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("f", "x"),
+    [
+        (lambda x: (x > 0.5).diff(dim=-1), [[1.0, 0.0, 0.0, 1.0]]),
+        (lambda x: (b := x > 0.5).index_add(-1, torch.tensor([0, 0, 1, 2]), b), [[1.0, 1.0, 0.0, 1.0]]),
+        (lambda x: torch.where(x > x.mean(-1, keepdim=True), x, 0.0), [[1.0, -torch.inf, 2.0, -torch.inf]]),
+        (lambda x: torch.hypot(x * torch.sigmoid(x), x), [[1.0, -torch.inf]]),
+        (lambda x: functional.binary_cross_entropy_with_logits(x, torch.full((1, 2), 0.25)), [[torch.inf, 1.0]]),
+    ],
+)
+def test_conditions_and_infinities_are_pytorchs(f: Any, x: list[list[float]]) -> None:
+    given = torch.tensor(x, dtype=torch.float64)
+    for found in choices(f, [given], [None]):
+        assert torch.allclose(rounded(found.values[0], torch.float64), f(given).double())
+
+
+def test_a_gradient_of_nan_that_no_output_takes_is_nan() -> None:
+    def f(x: Any) -> Any:
+        return torch.where(x * torch.nan > 0.0, x * torch.nan, 0.0) + x
+
+    found = evaluate(f, [torch.ones(2, dtype=torch.float64)], [torch.ones(2, dtype=torch.float64)])
+    assert rounded(found.values[1], torch.float64).isnan().all()
