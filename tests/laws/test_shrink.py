@@ -101,7 +101,7 @@ def elements(case: Case) -> list[float]:
 def test_one_element_of_all_patterns() -> None:
     case = Case(dtype="bfloat16", dims=(65536,), fill="patterns", upstream="ones")
     found = shrink(textbook, case, "y", 49291)  # x = -4.34
-    assert found.case == Case(dtype="bfloat16", dims=(1,), fill="ones", values={"x": "c080"})  # x = -4
+    assert found.case == Case(dtype="bfloat16", dims=(1,), fill="ones", values={"x": "c08b"})  # x = -4.34
     assert found.evaluations < 20 and not found.exhausted
 
 

@@ -1,11 +1,11 @@
 """Shrinks a case that breaks to a small one that breaks in the same way.
 
 Hypothesis shrinks what it drew: shapes, recipes, layouts. It cannot shrink elements. This module takes the elements of
-the operands. Delta debugging removes rows and columns. Then zeros, ones and numbers with few bits replace the remaining
-elements. Each step is kept only if the case still breaks in the same way: by the same rule, in the same result, with
-the same kind of wrong value, and by a comparable error. The result spells out its bits, so it replays anywhere. Every
-candidate is tried, so the returned case was seen to break. The search is deterministic. A number of evaluations limits
-it, not a time, so two machines find the same case.
+the operands. Delta debugging removes rows and columns. Then ones and zeros replace the remaining elements. Each step is
+kept only if the case still breaks in the same way: by the same rule, in the same result, with the same kind of wrong
+value, and by a comparable error. The result spells out its bits, so it replays anywhere. Every candidate is tried, so
+the returned case was seen to break. The search is deterministic. A number of evaluations limits it, not a time, so two
+machines find the same case.
 
 Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
 """
@@ -40,10 +40,7 @@ from verify.truth.ulp import bits_of, from_bits, widen
 EVALUATIONS = 400  # limit for a user who requests a smaller case
 LAW_EVALUATIONS = 120  # limit for every law that breaks in a suite
 EDITS = 4096  # a case spells out at most this many single elements besides a tensor of ones
-_PLAIN = {"data": (0.0, 1.0), "matrix": (0.0, 1.0), "scale": (1.0, 0.0), "shift": (0.0, 1.0), "upstream": (1.0, 0.0)}
 _FINEST, _COARSE = 32, 4  # parts that are removed, at most: elements may have to keep their positions
-_SHORT = 8  # this many elements are easy to spell out
-_BITS = (0, 1, 2, 3, 4, 6, 8, 11, 15)  # bits of mantissa that a simplified number keeps
 
 
 @dataclass(frozen=True)
@@ -276,8 +273,6 @@ class _Shrinker:
                 self._cut(dim, thorough=thorough)
             for name in self._of_numbers():
                 self._simplify(name)
-        for name in self._of_numbers():
-            self._fewer_bits(name)
         self._plainer()
 
     def _required(self) -> _Draft:
@@ -434,10 +429,7 @@ class _Shrinker:
 
     def _simplify(self, name: str) -> None:
         """Replaces as many elements as possible by zeros and ones."""
-        numbers = _PLAIN[next((each.role for each in self.op.operands if each.name == name), "upstream")]
-        if self._required().tensors[name].numel() > _SHORT:
-            numbers = (1.0, 0.0)  # ones need not be spelled out
-        for number in numbers:
+        for number in (1.0, 0.0):  # ones need not be spelled out
             draft = self._required()
             tensor = draft.tensors[name]
             simple = self._plain_places(tensor)
@@ -455,19 +447,6 @@ class _Shrinker:
     def _plain_places(tensor: Tensor) -> set[int]:
         wide = widen(tensor.reshape(-1))
         return {int(place) for place in torch.nonzero((wide == 0) | (wide == 1)).reshape(-1)}
-
-    def _fewer_bits(self, name: str) -> None:
-        """Shortens numbers to the fewest bits of mantissa that still break the law: all together, then one by one."""
-        tensor = self._required().tensors[name]
-        places = [place for place in range(tensor.numel()) if place not in self._plain_places(tensor)]
-        groups = [places] if len(places) > 1 else []
-        groups += [[place] for place in places] if len(places) <= 16 else []
-        for group in groups:
-            draft = self._required()
-            for kept in _BITS:
-                shorter = _truncated(draft.tensors[name], group, kept)
-                if shorter is None or self._takes(draft.with_tensor(name, shorter)):
-                    break
 
 
 def _minimise(items: Sequence[int], attempt: Callable[[list[int]], bool], *, finest: int = LIMIT) -> list[int]:
@@ -526,20 +505,6 @@ def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
         return tensor.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     bits = bits_of(tensor).index_select(axis, torch.tensor(list(places), dtype=torch.int64))
     return from_bits(bits, formats.of(tensor.dtype))
-
-
-def _truncated(tensor: Tensor, places: Sequence[int], kept: int) -> Tensor | None:
-    """Returns the tensor with only the first `kept` bits of mantissa at some places; None if nothing would change."""
-    fmt = formats.of(tensor.dtype)
-    drop = fmt.mantissa_bits - kept
-    bits = bits_of(tensor).reshape(-1).clone()
-    where = torch.tensor(list(places), dtype=torch.int64)
-    finite = torch.isfinite(widen(tensor.reshape(-1))[where])
-    short = torch.where(finite, (bits[where] >> max(drop, 0)) << max(drop, 0), bits[where])
-    if drop <= 0 or torch.equal(short, bits[where]):
-        return None
-    bits[where] = short
-    return from_bits(bits, fmt).reshape(tensor.shape)
 
 
 def _without(where: str, name: str, case: Case) -> Case:
