@@ -1,8 +1,8 @@
 """Chooses the sizes of one candidate of a hunt, and the dimension in which many of them make one call.
 
-If an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The truth of a
-PyTorch function shows which dimension that is: an element there does not change with the numbers at all other
-positions. A wrong choice costs evaluations and nothing else, because finds are judged as cases of their own.
+If an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The program of
+a PyTorch function shows which dimension that is, as for the laws about rows. A wrong choice costs evaluations and
+nothing else, because finds are judged as cases of their own.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-import torch
 from torch import Tensor
 
-from verify.cases import Case, inputs_of
-from verify.cases.case import derive_all
+from verify.cases import case_of
 from verify.cases.explicit import LIMIT
 from verify.cases.plan import summed_results
+from verify.cases.sizes import sizes_of
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
+from verify.laws.locality import independent_rows
 from verify.ops.graph.shapes import sizes_within
-from verify.ops.op import Op, Problem
+from verify.ops.op import Op
 from verify.search.hunt.draws import Draws
 
 Dims = tuple[int, ...]
@@ -31,6 +31,7 @@ WIDTH = 128  # length of the searched rows and dot products
 WIDTH_FLOAT64 = 16  # shorter, because float64 is judged element by element in exact arithmetic
 WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and the number of different rows in it
 _MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds per row
+_ELEMENTS = 512  # of the largest operand of a case that shows the rows of a function
 _TRIED = 2_000  # number of sizes to choose from, the plainest first
 
 
@@ -72,7 +73,7 @@ def layout_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) 
         return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
     width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
     if op.geometry.named:
-        return _of_function(kernel, result, width)
+        return _of_function(kernel, dtype, result, width)
     what = "rows" if op.geometry.by_row else "dot products"
     return CandidateLayout(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
 
@@ -98,17 +99,23 @@ def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
     return dims[axis]
 
 
-def _of_function(kernel: Kernel, result: str, elements: int) -> CandidateLayout:
-    """Returns the layout of a PyTorch function. An operand has at most `elements` numbers if the domain allows it."""
+def _of_function(kernel: Kernel, dtype: str, result: str, elements: int) -> CandidateLayout:
+    """Returns the layout of a PyTorch function. An operand has at most `elements` numbers if the domain allows it.
+
+    Candidates lie along the first dimension that all of its tensors begin with, and whose indices are rows.
+    """
     op = kernel.op
     if op.geometry.examples:
         found = CandidateLayout(min(op.geometry.examples, key=lambda dims: _numbers(op, dims)), None)
     else:
         found = _chosen(op, elements, None)
-        for axis in range(len(op.geometry.dims)):
-            dims = _chosen(op, elements, axis).dims
-            layout = CandidateLayout(dims, axis, _laid(kernel, dims, axis))
-            if layout.laid and _is_apart(kernel, result, layout):
+        floats = [each.name for each in op.operands if each.range is None]
+        for rows in independent_rows(kernel, case_of(kernel, dtype, dims=sizes_of(op, _ELEMENTS)[0])):
+            axis, laid = op.geometry.dims.index(rows.dimension), set(rows.axes)
+            laid = {f"d{name}" if name in op.all_outputs else name for name in laid}
+            layout = CandidateLayout(_chosen(op, elements, axis).dims, axis, frozenset(laid))
+            first = set(rows.axes.values()) == {0} and rows.axis(result) is not None and not laid.isdisjoint(floats)
+            if first and kernel.allows(layout.times(3)):
                 found = layout
                 break
     if reason := too_large(op, [found.dims]):
@@ -144,61 +151,6 @@ def _chosen(op: Op, elements: int, axis: int | None) -> CandidateLayout:
         return (True, min(rest, default=1), numbers) if numbers <= elements else (False, -numbers, 0)
 
     return CandidateLayout(max(sizes, key=order), axis)
-
-
-def _laid(kernel: Kernel, dims: Dims, axis: int) -> frozenset[str]:
-    """Returns the tensors whose first dimension is `axis`; an output is named "d" + output.
-
-    Returns none if `axis` changes a tensor in another way, or if an output does not have it. Tripling the size shows
-    that a dimension is `axis` itself and not computed from it.
-    """
-    many = CandidateLayout(dims, axis).times(3)
-    if not kernel.allows(many):
-        return frozenset()
-    op = kernel.op
-    fixed = {name for each in op.operands if each.range is not None for name in each.range.fixed_by}
-    if op.geometry.dims[axis : axis + 1] and op.geometry.dims[axis] in fixed:
-        return frozenset()
-    before, after = (op.shapes_with_outputs(sizes, op.params, op.all_outputs) for sizes in (dims, many))
-    found = {name for name, shape in before.items() if shape and after[name] == (3 * shape[0], *shape[1:])}
-    same = all(after[name] == shape for name, shape in before.items() if name not in found)
-    floats = [each.name for each in op.operands if each.range is None]
-    whole = same and found.issuperset("d" + name for name in op.all_outputs) and not found.isdisjoint(floats)
-    return frozenset(found) if whole else frozenset()
-
-
-def _is_apart(kernel: Kernel, result: str, layout: CandidateLayout) -> bool:
-    """True if the first candidate's result has the same bits beside any other candidates of the call."""
-    op, size = kernel.op, layout.dims[layout.axis or 0]
-    gradient = result not in op.all_outputs
-    if (result[1:] if gradient else "d" + result) not in layout.laid:
-        return False
-    case = Case("float32", layout.times(3), "normal", absent=kernel.absent)
-    inputs = inputs_of(op, case, "cpu")
-    arriving: dict[str, Tensor] = {}
-    if gradient:
-        draws = Draws(0, "beside", "cpu")
-        for name in op.all_outputs:
-            if name not in op.integers:
-                shape = op.result_shapes(layout.times(3), op.params)[name]
-                arriving[name] = (draws.uniform(math.prod(shape)) - 0.5).reshape(shape)
-    seen = []
-    for factor in (1.0, -3.0, 1000.0):
-        given = {name: _beside(value, size, factor, name in layout.laid) for name, value in inputs.items()}
-        given = derive_all(op, case, given, "cpu")
-        upstream = {name: _beside(value, size, factor, True) for name, value in arriving.items()}
-        problem = Problem(inputs=given, params=op.resolve(kernel.params), upstream=upstream, results=(result,))  # type: ignore[arg-type]
-        seen.append(op.fast(problem)[result].value[:size])
-    return all(torch.equal(seen[0].nan_to_num(), other.nan_to_num()) for other in seen[1:])
-
-
-def _beside(value: Tensor | None, size: int, factor: float, laid: bool) -> Tensor | None:
-    """Returns the tensor with other numbers from the second candidate on."""
-    if value is None or not laid:
-        return value
-    rest = value[size:]
-    rest = rest * factor if value.is_floating_point() else rest if factor == 1.0 else rest.flip(0)
-    return torch.cat([value[:size], rest])
 
 
 def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]:
