@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 
 import msgspec
 
@@ -19,8 +20,8 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.errors import UsageError
 from verify.records import commit
-from verify.records.record import Worst, number
-from verify.search.hunt.outcome import Hunted, hunt
+from verify.records.record import number
+from verify.search.hunt.outcome import hunt
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, Pin, Pinned
 from verify.search.hunt.search import Search, State
 from verify.search.hunt.space import searchable
@@ -66,57 +67,40 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgres
         watch=_Reporter(progress),
         stop=lambda: os.path.exists(request.stop),
     )
-    pinned = _pin(kernel, request, backend, done) if request.pin else None
+    find = next((find for find in done.finds if find.alone), None) if request.pin else None
+    pinned = None
+    if find is not None:
+        said = (
+            f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}"
+        )
+        index = find.worst.origin.index or 0
+        again = Pin(request.target, find.case.to_json(), said, result=request.hunt.result, index=index)
+        pinned = pin(kernel, again, backend)
     return HuntReply(done.result, done.sentence, done.notes, done.state.seconds, pinned)
 
 
-def _pin(kernel: Kernel, request: DoHunt, backend: Backend, done: Hunted) -> Pinned | None:
-    """Puts the worst find that its case reproduces into the corpus. Returns None if there is none."""
-    find = next((find for find in done.finds if find.alone), None)
-    if find is None:
-        return None
-    why = f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}"
-    gate = kernel.op.gate_of(request.hunt.result)
-    return _kept(kernel, request.target, find.case, _evidence(find.worst, request.hunt.result, gate, backend, why))
-
-
 def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
-    """Runs a case and pins it: an element with its error, or a law with its message."""
+    """Runs a case and pins it: an element with its error by the figure that the limit applies to, or a law."""
     case = Case.from_json(request.case)
+    now = str(commit.current(config.find().root).get("commit", ""))
+    evidence = corpus.Evidence(showed="", backend=backend.name, commit=now, why=request.why)
     if request.law:
         from verify.laws import engine, registry
 
         law = registry.get(request.law)
         found = engine.replay_law(law, kernel, case, backend, request.target)
-        showed = found.message or found.status
-        evidence = corpus.Evidence(law=law.name, showed=showed, backend=backend.name, commit=_commit(), why=request.why)
+        evidence = replace(evidence, law=law.name, showed=found.message or found.status)
     else:
         seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
-        evidence = _evidence(seen.worst, request.result, seen.gate, backend, request.why)
-    return _kept(kernel, request.target, case, evidence)
-
-
-def _evidence(worst: Worst, result: str, gate: str, backend: Backend, why: str) -> corpus.Evidence:
-    """Returns what the corpus keeps of an element: its error by the figure that the limit applies to, and its bits."""
-    return corpus.Evidence(
-        result=result,
-        index=worst.origin.index,
-        error=worst.ulp if gate == "plain" else worst.scaled_ulp,
-        gate=gate,
-        showed=f"got {worst.got} ({worst.got_hex}), truth {worst.truth}",
-        backend=backend.name,
-        commit=_commit(),
-        why=why,
-    )
-
-
-def _commit() -> str:
-    """Returns the project's commit, or "" if it has none."""
-    return str(commit.current(config.find().root).get("commit", ""))
-
-
-def _kept(kernel: Kernel, target: str, case: Case, evidence: corpus.Evidence) -> Pinned:
-    item = corpus.entry(kernel.name, target, kernel.op.name, case, evidence)
+        evidence = replace(
+            evidence,
+            result=request.result,
+            index=request.index,
+            error=seen.worst.ulp if seen.gate == "plain" else seen.worst.scaled_ulp,
+            gate=seen.gate,
+            showed=f"got {seen.worst.got} ({seen.worst.got_hex}), truth {seen.worst.truth}",
+        )
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, evidence)
     path, new = corpus.add(item)
     return Pinned(item.id, str(path), new)
 
