@@ -18,7 +18,7 @@ from tests.workers.fake import FakeWorker, raising, texts
 from verify import backends
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
+from verify.errors import SPENT, TruthError
 from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, Run
 from verify.search.hunt import outcome, schedule
@@ -96,26 +96,6 @@ def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.Mo
     plenty = Fake(reply)
     hunted(plenty, until=1000.0)
     assert plenty.seconds == [20.0] * 4, "no more than a hunt may take at most"
-
-
-def test_an_error_of_the_harness_costs_one_hunt() -> None:
-    for error, said in (
-        (TruthError("two routes"), "two routes"),
-        (InternalError("RuntimeError: x"), "verify itself failed: RuntimeError: x"),
-    ):
-        run, _ = hunted(Fake(only("float64", raising(error))), contain=True)
-        text = f"hunt of k.py::rows y float64: {IN_ERROR}: {said}"
-        assert run.incomplete == [Gap("harness error", text, "k.py::rows")]
-        assert [len(kernel.results) for kernel in run.kernels] == [2, 1]
-        assert run.verdict == "incomplete"
-    with pytest.raises(TruthError, match="two routes"):
-        hunted(Fake(only("float64", raising(TruthError("two routes")))))
-
-
-def test_a_kernel_of_which_nothing_has_a_verdict_says_why() -> None:
-    run, _ = hunted(Fake(raising(TruthError("routes"))), contain=True)
-    assert {(kernel.status, kernel.message) for kernel in run.kernels} == {("skipped", f"{IN_ERROR}: routes")}
-    assert len(run.incomplete) == 4
 
 
 def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
