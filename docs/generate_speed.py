@@ -14,9 +14,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from verify.records import files, record  # noqa: E402
-from verify.report import words  # noqa: E402
-from verify.report.terminal import bench_table  # noqa: E402
+from verify.report import bench_words, words  # noqa: E402
+from verify.report.terminal.text_page import Page, Terminal, lay_out  # noqa: E402
 
+WIDE = 1000  # columns, more than any table takes: speeds are compared in one line
 PUBLISHED, PAGE = HERE.parent / "reports" / "published", HERE / "speed.md"
 HEAD = """# Speed
 
@@ -44,7 +45,8 @@ def _section(path: Path, run: record.Run) -> str:
     title = name.removeprefix("bench_") if name != "run" else "the published night"
     lines = [f"## {path.parent.name}: {title}", "", f"Made by `{run.command}`.", ""]
     lines += [", ".join(about), ""] if about else []
-    lines += ["```text", *bench_table.tables(run), *bench_table.notes(run), "```", ""]
+    lay_out(shown := Page(Terminal(WIDE)), bench_words.tables(run))
+    lines += ["```text", shown.text(), *bench_words.notes(run), "```", ""]
     return "\n".join(lines)
 
 

@@ -35,12 +35,12 @@ from verify.records.part_store import PartStore, cache
 from verify.records.record import Run, number
 from verify.referee import judging, words
 from verify.referee.plan import EXIT_CODES, Judgement, SolutionVerdict
-from verify.report import gate_data
+from verify.report import gate_data, gate_words, run_table
 from verify.report.html import record_html, table
-from verify.report.markdown import gate_markdown, record_markdown
+from verify.report.markdown import comment
 from verify.report.present import present
 from verify.report.rows import Row, rows_of, worst_of
-from verify.report.terminal import gate_text, record_text
+from verify.report.terminal import text_page
 from verify.report.terminal.text_page import Terminal
 from verify.search.hunt import schedule
 from verify.search.hunt.settings import Settings
@@ -112,17 +112,21 @@ class CompletedRun:
 
     def markdown(self) -> str:
         """Returns the report as GitHub Markdown."""
-        return record_markdown.render(self.record)
+        return comment.render(run_table.document(self.record))
 
     def __str__(self) -> str:
         """Returns the report as the terminal shows it."""
-        return record_text.render(self.record, Terminal(shutil.get_terminal_size((120, 40)).columns))
+        return text_page.render(run_table.document(self.record), _screen())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {present(self.record).sentence}>"
 
     def _repr_html_(self) -> str:
         return table.render(self.record)
+
+
+def _screen() -> Terminal:
+    return Terminal(shutil.get_terminal_size((120, 40)).columns)
 
 
 @dataclass(frozen=True, repr=False)
@@ -153,11 +157,10 @@ class CompletedGate:
 
     def markdown(self) -> str:
         """Returns the verdict as GitHub Markdown."""
-        return gate_markdown.render(self.judged, None)
+        return comment.render(gate_words.document(self.judged))
 
     def __str__(self) -> str:
-        terminal = Terminal(shutil.get_terminal_size((120, 40)).columns)
-        return gate_text.render(self.judged, terminal, records=self.records)
+        return text_page.render(gate_words.document(self.judged, records=self.records), _screen())
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.verdict}: {len(self.judged.rows):,} rows>"

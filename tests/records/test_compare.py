@@ -194,4 +194,4 @@ def test_regimes_and_sources_are_paired_by_name() -> None:
     ],
 )
 def test_the_sentence(found: Comparison, sentence: str) -> None:
-    assert compare_words.sentence(found) == sentence
+    assert compare_words.document(found).sentence == sentence

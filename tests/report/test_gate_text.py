@@ -11,13 +11,12 @@ import pytest
 from rich.cells import cell_len
 
 from tests.records.bounds.gate_records import SEEN, book, bound, kernel, result, run
+from tests.report import pages
 from tests.report.sample import HOSTILE_MESSAGE, HOSTILE_NAME
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.compare import compare
 from verify.records.record import Gap, Run
-from verify.report.markdown import gate_markdown
-from verify.report.terminal import bounds_text, compare_text, gate_text
 from verify.report.terminal.text_page import Terminal
 
 nan = math.nan
@@ -53,19 +52,19 @@ def verdict() -> Verdict:
 def test_no_line_is_wider_than_the_screen_except_commands(width: int) -> None:
     item, held = everything()
     texts = [
-        gate_text.render(judge([item], held), Terminal(width), everything=True),
-        bounds_text.proposal(changes.propose([item], held), Terminal(width), written=["a.toml"]),
-        bounds_text.review(changes.review(held, book()), "HEAD", Terminal(width)),
-        compare_text.render(compare(item, run(kernel(result(9.0)))), Terminal(width)),
+        pages.of_gate(judge([item], held), Terminal(width), everything=True),
+        pages.of_proposal(changes.propose([item], held), Terminal(width), written=["a.toml"]),
+        pages.of_review(changes.review(held, book()), "HEAD", Terminal(width)),
+        pages.of_comparison(compare(item, run(kernel(result(9.0)))), Terminal(width)),
     ]
     for line in "".join(texts).splitlines():
         assert cell_len(line) <= width or re.match(r"(next: |    )verify ", line), line
 
 
 def test_ascii_and_colour() -> None:
-    bare = gate_text.render(verdict(), Terminal(80, glyphs=False), everything=True)
+    bare = pages.of_gate(verdict(), Terminal(80, glyphs=False), everything=True)
     assert bare.isascii()
-    coloured = gate_text.render(verdict(), Terminal(80, color=True))
+    coloured = pages.of_gate(verdict(), Terminal(80, color=True))
     for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
         assert re.match(r" *✗", red), red
 
@@ -82,10 +81,10 @@ def test_hostile_names_are_spelled_out(width: int) -> None:
     item, held = hostile()
     judged = judge([item], held)
     texts = [
-        gate_text.render(judged, Terminal(width), everything=True, records=[HOSTILE_NAME]),
-        bounds_text.proposal(changes.propose([item], held), Terminal(width), written=[HOSTILE_NAME]),
-        bounds_text.review(changes.review(held, book()), HOSTILE_NAME, Terminal(width)),
-        compare_text.render(compare(item, item), Terminal(width), everything=True),
+        pages.of_gate(judged, Terminal(width), everything=True, records=[HOSTILE_NAME]),
+        pages.of_proposal(changes.propose([item], held), Terminal(width), written=[HOSTILE_NAME]),
+        pages.of_review(changes.review(held, book()), HOSTILE_NAME, Terminal(width)),
+        pages.of_comparison(compare(item, item), Terminal(width), everything=True),
     ]
     for text in texts:
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
@@ -96,18 +95,17 @@ def test_hostile_names_are_spelled_out(width: int) -> None:
 
 
 def test_a_comment_begins_with_what_changed_and_has_only_changed_rows() -> None:
-    text = gate_markdown.render(verdict())
+    text = pages.comment_of_gate(verdict())
     assert text.startswith("### ✗ verify gate: **fail:** ")
     assert "<code>positive</code>" in text
     assert "<code>negative tail</code>" not in text  # within its bound
     better = run(kernel(result(0.98, low=0.98, high=0.9)))
     base = run(kernel(result(0.98, low=0.98, high=0.99)))
     held = book(bound(1.0, regime="low"), bound(0.9, regime="high"))
-    text = gate_markdown.render(judge([better], held), compare(base, better))
-    assert text.startswith("### ✓ verify gate: **pass:** better")
-    assert text.index("all 2 bounds hold") > text.index("figures shrank")
-    worse = gate_markdown.render(judge([base], held), compare(better, base))
-    assert worse.index("**worse**") < worse.index("**breached**")
+    text = pages.comment_of_gate(judge([better], held), compare(base, better))
+    assert text.startswith("### ✓ verify gate: **pass:** all 2 bounds hold\n\n✓ verify compare: **better:** 1 of 2 ")
+    worse = pages.comment_of_gate(judge([base], held), compare(better, base))
+    assert worse.index("**breached**") < worse.index("**worse**")
     assert "| 0.99 | 0.9 |" in text
     assert "<code>low</code>" not in text
 
@@ -138,28 +136,28 @@ def test_a_comment_stays_below_its_limit_and_counts_what_it_leaves_out() -> None
         )
     )
     judged, compared = judge([item], held), compare(base, item)
-    text = gate_markdown.render(judged, compared)
+    text = pages.comment_of_gate(judged, compared)
     assert 20_000 < len(text) <= len(text.encode()) <= 60_000
-    assert text.startswith("### ✗ verify gate: **fail:** ") and "\nBounds: 2,880 bounds breached; " in text
+    assert text.startswith("### ✗ verify gate: **fail:** ") and "2,880 bounds breached; " in text
     assert re.search(r"[\d,]+ more rows left out for length", text)
-    assert re.search(r"[\d,]+ more breaches left out for length", text)
+    assert re.search(r"[\d,]+ more broken bounds left out for length", text)
     assert re.search(r"[\d,]+ more changed results left out for length", text)
     assert "<code>r0</code> and 7 more |" in text and text.count("<code>y0</code>") <= 6  # regimes share a row
     assert len(visible(text)) <= 25
     for limit in (0, 10, 100, 1000, 5000):
         for other in (None, compared):
-            assert len(gate_markdown.render(judged, other, limit=limit).encode()) <= limit
+            assert len(pages.comment_of_gate(judged, other, limit=limit).encode()) <= limit
         calm = judge([run(kernel(result(0.5)))], book(bound(0.5)))
-        assert len(gate_markdown.render(calm, limit=limit).encode()) <= limit
+        assert len(pages.comment_of_gate(calm, limit=limit).encode()) <= limit
     # many that have no counterpart are a line: as rows they would leave no room for what changed
     none = msgspec.structs.replace(item, kernels=[msgspec.structs.replace(each, results=[]) for each in item.kernels])
-    text = gate_markdown.render(judged, compare(none, item))
+    text = pages.comment_of_gate(judged, compare(none, item))
     assert "- only in head&#58; 2,880 figures of kernel_0, kernel_1, kernel_2\n" in text and " added |" not in text
 
 
 def test_hostile_names_mean_nothing_in_a_comment() -> None:
     item, held = hostile()
-    text = gate_markdown.render(judge([item], held), compare(run(), item))
+    text = pages.comment_of_gate(judge([item], held), compare(run(), item))
     fences = re.sub(r"(?ms)^(`{3,})sh\n.*?\n\1$", "", text)  # a command in its fence is text already
     assert "<script" not in fences
     assert "<img" not in fences
@@ -173,6 +171,6 @@ def test_hostile_names_mean_nothing_in_a_comment() -> None:
 
 def test_a_bound_is_never_shown_below_what_was_measured() -> None:
     found = changes.propose([run(kernel(result(2.1331, output="dw")))], book())
-    text = bounds_text.proposal(found, Terminal(120), written=[])
+    text = pages.of_proposal(found, Terminal(120), written=[])
     [line] = [line for line in text.splitlines() if "  dw  " in line]
     assert line.split()[4:6] == ["2.134", "2.134"]

@@ -11,6 +11,7 @@ import pytest
 from tests.golden import golden
 from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
 from tests.records.test_history import dated
+from tests.report import pages
 from tests.report.sample import incomplete, passing, plain, rich, sample
 from tests.report.test_bench_table import timed
 from tests.report.test_findings import three_defects, without_verdict
@@ -20,11 +21,10 @@ from tests.report.test_laws import with_laws
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import judge
 from verify.records.compare import Comparison, compare
-from verify.report import checks
+from verify.report import bench_words, checks, compare_words, history_words
 from verify.report.checks import findings
-from verify.report.markdown import gate_markdown, record_markdown
-from verify.report.terminal import bench_table, bounds_text, compare_text, gate_text, history_text, record_text
-from verify.report.terminal.text_page import Terminal
+from verify.report.markdown import comment
+from verify.report.terminal.text_page import Terminal, render
 
 SNAPSHOTS = Path(__file__).with_name("snapshots")
 RUNS = {
@@ -63,24 +63,24 @@ def reports() -> dict[str, Callable[[], str]]:
         book(both, bound(0.5, regime="low")), book(bound(1.0), bound(0.25, regime="low", basis=SEEN))
     )
     made: dict[str, Callable[[], str]] = {
-        "gate-80.txt": lambda: gate_text.render(found, Terminal(80), records=["my run.json"]),
-        "gate-120.txt": lambda: gate_text.render(found, Terminal(120), everything=True, records=["run.json"]),
-        "gate.md": lambda: gate_markdown.render(found, compared()),
-        "compare-80.txt": lambda: compare_text.render(compared(), Terminal(80)),
-        "compare-120.txt": lambda: compare_text.render(compared(), Terminal(120), everything=True),
-        "compare.md": lambda: gate_markdown.compared(compared()),
-        "proposal.txt": lambda: bounds_text.proposal(changes.propose([item], held), Terminal(100), written=["a.toml"]),
-        "review.txt": lambda: bounds_text.review(moved, "HEAD", Terminal(100)),
-        "bench.txt": lambda: bench_table.render(timed()),
-        "history.txt": lambda: history_text.render([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)], Terminal(80)),
+        "gate-80.txt": lambda: pages.of_gate(found, Terminal(80), records=["my run.json"]),
+        "gate-120.txt": lambda: pages.of_gate(found, Terminal(120), everything=True, records=["run.json"]),
+        "gate.md": lambda: pages.comment_of_gate(found, compared()),
+        "compare-80.txt": lambda: pages.of_comparison(compared(), Terminal(80)),
+        "compare-120.txt": lambda: pages.of_comparison(compared(), Terminal(120), everything=True),
+        "compare.md": lambda: comment.render(compare_words.document(compared())),
+        "proposal.txt": lambda: pages.of_proposal(changes.propose([item], held), Terminal(100), written=["a.toml"]),
+        "review.txt": lambda: pages.of_review(moved, "HEAD", Terminal(100)),
+        "bench.txt": lambda: render(bench_words.document(timed()), Terminal(200)),
+        "history.txt": lambda: render(history_words.document([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
         "checks.txt": of_checks,
     }
     for name, of in RUNS.items():
-        made[f"{name}.md"] = lambda of=of: record_markdown.render(of(), record="run.json")
+        made[f"{name}.md"] = lambda of=of: pages.comment_of_run(of(), record="run.json")
         if name in ("sample", "rich", "passing", "unproven"):
             made[f"page-{name}.txt"] = lambda of=of: visible(of())
         for width in (80, 120):
-            made[f"terminal-{name}-{width}.txt"] = lambda of=of, width=width: record_text.render(of(), Terminal(width))
+            made[f"terminal-{name}-{width}.txt"] = lambda of=of, width=width: pages.of_run(of(), Terminal(width))
     return made
 
 
@@ -100,7 +100,7 @@ def test_a_comment_without_changes_is_one_line() -> None:
     item = run(kernel(result(0.98, low=0.98, high=0.98)))
     held = book(bound(1.0, regime="low"), bound(1.0, regime="high"))
     for other in (None, compare(item, item)):
-        assert gate_markdown.render(judge([item], held), other) == "✓ verify: no changes: all 2 bounds hold.\n"
+        assert pages.comment_of_gate(judge([item], held), other) == "✓ verify gate: no changes: all 2 bounds hold.\n"
 
 
 def test_a_truth_that_no_format_holds_is_shortened() -> None:
@@ -108,5 +108,5 @@ def test_a_truth_that_no_format_holds_is_shortened() -> None:
     [worst] = tiny.worst
     tiny = msgspec.structs.replace(tiny, worst=[msgspec.structs.replace(worst, truth="-7.433123e-" + 77 * "2")])
     found = judge([run(kernel(tiny))], book(bound(0.5)))
-    for text in (gate_text.render(found, Terminal(120)), gate_markdown.render(found)):
+    for text in (pages.of_gate(found, Terminal(120)), pages.comment_of_gate(found)):
         assert "22222222" not in text and "7.433" in text

@@ -15,7 +15,7 @@ from verify.records import files, record
 from verify.records.bounds.committed import load
 from verify.records.bounds.verdict import judge
 from verify.records.compare import compare
-from verify.report import words
+from verify.report import compare_words, gate_words, words
 from verify.report.html import record_html
 from verify.report.present import present
 
@@ -265,7 +265,9 @@ def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_p
     now = sample()
     before = msgspec.structs.replace(now, id="0" * 12, kernels=now.kernels[:-4])
     path = tmp_path / "lead.html"
-    page = record_html.render(now, base=compare(before, now), gate=judge([now], load(tmp_path)))
+    page = record_html.render(
+        now, beside=[compare_words.document(compare(before, now)), gate_words.document(judge([now], load(tmp_path)))]
+    )
     path.write_text(page, encoding="utf-8")
     titles = "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
     for width in (320, 420, 1280):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.report import pages
 from tests.report.sample import passing
 from verify.records.record import LawRun, Origin, Run
 from verify.report.html import record_html
-from verify.report.markdown import record_markdown
 from verify.report.present import KernelFacts, present
-from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
 BROKEN = LawRun(
@@ -49,7 +48,7 @@ def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
     assert "CUDA graph</dt><dd>needs a CUDA device" in page
     assert "&lt;b&gt;1.0&lt;/b&gt;" in page
     assert "<b>1.0</b>" not in page.split('type="application/gzip"')[0]
-    text = record_markdown.render(run)
+    text = pages.comment_of_run(run)
     assert "law broken" in text
     assert "--law 'layout independence'" in text
     assert "<b>1.0</b>" not in text
@@ -70,10 +69,10 @@ def test_what_follows_from_calls_that_differ_is_listed_below_that(run: Run) -> N
     changed = msgspec.structs.replace(run, kernels=[kernel, *others])
     besides = f"wrong: {result.output} {result.dtype}; broken: determinism (bfloat16), special (bfloat16)"
     assert KernelFacts(kernel).besides() == besides
-    text = " ".join(record_text.render(changed, Terminal(100)).split())
+    text = " ".join(pages.of_run(changed, Terminal(100)).split())
     assert f"✗ not deterministic {kernel.name} why two calls with the same input differ besides {besides}" in text
     assert f"✗ kernel failed {kernel.name} shapes bfloat16 why k raised besides called for: memory bounds" in text
     assert "law broken" not in text and f"wrong {kernel.name}" not in text
-    page = record_markdown.render(changed)
+    page = pages.comment_of_run(changed)
     assert page.count("not deterministic</summary>") == 1 and page.count("kernel failed</summary>") == 1
     assert "Not deterministic: two calls with the same input differ" in record_html.render(changed)

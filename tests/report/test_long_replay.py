@@ -11,13 +11,13 @@ import msgspec
 from tests.records.bounds.gate_records import HASH, book, bound, figures, kernel, run
 from tests.records.bounds.gate_records import result as plain
 from tests.records.bounds.gate_records import worst as element
+from tests.report import pages
 from verify.cli import parser
 from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run
 from verify.records.recorded import worst_of_run
 from verify.report import gate_words
 from verify.report.html import record_html
-from verify.report.terminal import gate_text, record_text
 from verify.report.terminal.text_page import Terminal
 
 ROW = "3f80" * 512
@@ -59,7 +59,7 @@ SHORT = "verify replay {} --run 'my run.json' --result y --dtype bfloat16 --regi
 
 
 def test_the_gate_names_the_worst_of_each_regime_and_prints_one_long_command() -> None:
-    text = gate_text.render(verdict(), Terminal(100), records=["my run.json"])
+    text = pages.of_gate(verdict(), Terminal(100), records=["my run.json"])
     assert text.count(ROW) == 1
     blocks = text[text.index("✗ breached  ") :].split("\n\n")
     assert blocks[0].startswith("✗ breached  three y bfloat16 high end\n")
@@ -118,7 +118,7 @@ def test_what_is_said_of_many_is_said_once() -> None:
     assert "Next:" not in front[front.index("Could not be measured") :], "the hint is the command below it"
     assert all(f"<code>{again(name)}</code>" in front for name in "pq")
     assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2
-    text = record_text.render(item, Terminal(100))
+    text = pages.of_run(item, Terminal(100))
     assert "p: y0, y1, y2 and 2 more: biased" in text
     assert text.count(again("p")) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tests.report import pages
 from tests.report.sample import (
     eager_kernel,
     empty,
@@ -22,9 +23,7 @@ from verify.records import recorded
 from verify.records.record import Basis, ClassFigures, Gap, KernelRun, LawRun, Origin, Result, Unmeasured
 from verify.report import result_words
 from verify.report.html import record_html
-from verify.report.markdown import record_markdown
 from verify.report.present import KernelFacts, present
-from verify.report.terminal import record_text
 from verify.report.terminal.text_page import Terminal
 
 replace = msgspec.structs.replace
@@ -64,7 +63,7 @@ def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones()
 
     def text(*results: Result) -> str:
         wrong = replace(kernel, status="wrong", results=list(results))
-        return record_text.render(msgspec.structs.replace(make([kernel]), kernels=[wrong]), Terminal(120))
+        return pages.of_run(msgspec.structs.replace(make([kernel]), kernels=[wrong]), Terminal(120))
 
     assert text(little).count("and      NaN at 2 of 9 demanding inputs: ") == 1
     assert "the worst is gelu_erf dx bfloat16: 7.5 ULP\n" in text(little, large)
@@ -95,9 +94,9 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
         assert result_words.maximum(each, "scaled") == "≥0.949"
         assert recorded.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
     run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
-    assert "≥: at least: the errors of other elements are unknown" in record_text.render(run, Terminal(200))
-    assert ">=0.949" in record_text.render(run, Terminal(200, glyphs=False))
-    assert "at least 0.949 ULP scaled, open" in record_markdown.render(run)
+    assert "≥: at least: the errors of other elements are unknown" in pages.of_run(run, Terminal(200))
+    assert ">=0.949" in pages.of_run(run, Terminal(200, glyphs=False))
+    assert "at least 0.949 ULP scaled, open" in pages.comment_of_run(run)
     page = record_html.render(run)
     assert "at least 0.949 ULP scaled, open" in page and "; 37 open" in page
 
@@ -212,5 +211,5 @@ def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
     assert run.verdict == "incomplete"
     assert present(run).sentence == "incomplete: nothing wrong was seen, but 1 kernel was interrupted"
     assert [line.text for line in present(run).missing] == [f"{stopped.name}: not finished: interrupted"]
-    shown = record_text.render(run, Terminal(100))
+    shown = pages.of_run(run, Terminal(100))
     assert "○ interrupted" in shown and "skipped" not in shown

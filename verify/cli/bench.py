@@ -36,7 +36,8 @@ from verify.declare.config import Config
 from verify.declare.target import Target
 from verify.measure.bench import Bench, bench
 from verify.measure.session import Session
-from verify.report.terminal import bench_table
+from verify.report import bench_words
+from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -66,7 +67,7 @@ def main(options: argparse.Namespace) -> int:
     progress.clear()
 
     def table() -> str:
-        return bench_table.render(result)
+        return text_page.render(bench_words.document(result), screen.terminal())
 
     sinks.deliver_run(options, result, table)
     screen.complain(session.usage)

@@ -70,6 +70,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 from verify.cli import exits, given, screen, sinks
@@ -80,8 +81,9 @@ from verify.records.bounds.at_commit import book_at, waivers_at
 from verify.records.bounds.committed import Book
 from verify.records.bounds.verdict import BREACH
 from verify.records.files import load
-from verify.report import gate_data
-from verify.report.terminal import bounds_text
+from verify.report import bounds_words, gate_data
+from verify.report.document import Document
+from verify.report.terminal import text_page
 
 
 def propose(options: argparse.Namespace) -> int:
@@ -97,7 +99,7 @@ def propose(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         {"changes": gate_data.of_changes(found.changes), "written": written, "left": left},
-        lambda: bounds_text.proposal(found, screen.terminal(), written=written, dry=options.dry_run),
+        _page(bounds_words.proposal(found, written=written, dry=options.dry_run)),
     )
     return exits.WRONG if any(row.status in BREACH for row in found.left) else exits.PASS
 
@@ -111,7 +113,7 @@ def review(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         {"base": options.base, "changes": gate_data.of_changes(found), "waivers": moved},
-        lambda: bounds_text.review(found, options.base, screen.terminal(), waivers=excused),
+        _page(bounds_words.review(found, options.base, waivers=excused)),
     )
     approved = changes.needs_approval(found) or any(kind in waivers.APPROVED for kind, _ in excused)
     return exits.WRONG if approved else exits.PASS
@@ -128,7 +130,7 @@ def accept(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         {"changes": gate_data.of_changes([change]), "written": written},
-        lambda: bounds_text.accepted(change, screen.terminal(), written=written),
+        _page(bounds_words.accepted(change, written=written)),
     )
     return exits.PASS
 
@@ -153,9 +155,13 @@ def waive(options: argparse.Namespace) -> int:
     sinks.deliver_data(
         options,
         {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
-        lambda: bounds_text.waived(added, screen.terminal(), written=written),
+        _page(bounds_words.waived(added, written=written)),
     )
     return exits.PASS
+
+
+def _page(document: Document) -> Callable[[], str]:
+    return lambda: text_page.render(document, screen.terminal())
 
 
 def _today() -> str:

@@ -22,9 +22,9 @@ from typing import Any
 from verify.cli import screen, sinks
 from verify.records.compare import Comparison, compare
 from verify.records.files import load
-from verify.report import gate_data
-from verify.report.markdown import gate_markdown
-from verify.report.terminal import compare_text
+from verify.report import compare_words, gate_data
+from verify.report.markdown import comment
+from verify.report.terminal import text_page
 
 MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
@@ -34,12 +34,15 @@ def main(options: argparse.Namespace) -> int:
     found = compare(load(options.base), load(options.head))
 
     def text() -> str:
-        shown = compare_text.render(found, screen.terminal(), everything=options.all)
+        shown = text_page.render(compare_words.document(found, everything=options.all), screen.terminal())
         again = [f"next: verify run --like {options.base} --json {options.head}"] if found.other_cases else []
         return sinks.lines(*about(found)) + shown + sinks.lines(*again)
 
     sinks.deliver(
-        options, text, json=lambda: sinks.as_json(data(found)), markdown=lambda: gate_markdown.compared(found).encode()
+        options,
+        text,
+        json=lambda: sinks.as_json(data(found)),
+        markdown=lambda: comment.render(compare_words.document(found)).encode(),
     )
     return found.exit_code
 

@@ -32,13 +32,14 @@ from verify.cli import given, screen, sinks
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records.bounds import worktree
-from verify.records.bounds.verdict import Verdict, judged_kernels
+from verify.records.bounds.verdict import judged_kernels
 from verify.records.compare import Comparison, compare
 from verify.records.record import Run
-from verify.report import gate_data
+from verify.report import compare_words, gate_data, gate_words
 from verify.report.checks import of_verdict
-from verify.report.markdown import gate_markdown
-from verify.report.terminal import compare_text, gate_text
+from verify.report.document import Document
+from verify.report.markdown import comment
+from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -63,22 +64,20 @@ def main(options: argparse.Namespace) -> int:
     folder = None if options.bounds is None else given.bounds_folder(options, config.find())
     done = api.gate(judged, folder, kernels=kernels, base=None if comparison is None else comparison.base)
     against = {} if comparison is None else {"comparison": gate_data.of_comparison(comparison)}
+
+    def pages(everything: bool = False) -> list[Document]:
+        of_gate = gate_words.document(done.judged, everything=everything, records=paths)
+        others = [] if comparison is None else [compare_words.document(comparison, everything=everything)]
+        return [of_gate, *others]
+
     sinks.deliver(
         options,
-        lambda: _text(options, done.judged, comparison, paths),
+        lambda: "\n".join(text_page.render(page, screen.terminal()) for page in reversed(pages(options.all))),
         checks=lambda: of_verdict(done.judged, done.bounds),
         json=lambda: sinks.as_json(done.data() | against),
-        markdown=lambda: gate_markdown.render(done.judged, comparison).encode(),
+        markdown=lambda: comment.render(*pages()).encode(),
     )
     return done.exit_code
-
-
-def _text(options: argparse.Namespace, verdict: Verdict, comparison: Comparison | None, paths: list[str]) -> str:
-    terminal = screen.terminal()
-    text = ""
-    if comparison is not None:
-        text = compare_text.render(comparison, terminal, everything=options.all) + "\n"
-    return text + gate_text.render(verdict, terminal, everything=options.all, records=paths)
 
 
 def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:

@@ -34,7 +34,7 @@ import msgspec
 
 from verify import api, nightly
 from verify.cli import exits, given, screen, sinks
-from verify.cli.report import comment
+from verify.cli.report import pages
 from verify.declare import config
 from verify.errors import UsageError
 from verify.laws.profiles import seed_of_today
@@ -44,7 +44,8 @@ from verify.records.files import encode
 from verify.records.record import Run
 from verify.report.checks import of_night
 from verify.report.html import record_html
-from verify.report.terminal import gate_text, record_text
+from verify.report.markdown import comment
+from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -87,10 +88,11 @@ def main(options: argparse.Namespace) -> int:
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
+    found = pages(record, str(folder / "run.json"), None, verdict)
     makes: dict[str | Path, sinks.Make] = {
         folder / "run.json": lambda: encode(record),
-        folder / "report.md": lambda: comment(record, str(folder / "run.json"), None, verdict).encode(),
-        folder / "report.html": lambda: record_html.render(record, gate=verdict, record="run.json").encode(),
+        folder / "report.md": lambda: comment.render(*found).encode(),
+        folder / "report.html": lambda: record_html.render(record, beside=found[:-1], record="run.json").encode(),
     }
     labels = ["record", "report", "report"]
     if options.keep:
@@ -128,9 +130,5 @@ def _exit(record: Run, verdict: Verdict | None) -> int:
 
 def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
     """Returns the report. `again` continues in the same folder, which the record's own command does not name."""
-    terminal = screen.terminal()
-    shown = msgspec.structs.replace(record, command=again)
-    text = record_text.render(shown, terminal, record=str(path))
-    if verdict is None:
-        return text
-    return text + "\n" + gate_text.render(verdict, terminal, records=[str(path)])
+    found = pages(msgspec.structs.replace(record, command=again), str(path), None, verdict)
+    return "\n".join(text_page.render(page, screen.terminal()) for page in reversed(found))

@@ -44,13 +44,12 @@ from verify.records.files import load
 from verify.records.history import by_record
 from verify.records.merge import shards
 from verify.records.record import Run
-from verify.report import rows
+from verify.report import compare_words, gate_words, history_words, rows, run_table
 from verify.report.checks import of_run
+from verify.report.document import Document
 from verify.report.html import record_html
-from verify.report.markdown import gate_markdown, record_markdown
-from verify.report.terminal import compare_text, gate_text, history_text, record_text
-
-HALF = 30_000  # characters of a comment for the bounds; the run has the rest
+from verify.report.markdown import comment
+from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -70,20 +69,20 @@ def main(options: argparse.Namespace) -> int:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
         run = shards([run, *map(load, options.records[1:])], command)
         path = options.json if options.json and options.json != "-" else "RUN.json"
-    base, verdict = compare(load(options.compare), run) if options.compare else None, _gate(options, run)
+    base = compare(load(options.compare), run) if options.compare else None
+    found = pages(run, path, base, _gate(options, run))
     asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
     if options.open and not options.html:
         options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
     sinks.deliver(
         options,
-        lambda: "" if asked else _terminal(run, path, base, verdict),
+        lambda: "" if asked else "\n".join(text_page.render(each, screen.terminal()) for each in reversed(found)),
         checks=lambda: of_run(run),
         json=lambda: files.encode(run),
-        markdown=lambda: comment(run, path, base, verdict).encode(),
+        markdown=lambda: comment.render(*found).encode(),
         html=lambda: record_html.render(
             run,
-            base=base,
-            gate=verdict,
+            beside=list(reversed(found[:-1])),
             record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
         ).encode(),
         csv=lambda: rows.as_csv(rows.rows_of(run)),
@@ -110,7 +109,7 @@ def _over_time(options: argparse.Namespace) -> int:
         for line in by_record(runs)
     ]
     data = {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
-    sinks.deliver_data(options, data, lambda: history_text.render(runs, screen.terminal()))
+    sinks.deliver_data(options, data, lambda: text_page.render(history_words.document(runs), screen.terminal()))
     return exits.PASS
 
 
@@ -120,22 +119,8 @@ def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
     return judge([run], committed.load(given.bounds_folder(options, config.find())))
 
 
-def comment(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    """Returns the Markdown of a run, below that of the gate or a base, together short enough for a comment."""
-    if verdict is not None:
-        above = gate_markdown.render(verdict, base, limit=HALF)
-    elif base is not None:
-        above = gate_markdown.compared(base, limit=HALF)
-    else:
-        return record_markdown.render(run, record=record)
-    return f"{above}\n{record_markdown.render(run, record=record, limit=60_000 - len(above) - 1)}"
-
-
-def _terminal(run: Run, path: str, base: Comparison | None, verdict: Verdict | None) -> str:
-    terminal = screen.terminal()
-    parts = [record_text.render(run, terminal, record=path)]
-    if base is not None:
-        parts.append(compare_text.render(base, terminal))
-    if verdict is not None:
-        parts.append(gate_text.render(verdict, terminal, records=[path]))
-    return "\n".join(parts)
+def pages(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> list[Document]:
+    """Returns the pages of a gate and of a comparison, if there are any, and of a run."""
+    found = [] if verdict is None else [gate_words.document(verdict, records=[record])]
+    found += [] if base is None else [compare_words.document(base)]
+    return [*found, run_table.document(run, record=record)]

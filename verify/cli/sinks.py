@@ -127,19 +127,20 @@ def deliver_data(options: argparse.Namespace, data: Any, text: Callable[[], str]
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
     """Delivers a run record. Without `text` the screen gets its table."""
     from verify.records.files import encode
+    from verify.report import run_table
     from verify.report.checks import of_run
     from verify.report.html import record_html
-    from verify.report.markdown import record_markdown
-    from verify.report.terminal import record_text
+    from verify.report.markdown import comment
+    from verify.report.terminal import text_page
 
     record = options.json if options.json and options.json != "-" else ""
     deliver(
         options,
-        text or (lambda: record_text.render(run, screen.terminal(), record=record)),
+        text or (lambda: text_page.render(run_table.document(run, record=record), screen.terminal())),
         kind="record",
         checks=lambda: of_run(run),
         json=lambda: encode(run),
-        markdown=lambda: record_markdown.render(run, record=record).encode(),
+        markdown=lambda: comment.render(run_table.document(run, record=record)).encode(),
         html=lambda: record_html.render(run, record=beside(options.html, options.json)).encode(),
     )
 

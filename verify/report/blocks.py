@@ -31,6 +31,7 @@ class ReportBlock:
     short: str = ""  # for a screen, if the first command would fill it
     note: str = ""  # behind the word, where there is no room for all facts
     anchor: str = ""  # of the kernel's section on the page of a run
+    group: str = ""  # a comment has one of the blocks of a group
 
     @property
     def fields(self) -> list[tuple[str, str]]:

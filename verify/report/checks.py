@@ -185,7 +185,7 @@ def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
         rows = alike[_cause(row)]
         checks.append(_of_row(row, places.get(row.key.kernel, (str(file), 1)), rows))
     checks += _missing(verdict.missing, _first_place(checks))
-    return [*checks, verdict_check(verdict.word, gate_words.sentence(verdict), checks)]
+    return [*checks, verdict_check(verdict.word, gate_words.document(verdict).sentence, checks)]
 
 
 def of_night(run: Run, verdict: Verdict | None, bounds: Path) -> list[Check]:

@@ -1,23 +1,43 @@
-"""Describes the comparison of two records in words, the same in the terminal, in a comment and in HTML."""
+"""Makes the document of a comparison of two records, and describes its pairs in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.errors import INCOMPLETE, WRONG
+from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.compare import Comparison, Pair
+from verify.records.figure import ordered
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
-from verify.report import blocks, gate_words, words
+from verify.report import blocks, gate_words, table, words
 from verify.report.blocks import ReportBlock
+from verify.report.document import Document, Section
 from verify.report.gaps import FEW, GapLine
 from verify.report.table import TableRow
 
 
-def sentence(found: Comparison) -> str:
-    """Returns for example `worse: 2 of 48 figures grew; the most is ...`."""
+def document(found: Comparison, *, everything: bool = False) -> Document:
+    """Returns the page of a comparison. `everything` also lists figures that did not change."""
+    shown = list(found.pairs) if everything else found.listed
+    both = [pair for pair in shown if pair.base is not None and pair.head is not None and not pair.reason]
+    fails = [ReportBlock("wrong", "fails now", name, message=words.clean_lines(text)) for name, text in found.broke]
     word, parts = clauses(found)
-    return f"{word}: {'; '.join(parts)}"
+    records = [f"base  {about(found.base)}", f"head  {about(found.head)}"]
+    return Document(
+        "verify compare",
+        {PASS: "ok", WRONG: "wrong", INCOMPLETE: "skipped"}[found.exit_code],
+        word,
+        parts,
+        [
+            Section(rows=[line(pair) for pair in both], layouts=table.narrowing(COLUMNS), noun="changed result"),
+            Section(blocks=[grown(pair) for pair in found.of("worse")], noun="growth", most=6),
+            Section(blocks=fails, noun="failing kernel"),
+            Section("not compared", lines=alone(shown)),
+        ],
+        title=f"What changed since run {words.clean(found.base.id)}",
+        about=records,
+        remarks=records,
+    )
 
 
 def clauses(found: Comparison) -> tuple[str, list[str]]:
@@ -75,7 +95,8 @@ def grown(pair: Pair) -> ReportBlock:
     """Returns the block of a figure that got worse."""
     assert pair.head is not None
     facts = [("error", f"{growth(pair)}, {pair.head.basis}"), *blocks.element(pair.head.worst)]
-    return ReportBlock("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst))
+    group = " ".join((pair.key.kernel, pair.key.output, pair.key.dtype))
+    return ReportBlock("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst), group=group)
 
 
 def figure(reading: Reading | None) -> str:
@@ -103,7 +124,8 @@ def line(pair: Pair) -> TableRow:
     word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
     beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima
     note = words.clean(pair.why) or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
-    return TableRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, frozenset({"head"}), note)
+    size = max(ordered(side.value) for side in sides)
+    return TableRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, frozenset({"head"}), note, size=size)
 
 
 ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}

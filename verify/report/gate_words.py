@@ -1,4 +1,4 @@
-"""Describes the verdict of the gate in words, the same in the terminal, in a comment and in HTML."""
+"""Makes the document of a verdict of the gate, and describes its rows in words."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
 from verify.records.bounds.committed import Bound
-from verify.records.bounds.verdict import BREACH, SEVERITY, Excess, Row, Status, Verdict
+from verify.records.bounds.verdict import BREACH, MEANING, SEVERITY, Excess, Row, Status, Verdict
 from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, table, words
 from verify.report.blocks import ReportBlock
-from verify.report.gaps import GapLine
+from verify.report.document import Document, Section
+from verify.report.gaps import GapLine, gathered
+from verify.report.signs import STANDING
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.
@@ -24,9 +26,46 @@ SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", **dict.fromkeys(BREACH, "w
 MOST_BREACHES = 12  # breaches that are shown in full
 
 
-def sentence(verdict: Verdict) -> str:
-    """Returns for example `fail: 2 of 48 bounds are breached; the worst is ...`."""
-    return f"{verdict.word}: {'; '.join(clauses(verdict))}"
+def document(verdict: Verdict, *, everything: bool = False, records: Sequence[str] = ()) -> Document:
+    """Returns the page of a verdict. `everything` also lists keys in order. `records` are paths, for commands."""
+    shown = [row for row in verdict.rows if row.status in WITH_FIGURES or (everything and row.readings)]
+    broken, files = breaches(verdict), paths_of(verdict, records)
+    found = [breach(row, files) for row in broken]
+    for row, block in zip(broken, found, strict=True):
+        if row.status == "breached" and row.waiver is None:
+            paths = " ".join(map(shlex.quote, records)) or "RUN.json"
+            block.commands.append(f"verify bounds accept {shlex.quote(str(row.key))} {paths} --reason '...'")
+    note = "bound, measured: the largest error, in ULP unless another unit or figure is named"
+    sections = [
+        Section(
+            rows=[line(row) for row in shown], layouts=table.narrowing(COLUMNS), notes=lambda _: [note], noun="row"
+        ),
+        Section(blocks=found, noun="broken bound", most=MOST_BREACHES),
+    ]
+    for status in SEVERITY:
+        if status not in (*WITH_FIGURES, "ok"):
+            rows = [row for row in verdict.rows if row.status == status]
+            most = len(rows) if status == "waived" else MOST_BREACHES  # each waiver in use is shown
+            look, title_ = "wrong" if status in BREACH else "skipped", f"{status}: {MEANING[status]}"
+            sections.append(Section(title_, lines=unjudged(rows), most=most, standing=look))
+    besides = (
+        ("not measured", verdict.missing),
+        ("not judged here", verdict.notes),
+        ("waivers that excuse nothing", verdict.idle),
+    )
+    sections += [Section(title, lines=gathered(lines)) for title, lines in besides]
+    leading = next((row for row in broken if row.leading is not None and row.leading.worst is not None), None)
+    return Document(
+        "verify gate",
+        STANDING[verdict.word],
+        verdict.word,
+        clauses(verdict),
+        sections,
+        title="Against the committed bounds",
+        about=[f"records {', '.join(verdict.records[:8])}"] if verdict.records else [],
+        next=next_command(verdict, records),
+        above="" if leading is None else f"the replay command of {title(leading)}, above",
+    )
 
 
 def clauses(verdict: Verdict) -> list[str]:
@@ -163,7 +202,8 @@ def line(row: Row) -> table.TableRow:
     }
     note = words.clean(why(row) if row.waiver else row.reason)
     standing = SIGN.get(row.status, "skipped")
-    return table.TableRow(key.kernel, key.arch, cells, standing, row.status, frozenset({"measured"}), note)
+    size = () if reading is None else ordered(reading.value)
+    return table.TableRow(key.kernel, key.arch, cells, standing, row.status, frozenset({"measured"}), note, size=size)
 
 
 def measured(row: Row, between: str = " ") -> str:
@@ -220,17 +260,11 @@ def unjudged(rows: Iterable[Row]) -> list[GapLine]:
     """Returns a line, with its keys, for each kernel and reason of keys without a verdict."""
     return [
         GapLine(
-            words.clean(f"{members[0].status}: {kernel}{keys(members)} ({arch}): {reason}"),
+            words.clean(f"{kernel}{keys(members)} ({arch}): {reason}"),
             [measured(row) for row in members] if len(members) > 1 else [],
         )
         for arch, kernel, reason, members in groups(rows)
     ]
-
-
-def besides(verdict: Verdict) -> list[tuple[str, tuple[str, ...]]]:
-    """Returns further facts that belong to no row, each under its heading."""
-    found = [("not measured", verdict.missing), ("not judged here", verdict.notes)]
-    return [*found, ("waivers that excuse nothing", verdict.idle)]
 
 
 def element(reading: Reading) -> list[tuple[str, str]]:
@@ -238,7 +272,7 @@ def element(reading: Reading) -> list[tuple[str, str]]:
     return [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
 
 
-def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> ReportBlock:
+def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
     """Returns the block of a breach. `files` maps the ids of records to their paths, for a short command."""
     reading, bound = row.leading, row.bound
     assert reading is not None
@@ -253,7 +287,8 @@ def breach(row: Row, files: Mapping[str, str], *, note: str = "") -> ReportBlock
     others = [other for other in row.readings if other is not reading]
     facts += [("also", f"{figure(other)}, {other.basis} ({other.source})") for other in others]
     commands, short = blocks.again(reading.worst), short_replay(reading, files)
-    return ReportBlock("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, note=note)
+    of = " ".join((row.status, row.key.arch, row.key.kernel, row.key.output, row.key.dtype))
+    return ReportBlock("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, group=of)
 
 
 def there(reading: Reading) -> str:
@@ -291,13 +326,10 @@ def next_command(verdict: Verdict, records: Sequence[str] = ()) -> str:
     propose = f"verify bounds propose {files}"
     found = {row.status for row in verdict.rows}
     broken = breaches(verdict)
-    for place, row in enumerate(broken):  # an old record has no worst element of some regimes
+    for row in broken:  # an old record has no worst element of some regimes
         if row.leading is not None and row.leading.worst is not None:
             known = short_replay(row.leading, paths_of(verdict, records))
-            command = replay_command(row.leading.worst.origin)
-            if known or len(command) <= words.LONG or place >= MOST_BREACHES:
-                return known or command
-            return f"the replay command of {title(row)}, above"
+            return known or replay_command(row.leading.worst.origin)
     if broken:
         return f"verify report {first}"
     if "crashed" in found:

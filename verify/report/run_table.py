@@ -1,4 +1,6 @@
-"""Makes the table of a run: a row per kernel x output x dtype, in layouts from the most to the least room.
+"""Makes the document of a run: its table, what there is to act on, and what was not measured.
+
+The table has a row per kernel x output x dtype, in layouts from the most to the least room.
 
 If a screen is too narrow, columns are dropped in a fixed order, and names of kernels become headings of their rows.
 """
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.records.record import CLASSES, ORDINARY
+from verify.records.record import CLASSES, ORDINARY, Run
 from verify.records.recorded import judged
-from verify.report import words
-from verify.report.present import Facts, KernelFacts, ResultFacts
+from verify.report import blocks, words
+from verify.report.document import Document, Section, plain
+from verify.report.present import Facts, KernelFacts, ResultFacts, present
+from verify.report.signs import STANDING
 from verify.report.table import Columns, TableRow
 
 # From the most to the least room. In every layout the basis follows the maximum.
@@ -71,7 +75,9 @@ def row_of(kernel: KernelFacts, each: ResultFacts | None) -> TableRow:
         "misrounded": words.share(result.figures.misrounded, result.figures.n),
         "baseline": each.baseline + each.mark if each.baseline else "-",
     }
-    return TableRow(kernel.name, kernel.call, cells, each.standing, each.label, bad, short=each.standing)
+    return TableRow(
+        kernel.name, kernel.call, cells, each.standing, each.label, bad, short=each.standing, size=each.badness
+    )
 
 
 def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
@@ -90,3 +96,49 @@ def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
     if "baseline" in columns and names:
         notes.append(f"PyTorch: the maximum of {words.listed(names)} on the same ordinary inputs")
     return notes
+
+
+MOST_LINES = 4  # of a message, which may be a whole traceback; the record has the rest
+MOST_REASONS = 16  # reasons why laws were not tried, and notes
+EVERY = 1 << 20
+
+
+def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document:
+    """Returns the page of a run. `record` is the path of the saved record, for the next command, or ""."""
+    facts = present(run)
+    next_, worst = facts.next_command(record), facts.worst
+    # If time ran out, all kernels have the same hint.
+    some = [kernel for kernel in run.kernels if facts.missing and kernel.status in ("interrupted", "skipped")]
+    hints = dict.fromkeys(words.clean(kernel.hint) for kernel in some)
+    # A missing figure must not look like a figure in order, nor a law that was not tried like one that holds.
+    missing = [*facts.missing, *plain([f"next: {hint}" for hint in hints if hint not in ("", next_)])]
+    notes = [f"{kernel.run.name}: {note}" for kernel in facts.judged for note in kernel.notes]
+    untried = [f"{reason} ({what})" for reason, what in facts.untried_laws]
+    wrong = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
+    wrong += [blocks.wrong(found, run, record) for found in facts.findings]
+    broken = [blocks.broken(owner, law) for owner, law in facts.broken_laws]
+
+    def explained(columns: Columns) -> list[str]:
+        return [*footnotes(facts, columns), facts.setting]
+
+    return Document(
+        "verify",
+        STANDING[run.verdict],
+        run.verdict,
+        facts.clauses,
+        [
+            Section(rows=rows_of(facts), layouts=layouts_of(facts), notes=explained, noun="row"),
+            Section(blocks=wrong, noun="finding"),
+            Section(blocks=broken, noun="broken law"),
+            Section(blocks=[blocks.unproven(found) for found in facts.unproven], noun="unproven result"),
+            Section(blocks=blocks.failures(facts.failures, lines), noun="failed kernel", most=EVERY),
+            Section("limits", lines=plain([f"{kernel.name} {text}" for kernel, text in facts.limits]), noun="limit"),
+            Section("not measured", lines=missing, noun="gap", most=EVERY),
+            Section("notes", lines=plain(notes), noun="note", most=MOST_REASONS),
+            Section("laws not applicable", lines=plain(untried), noun="reason", most=MOST_REASONS),
+        ],
+        about=[facts.setting, f"record {run.id}"],
+        remarks=[facts.laws_line] if facts.laws_line else [],
+        next=next_,
+        above="" if worst is None or worst.worst is None else f"the replay command of {worst.title}, above",
+    )

@@ -30,6 +30,7 @@ class TableRow:
     bad: frozenset[str] = frozenset()  # columns with the figures that a row is wrong by
     note: str = ""
     short: str = ""  # the word where there is little room
+    size: tuple[float, ...] = ()  # the larger, the earlier a comment has the row
 
     def text(self, column: str, signs: Mapping[str, str]) -> str:
         """Returns the text in a column."""

@@ -20,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 
 import verify
 from examples.quantisers import mx, mxfp8
+from tests.report import pages
 from verify.backends import Interpreter
 from verify.cases.plan import PLAN_SIZES, plan
 from verify.measure import kernel as measuring
@@ -29,7 +30,6 @@ from verify.records.bounds.committed import PROMISES, Book
 from verify.records.bounds.verdict import judge
 from verify.records.compare import compare
 from verify.records.record import SCHEMA, Run
-from verify.report.terminal import bounds_text
 from verify.report.terminal.text_page import Terminal
 
 Function = Callable[..., Any]
@@ -338,10 +338,8 @@ def test_propose_names_the_bounds_of_wrong_results_on_the_screen_and_in_the_file
     verdicts = {key.regime: bound.verdict for key, bound in book.bounds.items()}
     assert (verdicts["ordinary inputs"], verdicts["demanding inputs"], verdicts["all"]) == ("ok", "wrong", "wrong")
     assert path.read_text().count('verdict = "wrong"') == list(verdicts.values()).count("wrong")
-    text = " ".join(bounds_text.proposal(found, Terminal(200), written=[str(path)]).split())
-    assert re.search(
-        r"✗ of a wrong result kernel y float32 \d bounds allow what is wrong: .* on demanding inputs", text
-    )
+    text = " ".join(pages.of_proposal(found, Terminal(200), written=[str(path)]).split())
+    assert re.search(r"✗ of wrong results kernel y float32 \d bounds allow what is wrong: .* on demanding inputs", text)
     assert f"{list(verdicts.values()).count('wrong')} of wrong results; written to" in text
 
 

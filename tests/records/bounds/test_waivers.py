@@ -16,14 +16,12 @@ from tests.cli.here import Said, said
 from tests.records.bounds.gate_records import book, bound, kernel, result, run
 from tests.records.bounds.test_gate import statuses
 from tests.records.test_commit import git
+from tests.report import pages
 from verify.errors import UsageError
 from verify.records import files
 from verify.records.bounds import committed, verdict, waivers
 from verify.records.bounds.verdict import Verdict
 from verify.report import gate_data, gate_words
-from verify.report.html import against
-from verify.report.markdown import gate_markdown
-from verify.report.terminal import gate_text
 from verify.report.terminal.text_page import Terminal
 
 TODAY = datetime.date(2026, 11, 23)
@@ -45,9 +43,10 @@ def judged(tmp_path: Path, *texts: str, record: Any = RECORD, where: str = "waiv
 
 def sinks(found: Verdict) -> list[str]:
     """What each sink says of a verdict, folded to one line."""
-    page = against.bounds(found)
-    shown = " ".join([page.sentence, *(line.text for line in page.lines), *(row.note for row in page.rows)])
-    texts = [gate_text.render(found, Terminal(80)), html.unescape(gate_markdown.render(found)), shown]
+    page = gate_words.document(found)
+    lines = [line.text for part in page.sections for line in part.lines]
+    shown = " ".join([page.sentence, *lines, *(row.note for part in page.sections for row in part.rows)])
+    texts = [pages.of_gate(found, Terminal(80)), html.unescape(pages.comment_of_gate(found)), shown]
     return [" ".join(text.replace("\\", "").split()) for text in [*texts, json.dumps(gate_data.of_verdict(found))]]
 
 
@@ -55,13 +54,12 @@ def test_a_finding_passes_with_a_line_that_says_why_and_until_when(tmp_path: Pat
     assert verdict.judge([RECORD], book(*BOUNDS)).exit_code == 1
     found = judged(tmp_path, toml())
     assert (found.word, statuses(found)[BREACHED]) == ("pass", "waived")
-    assert gate_words.sentence(found) == "pass: 1 of 2 bounds hold; 1 finding waived"
+    assert gate_words.document(found).sentence == "pass: 1 of 2 bounds hold; 1 finding waived"
     for text in sinks(found):
         assert "a faster erf is on its way" in text and "2026-11-23" in text and "waived" in text
     line = "3 ULP against a bound of 0.5 ULP; waived until 2026-11-23"
     assert line in sinks(found)[1]
-    yellow = gate_text.render(found, Terminal(200, color=True))
-    assert f"\x1b[33m y bfloat16 tail (sm_90): {line}" in yellow
+    assert f"gelu y bfloat16 tail (sm_90): {line}" in pages.of_gate(found, Terminal(200))
 
 
 def test_the_day_after_it_fails_and_says_that_the_waiver_ended(tmp_path: Path) -> None:
@@ -70,7 +68,7 @@ def test_the_day_after_it_fails_and_says_that_the_waiver_ended(tmp_path: Path) -
     for text in sinks(found):
         assert "a faster erf is on its way" in text and "2026-11-23" in text
     assert "ended with 2026-11-23" in sinks(found)[0]
-    [block] = [part for part in gate_text.render(found, Terminal(80)).split("\n\n") if part.startswith("✗ breached")]
+    [block] = [part for part in pages.of_gate(found, Terminal(80)).split("\n\n") if part.startswith("✗ breached")]
     assert len(block.splitlines()) == 8
 
 

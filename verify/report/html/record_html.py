@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
@@ -25,8 +26,8 @@ from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, replay
 from verify.records.recorded import judged
 from verify.report import blocks, result_words, run_table, words
 from verify.report.blocks import ReportBlock
-from verify.report.html import against, curve_plot, plot, views
-from verify.report.html.against import Against
+from verify.report.document import Document
+from verify.report.html import curve_plot, plot, views
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
 from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
 
@@ -34,12 +35,11 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
-    from verify.records.bounds.verdict import Verdict
-    from verify.records.compare import Comparison
-
 RECORD = 250_000  # of the compressed record; a larger one lies beside the page
 INLINE = 80_000  # characters of kernel sections that are written out, first the one that is open; others are compressed
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
+MOST = 200  # rows of a table beside the run's own; the commands list everything
+LEAD = 8  # rows, findings or lines of a part that are not folded
 MOST_FINDINGS = 40  # beside the first; the table has them all
 CROWDED = 40  # more rows of peers than these are hidden at first
 _CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
@@ -67,11 +67,10 @@ class Group:
 def render(
     run: Run,
     *,
-    base: Comparison | None = None,
-    gate: Verdict | None = None,
+    beside: Sequence[Document] = (),
     record: str = "",
 ) -> str:
-    """Returns the whole page. `base` and `gate` are shown with the run if they are present.
+    """Returns the whole page. `beside` are other pages about it, shown first.
 
     `record` is the path of the record from the page. A large record is linked there and not embedded.
     """
@@ -114,9 +113,10 @@ def render(
         worst=None if headline is None else views.finding_view(headline),
         failures=blocks.failures(facts.failures),
         skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
-        beside=_beside(base, gate),
+        beside=beside,
+        most=MOST,
         sections=_findings(facts),
-        lead=against.LEAD,
+        lead=LEAD,
         rows=[Markup(row_of.render(line=line, row=line.row, columns=COLUMNS)) for line in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
@@ -166,12 +166,6 @@ def _machine(run: Run) -> str:
     device = "gpu" if "gpu" in known else "cpu"
     names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
     return ", ".join(f"{label}{known[name]}" for label, name in names if name in known)
-
-
-def _beside(base: Comparison | None, gate: Verdict | None) -> list[Against]:
-    """Returns the tables at the top of the page: changes, and the verdict of the bounds, if they are present."""
-    found = [] if base is None else [against.base(base)]
-    return found if gate is None else [*found, against.bounds(gate)]
 
 
 def _findings(facts: Facts) -> list[tuple[str, str, list[ReportBlock]]]:

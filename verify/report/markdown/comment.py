@@ -10,11 +10,17 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
-from verify.report.signs import GLYPHS
+from verify.report.document import Document, Section
+from verify.report.signs import CALM, GLYPHS, LOOKS
 from verify.report.table import Columns, TableRow, header, is_right
+
+LIMIT = 60_000
+OPEN, OPEN_BLOCKS = 3, 1  # rows or lines, and blocks, of a section that are not folded: a reader sees some 25 lines
 
 # These become character references: all but letters, digits and a few signs, underscores at the edge of a word
 # (emphasis), and the dot of www. (a link).
@@ -42,14 +48,14 @@ class Budget:
         if self._used() + size(closing) <= self.limit:
             self.closing = closing
 
-    def fill(self, pieces: list[str], what: str, *, head: str = "", foot: str = "", share: float = 1.0) -> None:
+    def fill(self, pieces: Sequence[str], noun: str, *, head: str = "", foot: str = "", share: float = 1.0) -> None:
         """Appends as many pieces as fit into a share of the room, then the number of missing pieces."""
         if not pieces:
             return
         room = int(share * (self.limit - self._used() - size(self.closing)))
 
         def note(left: int) -> str:
-            return f"\n{left:,} more {what} left out for length; the record has them.\n"
+            return f"\n{words.plural(left, f'more {noun}')} left out for length; the record has them.\n"
 
         opening = f"\n{head}\n" if head else "\n"
         used = size(opening) + size(foot) + size(note(len(pieces))) + 2
@@ -115,12 +121,79 @@ def figures_row(columns: Columns, row: TableRow, *, regimes: int = 1) -> str:
     return f"| {' | '.join([*cells, f'{GLYPHS[row.standing]} {word}{note}'])} |"
 
 
-def folded(block: ReportBlock) -> str:
+def folded(block: ReportBlock, others: int) -> str:
     """Returns a block behind its heading: a table of its facts, its message, and its commands."""
-    heading = f"{GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note)}"
+    more = f", and {words.plural(others, 'other part')} of it" if others else ""
+    heading = f"{GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note + more)}"
     facts = "".join(f"| {inert(name)} | {inert(value)} |\n" for name, value in block.fields)
     table = f"| | |\n| --- | --- |\n{facts}\n" if facts else ""
     message = "<br>".join(code(line) for line in block.message if line)
     commands = "\n".join(map(fenced, block.commands))
     parts = "".join(f"{part.rstrip()}\n\n" for part in (table, message, commands) if part)
     return f"<details><summary>{heading}</summary>\n\n{parts}</details>\n"
+
+
+def render(*documents: Document, limit: int = LIMIT) -> str:
+    """Returns the comment of one or several pages, at most `limit` bytes. One without content has a single line."""
+    budget, last = Budget(limit), documents[-1]
+    sections = [section for each in documents for section in each.sections]
+    if not any(section.rows or section.blocks or section.lines for section in sections):
+        first = documents[0]
+        budget.must(f"{GLYPHS[first.standing]} {first.name}: no changes: {inert('; '.join(first.clauses))}.\n")
+        return budget.text()
+    for place, each in enumerate(documents):
+        heading = "\n" if place else "### "
+        said = inert("; ".join(each.clauses))
+        budget.must(f"{heading}{GLYPHS[each.standing]} {each.name}: **{each.word}:** {said}\n")
+    next_ = f"\nNext:\n\n{fenced(last.next)}" if last.next else ""
+    small = f"\n<sub>{inert('; '.join(last.about))}</sub>\n" if last.about else ""
+    budget.reserve(next_ + small)
+    for section in sections:
+        _rows(budget, section)
+        blocks = [folded(first, len(rest)) for first, *rest in _groups(section.blocks, lambda block: block.group)]
+        _fill(budget, blocks, section.noun, most=OPEN_BLOCKS)
+        lines = [f"- {inert(gap.text)}" for gap in section.lines]
+        _fill(budget, lines, section.noun, head=f"**{inert(section.title.capitalize())}**\n")
+    return budget.text()
+
+
+def _rows(budget: Budget, section: Section) -> None:
+    """Appends a table, worst rows first: of each result its largest figure. Rows in order are folded."""
+    columns = [name for name in next(iter(section.layouts), ()) if name != "kernel"]
+
+    def result(row: TableRow) -> str:
+        known = (row.cells.get(name, "") for name in ("output", "dtype"))
+        return "\0".join((row.kernel, *known, row.word)) if "regime" in columns and row.cells else ""
+
+    def order(row: TableRow) -> tuple[float, ...]:
+        return -LOOKS[row.standing].rank, *(-each for each in row.size)
+
+    merged = [(min(group, key=order), len(group)) for group in _groups(section.rows, result)]
+    merged.sort(key=lambda pair: order(pair[0]))
+    loud, calm = ([each for each in merged if (each[0].standing in CALM) == quiet] for quiet in (False, True))
+    pieces = [figures_row(columns, row, regimes=count) for row, count in [*loud, *calm]]
+    notes = ". ".join(section.notes(columns))
+    head, foot = figures_head(columns), f"\n<sub>{inert(notes)}</sub>\n" if notes else ""
+    _fill(budget, pieces, section.noun, head=head, foot=foot, most=min(len(loud), OPEN))
+
+
+_Piece = TypeVar("_Piece")
+
+
+def _groups(pieces: Sequence[_Piece], name: Callable[[_Piece], str]) -> list[list[_Piece]]:
+    """Returns the pieces of each name; one without a name is a group."""
+    found: dict[object, list[_Piece]] = {}
+    for place, piece in enumerate(pieces):
+        found.setdefault(name(piece) or place, []).append(piece)
+    return list(found.values())
+
+
+def _fill(
+    budget: Budget, pieces: Sequence[str], noun: str, *, head: str = "", foot: str = "", most: int = OPEN
+) -> None:
+    """Appends the first pieces visibly, the others folded below them, in half of the room that is left."""
+    most = len(pieces) if len(pieces) == most + 1 > 1 else most
+    shown, rest = pieces[:most], pieces[most:]
+    budget.fill(shown, noun, head=head, foot=foot, share=0.5)
+    fold = f"<details><summary>{words.plural(len(rest), f'more {noun}' if shown else noun)}</summary>\n\n{head}"
+    budget.fill(rest, noun, head=fold, foot="\n</details>\n", share=0.5)

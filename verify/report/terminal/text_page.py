@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
+from verify.report.document import Document, Section
 from verify.report.signs import ASCII, STYLES, signs_of
 from verify.report.table import WORDS, Columns, TableRow, header, is_right
 
@@ -23,7 +24,6 @@ GAP = 2
 NAME, MOST_NAME = 7, 20  # columns for the name of a fact
 MARGIN = 4
 BOLD = "bold default"
-ROOMY = 100  # from this number of columns, a history shows more records
 
 
 @dataclass(frozen=True)
@@ -85,30 +85,10 @@ class Page:
         """Returns the beginning of a line, `✗ wrong  `, in the colour of the status or in `style`."""
         return Cell(f"{self.signs[status]} " + f"{word}  " * bool(word), STYLES[status] if style is None else style)
 
-    def more(self, rest: int, what: str = "more; --json has them all", *, indent: int = 4) -> None:
-        """Adds a line such as `… 5 more; --json has them all`. Adds nothing for 0."""
+    def more(self, rest: int, noun: str) -> None:
+        """Adds a line such as `… 5 more findings; --json has all`. Adds nothing for 0."""
         if rest > 0:
-            self.line(f"… {rest:,} {what}", indent=indent)
-
-    def listing(
-        self,
-        title: str,
-        entries: Sequence[Sequence[str]],
-        noun: str = "",
-        most: int = 1 << 20,
-        style: str = BOLD,
-    ) -> None:
-        """Adds a heading and the first entries, each a line and perhaps a dim one. Adds nothing without entries."""
-        if not entries:
-            return
-        self.blank()
-        self.line(self.sign("skipped"), Cell(title, style))
-        for line, *below in entries[:most]:
-            self.line(line, indent=MARGIN)
-            for text in below:
-                self.line(Cell(text, "dim"), indent=2 * MARGIN)
-        rest = len(entries) - most
-        self.more(rest, f"more {noun}{'s' * (rest != 1)}; the record has them")
+            self.line(f"… {words.plural(rest, f'more {noun}')}; --json has all", indent=MARGIN)
 
     def field(self, name: str, value: str, *, width: int = NAME) -> None:
         """Adds `    name    value`, the value folded beside its name."""
@@ -252,3 +232,50 @@ class Page:
             cell = Cell(each) if isinstance(each, str) else each
             joined.append(self._clean(cell.text), style=cell.style or None)
         return joined
+
+
+def render(document: Document, terminal: Terminal) -> str:
+    """Returns a page as text that ends in a newline: its sections, the sentence, and the next command.
+
+    Only commands may be longer than the terminal is wide, so that they can be copied.
+    """
+    page = Page(terminal)
+    lay_out(page, document.sections, document.next)
+    page.blank()
+    for text in document.remarks:
+        page.line(Cell(text, "dim"))
+    sign = f"{page.signs[document.standing]} "
+    verdict = [Cell(f"{sign}{document.word}:", STYLES[document.standing]), " "] if document.word else [page.sign("ok")]
+    page.line(*verdict, "; ".join(document.clauses))
+    if document.next:
+        is_above = document.above and len(document.next) > words.LONG  # then the command is printed once
+        page.command(f"next: {document.above if is_above else document.next}")
+    return page.text()
+
+
+def lay_out(page: Page, sections: Sequence[Section], next_: str = "") -> None:
+    """Adds sections. The command `next_`, which ends the page, is not said of a kernel that failed."""
+    first = True  # only the first block has its command in full
+    for section in sections:
+        _table(page, section)
+        for block in section.blocks[: section.most]:
+            page.block(block, short=not first, omitted=next_ if block.message else "")
+            first = False
+        page.more(len(section.blocks) - section.most, section.noun)
+        if section.lines:
+            page.blank()
+            page.line(page.sign(section.standing), Cell(section.title, BOLD))
+        for line in section.lines[: section.most]:
+            page.line(line.text, indent=MARGIN)
+        page.more(len(section.lines) - section.most, section.noun)
+
+
+def _table(page: Page, section: Section) -> None:
+    """Adds the table of a section, below its title if it is not the first of the page, and the notes."""
+    if section.rows:
+        if section.title:
+            page.blank()
+            page.line(section.title)
+        columns = page.rows(section.layouts, section.rows)
+        for note in section.notes(columns):
+            page.line(Cell(note, "dim"))

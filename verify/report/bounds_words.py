@@ -1,4 +1,4 @@
-"""Shows changes of bounds in the terminal: old and new value, their basis, and the reason of each loosening."""
+"""Makes the documents of changes of bounds: old and new value, their basis, and the reason of each loosening."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import shown
 from verify.report import gate_words, table, words
 from verify.report.blocks import ReportBlock
-from verify.report.terminal.text_page import Cell, Page, Terminal
+from verify.report.document import Document, Section, plain
 
 MOST_ROWS = 60
-MOST_KEYS = 60  # of one kernel, named in one paragraph
+MOST_KEYS = 60  # of one kernel, named in one line
+EVERY = 1 << 20
+REVIEW = "verify bounds review"
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
 
-def changes(page: Page, found: Sequence[Change]) -> None:
-    """Prints a table per kernel, then each loosening with its reason and its evidence."""
-    tabled = found[:MOST_ROWS]
-    page.rows(table.narrowing(COLUMNS), [_line(change) for change in tabled])
-    page.more(len(found) - len(tabled), "more changes; --json has them all", indent=2)
-    for change in found:
-        if change.kind == "looser":
-            page.block(_block(change))
+def _changes(found: Sequence[Change]) -> list[Section]:
+    """Returns the table, then each loosening with its reason and its evidence."""
+    more = [f"… {len(found) - MOST_ROWS:,} more changes; --json has all"] if len(found) > MOST_ROWS else []
+    rows, loose = [_line(change) for change in found[:MOST_ROWS]], [each for each in found if each.kind == "looser"]
+    return [
+        Section(rows=rows, layouts=table.narrowing(COLUMNS), notes=lambda _: more),
+        Section(blocks=[_block(change) for change in loose], most=EVERY),
+    ]
 
 
 def _block(change: Change) -> ReportBlock:
@@ -47,54 +49,47 @@ def _block(change: Change) -> ReportBlock:
     return ReportBlock(SIGN[change.kind], change.kind, name, facts)
 
 
-def proposal(found: Proposal, terminal: Terminal, *, written: Sequence[str], dry: bool = False) -> str:
+def proposal(found: Proposal, *, written: Sequence[str], dry: bool = False) -> Document:
     """Returns the proposal, the rows that it could not cover, and the next command."""
-    page = Page(terminal)
-    changes(page, found.changes)
-    for (arch, kernel, status), rows in _left(found).items():
-        page.blank()
-        wrong = status in BREACH
-        what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
-        reasons = {row.reason for row in rows}
-        reason = rows[0].reason if len(reasons) == 1 else MEANING[status]
-        page.line(
-            page.sign("wrong" if wrong else "skipped", "left as it is"),
-            Cell(kernel, "bold"),
-            f" {what} ({arch}): {reason if status == 'crashed' else f'{status}, {reason}'}",
-        )
-        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed early is one row without keys
-        more = [f"… {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
-        if keys:
-            page.line(", ".join([*keys[:MOST_KEYS], *more]), indent=4)
-    _wrong(page, found)
-    page.blank()
-    page.line(page.sign("ok"), summary(found.changes, written, dry))
     breached = any(row.status in BREACH for row in found.left)
-    page.command("next: verify gate RUN.json" if breached or not written else "next: verify bounds review")
-    return page.text()
+    sections = [
+        *_changes(found.changes),
+        Section("left as they are", lines=plain(_left(found)), most=EVERY),
+        Section("of wrong results", lines=plain(_wrong(found)), most=EVERY, standing="wrong"),
+    ]
+    next_ = "verify gate RUN.json" if breached or not written else REVIEW
+    return Document("verify bounds", "ok", "", [summary(found.changes, written, dry)], sections, next=next_)
 
 
-def _wrong(page: Page, found: Proposal) -> None:
-    """Prints the results that are wrong, and how many of the new limits are theirs."""
+def _wrong(found: Proposal) -> list[str]:
+    """Returns a line for each result that is wrong: how many of the new limits are its own."""
     counts: dict[tuple[str, str], int] = {}
     why = {row.key: reading.why for row in found.verdict.rows for reading in row.readings if reading.status == "wrong"}
     for change in found.changes:
         if change.new is not None and change.new.verdict == "wrong" and (reason := why.get(change.key)):
-            key = change.key
-            result = (" ".join((key.kernel, key.output, key.dtype)), reason)
+            result = " ".join((change.key.kernel, change.key.output, change.key.dtype)), reason
             counts[result] = counts.get(result, 0) + 1
-    for (name, reason), count in counts.items():
-        page.blank()
-        said = f" {words.plural(count, 'bound')} {'allows' if count == 1 else 'allow'} what is wrong: {reason}"
-        page.line(page.sign("wrong", "of a wrong result"), Cell(name, "bold"), said)
+    return [
+        f"{name} {words.plural(count, 'bound')} {'allows' if count == 1 else 'allow'} what is wrong: {reason}"
+        for (name, reason), count in counts.items()
+    ]
 
 
-def _left(found: Proposal) -> dict[tuple[str, str, Status], list[Row]]:
-    """Groups the uncovered rows by machine, kernel and status. Each group is one paragraph."""
+def _left(found: Proposal) -> list[str]:
+    """Returns a line for the uncovered rows of each machine, kernel and status."""
     groups: dict[tuple[str, str, Status], list[Row]] = {}
     for row in found.left:
         groups.setdefault((row.key.arch, row.key.kernel, row.status), []).append(row)
-    return groups
+    lines = []
+    for (arch, kernel, status), rows in groups.items():
+        what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
+        reason = rows[0].reason if len({row.reason for row in rows}) == 1 else MEANING[status]
+        keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed early is one row without keys
+        more = [f"… {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
+        said = reason if status == "crashed" else f"{status}, {reason}"
+        named = f": {', '.join([*keys[:MOST_KEYS], *more])}" if keys else ""
+        lines.append(f"{kernel} {what} ({arch}): {said}{named}")
+    return lines
 
 
 def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
@@ -113,48 +108,35 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
     return f"{said}; written to {where}"
 
 
-def accepted(change: Change, terminal: Terminal, *, written: Sequence[str]) -> str:
+def accepted(change: Change, *, written: Sequence[str]) -> Document:
     """Returns one loosening, in full."""
-    page = Page(terminal)
-    page.block(_block(change))
-    page.blank()
-    page.line(page.sign("ok"), f"accepted; written to {', '.join(written)}")
-    page.command("next: verify bounds review")
-    return page.text()
+    said = f"accepted; written to {', '.join(written)}"
+    return Document("verify bounds", "ok", "", [said], [Section(blocks=[_block(change)])], next=REVIEW)
 
 
-def waived(added: Sequence[Waiver], terminal: Terminal, *, written: Sequence[str]) -> str:
+def waived(added: Sequence[Waiver], *, written: Sequence[str]) -> Document:
     """Returns the waivers that were written."""
-    page = Page(terminal)
-    for waiver in added:
-        page.line(page.sign("skipped"), Cell(waiver.key, "bold"), f"  {waiver.arch}")
-    page.blank()
-    count = words.plural(len(added), "waiver")
-    page.line(page.sign("ok"), f"{count} until {added[0].expires}; written to {', '.join(written)}")
-    page.command("next: verify bounds review")
-    return page.text()
+    said = f"{words.plural(len(added), 'waiver')} until {added[0].expires}; written to {', '.join(written)}"
+    lines = plain([f"{waiver.key}  {waiver.arch}" for waiver in added])
+    return Document("verify bounds", "ok", "", [said], [Section("waived", lines=lines, most=EVERY)], next=REVIEW)
 
 
-def review(
-    found: Sequence[Change],
-    base: str,
-    terminal: Terminal,
-    *,
-    waivers: Sequence[tuple[Kind, Waiver]] = (),
-) -> str:
+def review(found: Sequence[Change], base: str, *, waivers: Sequence[tuple[Kind, Waiver]] = ()) -> Document:
     """Returns the changes since a commit, promises taken back first."""
-    page = Page(terminal)
-    changes(page, found)
-    page.blank()
-    for kind, waiver in waivers:
-        sign = page.sign("skipped", f"waiver {kind}", "yellow" if kind in APPROVED else "")
-        page.line(sign, Cell(waiver.key, "bold"))
-        page.field("until", f"{waiver.expires} on {waiver.arch or 'every machine'}")
-        page.field("reason", waiver.reason)
-    page.blank()
+    blocks = [
+        ReportBlock(
+            "skipped",
+            f"waiver {kind}",
+            waiver.key,
+            [("until", f"{waiver.expires} on {waiver.arch or 'every machine'}"), ("reason", waiver.reason)],
+            style="yellow" if kind in APPROVED else "",
+        )
+        for kind, waiver in waivers
+    ]
     open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
-    page.line(page.sign("wrong" if open_ else "ok"), review_sentence(found, base), _waived(waivers))
-    return page.text()
+    said = review_sentence(found, base) + _waived(waivers)
+    sections = [*_changes(found), Section(blocks=blocks, most=EVERY)]
+    return Document("verify bounds", "wrong" if open_ else "ok", "", [said], sections)
 
 
 def review_sentence(found: Sequence[Change], base: str) -> str:

@@ -13,14 +13,14 @@ from typing import Literal
 from verify.records import recorded
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
+from verify.report.document import Document, Section, plain
 from verify.report.present import name_of, present
-from verify.report.signs import STANDING, WORDS, signs_of
+from verify.report.signs import STANDING, WORDS
 from verify.report.table import TableRow
-from verify.report.terminal.text_page import Page, Terminal
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
-WIDE = 1000  # columns, more than any table takes: speeds are compared in one line
+EVERY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,29 +32,30 @@ class BenchRow:
     shape: tuple[int, ...]
 
 
-def render(run: Run, *, glyphs: bool = True) -> str:
-    """Returns the whole text: a table per op, the meaning of the columns, missing measurements, the verdict."""
-    signs, facts = signs_of(glyphs), present(run)
-    text = [*tables(run, glyphs=glyphs), *notes(run), facts.setting]
-    for failed in facts.failures:
-        text += [f"{signs['error']} {failed.name}: {words.clean(failed.run.message)}"]
-    for kernel in run.kernels:
-        text += [f"{name_of(kernel)}: {words.clean(note)}" for note in kernel.notes]
-    text += _missing(run)
-    state = STANDING[run.verdict]
-    text += ["", f"{signs[state]} {facts.sentence}"]
-    return "\n".join(text) + "\n"
+def document(run: Run) -> Document:
+    """Returns a table per op, the meaning of the columns, missing measurements, and the verdict."""
+    facts = present(run)
+    failed = [f"{failed.name}: {words.clean(failed.run.message)}" for failed in facts.failures]
+    said = [f"{name_of(kernel)}: {words.clean(note)}" for kernel in run.kernels for note in kernel.notes]
+    return Document(
+        "verify bench",
+        STANDING[run.verdict],
+        run.verdict,
+        facts.clauses,
+        [
+            *tables(run),
+            Section("columns", lines=plain([*notes(run), facts.setting]), most=EVERY),
+            Section("failed", lines=plain(failed), most=EVERY, standing="error"),
+            Section("notes", lines=plain(said), most=EVERY),
+            Section("not measured", lines=plain(_missing(run)), most=EVERY),
+        ],
+    )
 
 
-def tables(run: Run, *, glyphs: bool = True) -> list[str]:
-    """Returns a table per op that has lines, each with its heading and a blank line after it."""
-    page = Page(Terminal(WIDE, glyphs=glyphs))
-    for title, kernels in _by_op(run).items():
-        if shown := lines(kernels):
-            page.line(title)
-            page.rows([_columns(shown)], [_row(line) for line in shown])
-            page.blank()
-    return page.text().rstrip("\n").splitlines() + [""] if any(map(_settings, run.kernels)) else []
+def tables(run: Run) -> list[Section]:
+    """Returns a table per op that has lines."""
+    found = ((title, lines(kernels)) for title, kernels in _by_op(run).items())
+    return [Section(title, rows=[_row(line) for line in some], layouts=[_columns(some)]) for title, some in found]
 
 
 def _missing(run: Run) -> list[str]:
