@@ -115,7 +115,7 @@ def test_what_is_said_of_many_is_said_once() -> None:
     assert "other" in front
     assert front.count("device lost") == 1
     assert "p, q</a></h3>" in front
-    assert "Next:" not in front[front.index("Could not be measured") :], "the hint is the command below it"
+    assert "Next:" not in front[front.index("Failures") :], "the hint is the command below it"
     assert all(f"<code>{again(name)}</code>" in front for name in "pq")
     assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2
     text = pages.of_run(item, Terminal(100))

@@ -116,6 +116,7 @@ def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document
     untried = [f"{reason} ({what})" for reason, what in facts.untried_laws]
     wrong = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
     wrong += [blocks.wrong(found, run, record) for found in facts.findings]
+    unproven = [blocks.unproven(found) for found in facts.unproven]
     broken = [blocks.broken(owner, law) for owner, law in facts.broken_laws]
 
     def explained(columns: Columns) -> list[str]:
@@ -128,10 +129,10 @@ def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document
         facts.clauses,
         [
             Section(rows=rows_of(facts), layouts=layouts_of(facts), notes=explained, noun="row"),
-            Section(blocks=wrong, noun="finding"),
-            Section(blocks=broken, noun="broken law"),
-            Section(blocks=[blocks.unproven(found) for found in facts.unproven], noun="unproven result"),
-            Section(blocks=blocks.failures(facts.failures, lines), noun="failed kernel", most=EVERY),
+            Section("findings", blocks=wrong, noun="finding"),
+            Section("broken laws", blocks=broken, noun="broken law"),
+            Section("without a verdict", blocks=unproven, noun="unproven result"),
+            Section("failures", blocks=blocks.failures(facts.failures, lines), noun="failed kernel", most=EVERY),
             Section("limits", lines=plain([f"{kernel.name} {text}" for kernel, text in facts.limits]), noun="limit"),
             Section("not measured", lines=missing, noun="gap", most=EVERY),
             Section("notes", lines=plain(notes), noun="note", most=MOST_REASONS),

@@ -1,4 +1,4 @@
-"""Draws the error over the input: the largest error with its limit and PyTorch's own, and the sparklines of the table.
+"""Draws the error over the input: the largest error with its limit and PyTorch's own.
 
 Every bin of the record gets the same width, because the record's bins are narrow where the op bends. If a reader points
 at a bin or reaches it by keyboard, the page says its values.
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from verify.records.figure import ordered
-from verify.records.record import Curve, Number, value_of
+from verify.records.record import Curve, value_of
 from verify.report import words
 from verify.report.html.plot import axis, bins_of, decades
 from verify.truth import formats
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 560.0, 190.0
 LEFT, TOP, BOTTOM = 44.0, 22.0, 150.0
 FLOOR = -2.0  # errors below 0.01 ULP lie on the axis
-SPARK_WIDTH, SPARK_HEIGHT = 96.0, 18.0
 
 
 def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str) -> Markup:
@@ -160,33 +159,3 @@ def _edge(value: float) -> str:
     if math.log2(size).is_integer():
         return f"{'-' if value < 0 else ''}2^{int(math.log2(size))}"
     return f"{value:.1g}".replace("e+", "e")
-
-
-# -- sparklines ----------------------------------------------------------------------------------------
-
-
-def spark(values: Sequence[Number], limit: float | None = None, *, label: str) -> Markup:
-    """Returns a small step line of errors on a logarithmic scale, with NaN and infinity at the upper edge, in red."""
-    from markupsafe import Markup, escape
-
-    numbers = [value_of(value) for value in values]
-    if not numbers:
-        return Markup("")
-    finite = [math.log10(max(number, 0.01)) for number in numbers if math.isfinite(number)]
-    marks = [*finite, math.log10(max(limit, 0.01))] if limit is not None else finite
-    low, high = min([FLOOR, *marks]), max([1.0, *marks])
-    step = SPARK_WIDTH / len(numbers)
-
-    def y(value: float) -> float:
-        decade = math.log10(max(value, 0.01)) if math.isfinite(value) else high
-        return SPARK_HEIGHT - 1 - (decade - low) / (high - low) * (SPARK_HEIGHT - 2)
-
-    path = _stairs([y(number) for number in numbers], 0.0, step)
-    line = f'<path class="limit" d="M0 {y(limit):.0f}H{SPARK_WIDTH:g}"/>' if limit is not None else ""
-    holes = "".join(
-        f"M{place * step:.0f} 1h{max(step, 2):.0f}" for place, value in enumerate(numbers) if not math.isfinite(value)
-    )
-    hole = f'<path class="bad" d="{holes}"/>' if holes else ""
-    box = f'viewBox="0 0 {SPARK_WIDTH:g} {SPARK_HEIGHT:g}"'
-    opening = f'<svg class="spark" {box} role="img" aria-label="{escape(label)}">'
-    return Markup(f'{opening}{line}<path class="of-kernel" d="{path}"/>{hole}</svg>')

@@ -19,17 +19,15 @@ from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from verify.records import recorded
 from verify.records.figure import comparable
 from verify.records.files import encode
-from verify.records.record import CLASSES, UNPROVEN, Number, Result, Run, replay_command, value_of
+from verify.records.record import CLASSES, UNPROVEN, Result, Run, replay_command, value_of
 from verify.records.recorded import judged
-from verify.report import blocks, result_words, run_table, words
-from verify.report.blocks import ReportBlock
+from verify.report import result_words, run_table, words
 from verify.report.document import Document
-from verify.report.html import curve_plot, plot, views
-from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present, skipped_laws
-from verify.report.signs import GLYPHS, LOOKS, STANDING, WORDS
+from verify.report.html import plot, views
+from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present
+from verify.report.signs import GLYPHS, LOOKS, STANDING
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -40,7 +38,7 @@ INLINE = 80_000  # characters of kernel sections that are written out, first the
 CROWD = 12  # more peers than these are listed by operation, apart from the judged kernels
 MOST = 200  # rows of a table beside the run's own; the commands list everything
 LEAD = 8  # rows, findings or lines of a part that are not folded
-MOST_FINDINGS = 40  # beside the first; the table has them all
+MOST_FINDINGS = 40  # of one part; the table has them all
 CROWDED = 40  # more rows of peers than these are hidden at first
 _CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
 COLUMNS = (  # key, heading, numeric
@@ -108,15 +106,13 @@ def render(
         state=STANDING[run.verdict],
         machine=_machine(run),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
-        counts=_counts(facts),
-        of_classes=_of_classes(facts),
         worst=None if headline is None else views.finding_view(headline),
-        failures=blocks.failures(facts.failures),
-        skipped_laws=skipped_laws([law for kernel in run.kernels for law in kernel.laws]),
         beside=beside,
         most=MOST,
-        sections=_findings(facts),
+        sections=run_table.document(run, lines=run_table.EVERY).sections,
+        shown=headline.title if facts.findings and headline is not None else "",
         lead=LEAD,
+        most_findings=MOST_FINDINGS,
         rows=[Markup(row_of.render(line=line, row=line.row, columns=COLUMNS)) for line in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
@@ -166,19 +162,6 @@ def _machine(run: Run) -> str:
     device = "gpu" if "gpu" in known else "cpu"
     names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
     return ", ".join(f"{label}{known[name]}" for label, name in names if name in known)
-
-
-def _findings(facts: Facts) -> list[tuple[str, str, list[ReportBlock]]]:
-    """Returns (anchor, title, blocks) of what there is to act on beside the worst result and failures."""
-    differ = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
-    wrong = [blocks.wrong(found) for found in facts.findings[1 : 1 + MOST_FINDINGS]]
-    found = [
-        ("differ", "Not deterministic", differ),
-        ("findings", "Other causes, most severe first", wrong),
-        ("unproven", "Results without a verdict", [blocks.unproven(found) for found in facts.unproven]),
-        ("broken", "Broken laws", [blocks.broken(kernel, law) for kernel, law in facts.broken_laws]),
-    ]
-    return [section for section in found if section[2]]
 
 
 def templates() -> Environment:
@@ -237,67 +220,24 @@ def rows(facts: Facts) -> list[SimpleNamespace]:
 
 
 def _row(kernel: KernelFacts, each: ResultFacts | None) -> SimpleNamespace:
-    """Returns a row with its address, the sort keys of its numeric columns (none sorts last), and its drawings."""
+    """Returns a row with its address, the sort keys of its numeric columns (none sorts last), and its drawing."""
+    from markupsafe import Markup
+
     row, name = run_table.row_of(kernel, each), f"row-{kernel.index}"
-    keys, drawn = {"verdict": str(LOOKS[row.standing].rank)}, dict.fromkeys(("strip", "spark"), "")
+    keys, strip = {"verdict": str(LOOKS[row.standing].rank)}, Markup("")
     if each is not None:
         result = each.result
         own = judged(result.figures, result.gate)
         theirs = None if result.baseline is None else judged(result.baseline, result.gate).upper
         keys |= {of: _class_key(result, of) for of in CLASSES} | {"basis": str(result.basis.n)}
         keys |= {} if theirs is None else {"baseline": f"{comparable(value_of(theirs)):.7g}"}
-        drawn = {
-            "strip": plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong"),
-            "spark": curve_plot.spark(*_by_input(result), label=f"Largest error of {each.title} by input"),
-        }
+        strip = plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong")
         row = replace(row, cells=row.cells | {"basis": row.cells["basis_short"], "baseline": each.baseline})
         name += f"/{quote(result.output, safe='')}/{result.dtype}"
-    return SimpleNamespace(row=row, id=name, anchor=kernel.anchor, keys=keys, **drawn)
+    return SimpleNamespace(row=row, id=name, anchor=kernel.anchor, keys=keys, strip=strip)
 
 
 def _class_key(result: Result, name: str) -> str:
     found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
     return "" if figures is None else f"{comparable(value_of(judged(figures, result.gate).upper)):.7g}"
-
-
-def _by_input(result: Result) -> tuple[list[Number], float]:
-    """Returns the largest error in each bin of the input, or in each regime of a row op."""
-    if result.curve is not None:
-        pairs = zip(result.curve.max_ulp, result.curve.counts, strict=True)
-        return [value for value, count in pairs if count], result.limit
-    if len(result.regimes) < 2:
-        return [], result.limit
-    return [judged(item.figures, result.gate).upper for item in result.regimes], result.limit
-
-
-def _counts(facts: Facts) -> list[tuple[str, str, str]]:
-    """Returns (standing, figure, noun) for the line under the verdict."""
-    nouns = {**WORDS, "error": "raised", "peer": "peer" if facts.counts.get("peer") == 1 else "peers"}
-    labels = [each.kind for kernel in facts.judged for each in kernel.results]
-    line = [("", f"{len(facts.kernels):,}", "kernel" if len(facts.kernels) == 1 else "kernels")]
-    line += [(status, f"{count:,}", nouns[status]) for status, count in facts.counts.items()]
-    line.append(("", f"{len(labels):,}", "result" if len(labels) == 1 else "results"))
-    for earned, noun in (("rounded", "correctly rounded"), ("faithful", "faithful")):
-        if earned in labels:
-            line.append(("ok", f"{sum(item == earned for item in labels):,}", noun))
-    return line
-
-
-def _of_classes(facts: Facts) -> list[tuple[str, str, str]]:
-    """Returns the same for classes of inputs: the largest multiple of a limit, and that limit."""
-    line = []
-    results = [each.result for kernel in facts.judged for each in kernel.results]
-    for name in CLASSES:
-        found = [
-            (recorded.size_of(each.figures, result.gate, each.limit), result, each)
-            for result in results
-            for each in result.classes
-            if each.name == name
-        ]
-        if found:
-            _, result, each = max(found, key=lambda item: item[0])
-            figure = result_words.maximum(each.figures, result.gate)
-            allowed = "ULP" if each.limit is None else f"of {words.decimal(each.limit)} ULP"
-            line.append(("wrong" if each.reason else "", figure, f"{'' if figure == 'NaN' else f'{allowed}, '}{name}"))
-    return line
