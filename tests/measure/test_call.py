@@ -97,10 +97,7 @@ def test_results_come_in_order_or_by_name(returned: Callable[[Tensor], object]) 
         (lambda x: None, "k must return a torch.Tensor for y; it returned NoneType"),
         (lambda x: x.tolist()[0][0], "k must return a torch.Tensor for y; it returned float"),
         (lambda x: x.detach().numpy(), "k must return a torch.Tensor for y; it returned ndarray"),
-        (
-            lambda x: x[:, :5],
-            "k must return y of shape (4, 6) for dims (4, 6); it returned (4, 5)",
-        ),
+        (lambda x: x[:, :5], "k must return y of shape (4, 6) for dims (4, 6); it returned (4, 5)"),
         (lambda x: x.sum(), "k must return y of shape (4, 6) for dims (4, 6); it returned ()"),
         (
             lambda x: x.double(),
@@ -108,10 +105,7 @@ def test_results_come_in_order_or_by_name(returned: Callable[[Tensor], object]) 
 'float64'})",
         ),
         (lambda x: x.int(), "k must return a floating-point y; it returned torch.int32"),
-        (
-            lambda x: torch.empty(4, 6, device="meta"),
-            "k must return y on cpu; it returned a tensor on meta",
-        ),
+        (lambda x: torch.empty(4, 6, device="meta"), "k must return y on cpu; it returned a tensor on meta"),
     ],
 )
 def test_a_wrong_return_value(function: Callable[..., object], message: str) -> None:
@@ -362,10 +356,7 @@ class _ClobbersInBackward(torch.autograd.Function):
 @pytest.mark.parametrize(
     ("target", "message"),
     [
-        (
-            "dy",
-            "k must not change the gradient that arrives at y; it differs after backward",
-        ),
+        ("dy", "k must not change the gradient that arrives at y; it differs after backward"),
         ("x", "k must not change its inputs; x differs after the call"),
     ],
 )

@@ -61,12 +61,7 @@ def weight_after_the_scale(x, weight):
 
 @pytest.mark.parametrize(
     ("declared", "function"),
-    [
-        (LINEAR, scale_one_off),
-        (LINEAR, no_bias),
-        (SWIGLU, scale_of_the_gate),
-        (NORM, weight_after_the_scale),
-    ],
+    [(LINEAR, scale_one_off), (LINEAR, no_bias), (SWIGLU, scale_of_the_gate), (NORM, weight_after_the_scale)],
     ids=lambda each: getattr(each, "__name__", ""),
 )
 def test_a_wrong_fused_kernel_is_wrong(

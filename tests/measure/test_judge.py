@@ -30,12 +30,7 @@ GELU = ops.get("gelu")
 
 
 def gelu(x: Tensor) -> Problem:
-    return Problem(
-        inputs={"x": x},
-        params=GELU.resolve({}),
-        upstream={"y": torch.ones_like(x)},
-        results=("y",),
-    )
+    return Problem(inputs={"x": x}, params=GELU.resolve({}), upstream={"y": torch.ones_like(x)}, results=("y",))
 
 
 def layer_norm(x: Tensor) -> Problem:
@@ -429,10 +424,7 @@ def test_noise_is_sampled_again_beside_an_element_that_the_policy_of_the_kernel_
     op, problem, truth = _normalized()
     assert truth.noise is not None
     got, value, noise = truth.value.float(), truth.value.clone(), truth.noise.clone()
-    got[3, 5], value[0, 0] = (
-        float(truth.value[3, 5] + 4 * truth.noise[3, 5]),
-        torch.nan,
-    )
+    got[3, 5], value[0, 0] = (float(truth.value[3, 5] + 4 * truth.noise[3, 5]), torch.nan)
     noise[3, 5] /= 4
     unlucky = replace(truth, value=value, noise=noise)
     by = JudgedBy(op, problem, "y", unlucky, named("float32"), Policy(nan="any")).with_noise_again(got)

@@ -56,11 +56,7 @@ def in_noise(rms: float, weighed: int = 65_536, limit: float | None = 4.0) -> Re
         (with_regimes(changed(LOW, figures=small(max_ulp=-1.0)), HIGH), ".regimes[0].figures.max_ulp", "this is -1.0"),
         (changed(GOOD, baseline=figures(1.0, mean=-0.5)), ".baseline.mean", "an error is at least 0, and this is -0.5"),
         (changed(GOOD, limit=-1.0, status="wrong"), ".limit", "a limit is at least 0, and this is -1"),
-        (
-            with_regimes(changed(LOW, figures=small(nonfinite=1)), HIGH),
-            ".regimes[0].figures",
-            "1 elements are not",
-        ),
+        (with_regimes(changed(LOW, figures=small(nonfinite=1)), HIGH), ".regimes[0].figures", "1 elements are not"),
         (with_regimes(changed(LOW, figures=small(open=3)), HIGH), ".regimes[0].figures", "3 elements are open beside"),
         (
             with_regimes(changed(LOW, figures=small(misrounded=32_769)), HIGH),

@@ -115,10 +115,7 @@ OLDER = {name: value for name, value in json.loads(encode(run(kernel_run()))).it
         (b"?", NOT + "JSON is malformed: invalid character (byte 0)"),
         (b"{}", NOT + "Object missing required field `schema`"),
         (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
-        (
-            edited(schema=7),
-            "r.json has schema 7; this verify reads records of schema 6\n" + RERUN,
-        ),
+        (edited(schema=7), "r.json has schema 7; this verify reads records of schema 6\n" + RERUN),
         (
             json.dumps({**OLDER, "schema": 5}).encode(),
             "r.json has schema 5; this verify reads records of schema 6\n" + RERUN,
@@ -159,8 +156,7 @@ def test_a_bare_nan_is_no_json() -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [(b"verify run", b"verify \xff run"), (b'"seed": 0', b'"seed": 0, "more": "\xc3\x28"')],
+    ("old", "new"), [(b"verify run", b"verify \xff run"), (b'"seed": 0', b'"seed": 0, "more": "\xc3\x28"')]
 )
 def test_bytes_that_are_no_text(old: bytes, new: bytes) -> None:
     with pytest.raises(UsageError, match=r"^r\.json "):

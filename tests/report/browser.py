@@ -134,11 +134,7 @@ class Page:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.send(f"{domain}.enable")
         self.send(
-            "Network.emulateNetworkConditions",
-            offline=True,
-            latency=0,
-            downloadThroughput=-1,
-            uploadThroughput=-1,
+            "Network.emulateNetworkConditions", offline=True, latency=0, downloadThroughput=-1, uploadThroughput=-1
         )
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
@@ -157,11 +153,7 @@ class Page:
     def evaluate(self, expression: str) -> Any:
         """The value of a JavaScript expression; promises are awaited, exceptions raised."""
         answer = self.send(
-            "Runtime.evaluate",
-            expression=expression,
-            awaitPromise=True,
-            returnByValue=True,
-            userGesture=True,
+            "Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True, userGesture=True
         )
         if "exceptionDetails" in answer:
             raise RuntimeError(json.dumps(answer["exceptionDetails"]))

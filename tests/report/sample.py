@@ -283,11 +283,7 @@ def layer_norm_kernel() -> KernelRun:
         baseline=figures(1_048_576, 9.9e8, 3e7, 60_000.0, 1_000_000, (2.1e8, 2.1e8, 1e7)),
         baseline_name="torch.nn.functional.layer_norm",
     )
-    inputs = {
-        "weight": "1.0 (0x3f800000)",
-        "rows": "1,024 elements of dy and x",
-        "x": "1000.25 (0x447a1000)",
-    }
+    inputs = {"weight": "1.0 (0x3f800000)", "rows": "1,024 elements of dy and x", "x": "1000.25 (0x447a1000)"}
     got, truth = ("12.25", "0x41440000"), "12.2497940063476562500000000001"
     dw = _replace(
         y,
@@ -626,11 +622,7 @@ def many(count: int = 20) -> Run:
     """A large run: `count` kernels of two results with ten worst inputs each."""
     templates = [eager_kernel(), nan_kernel(), layer_norm_kernel(), good_kernel()]
     kernels = [
-        _replace(
-            templates[k % len(templates)],
-            name=f"kernel_{k:02d}",
-            target=f"accuracy.py::kernel_{k:02d}",
-        )
+        _replace(templates[k % len(templates)], name=f"kernel_{k:02d}", target=f"accuracy.py::kernel_{k:02d}")
         for k in range(count)
     ]
     return make(kernels)

@@ -48,16 +48,7 @@ from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send
 from verify.workers.channel import Channel
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
-from verify.workers.requests import (
-    Died,
-    KernelWanted,
-    Late,
-    OnProgress,
-    Outcome,
-    Who,
-    demand_reply,
-    kind_of,
-)
+from verify.workers.requests import Died, KernelWanted, Late, OnProgress, Outcome, Who, demand_reply, kind_of
 from verify.workers.serving import serve, watch
 
 # importing these takes about a second

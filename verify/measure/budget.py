@@ -295,13 +295,7 @@ def beyond(result: str, case: Case) -> str:
 
 
 def cuts_of(
-    program: Program,
-    run: Run,
-    result: str,
-    singled: Sequence[int],
-    budget: Budget,
-    seed: int,
-    until: float = math.inf,
+    program: Program, run: Run, result: str, singled: Sequence[int], budget: Budget, seed: int, until: float = math.inf
 ) -> list[Cut]:
     """Returns the parts of a program to evaluate: one of elements in `singled`, then a drawn one, then the others.
 

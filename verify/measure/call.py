@@ -348,12 +348,7 @@ def run_baseline(kernel: Kernel, case: Case, device: str, made: Measured | None 
     return run_kernel(baseline_of(kernel), case, device, made=made)
 
 
-def _call(
-    function: Callable[..., Any],
-    arguments: list[Tensor | None],
-    keywords: Mapping[str, Any],
-    label: str,
-) -> Any:
+def _call(function: Callable[..., Any], arguments: list[Tensor | None], keywords: Mapping[str, Any], label: str) -> Any:
     """Calls the function. Raises KernelError, with the place in the user's code, for an exception."""
     try:
         with device_of_module:

@@ -32,15 +32,7 @@ from verify.measure.curve import bins_of, edges_for, peaks
 from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
 from verify.measure.findings import Findings, PartName, kept
-from verify.measure.judge import (
-    CONTENDER_ROUNDS,
-    OPEN_LIMIT,
-    SAMPLE,
-    Effort,
-    JudgedBy,
-    JudgedResult,
-    judge_by,
-)
+from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort, JudgedBy, JudgedResult, judge_by
 from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
 from verify.measure.result import check_limit
@@ -406,11 +398,7 @@ class _Judging:
 
 
 def _curve(
-    values: Tensor,
-    edges: tuple[float, ...],
-    outcome: JudgedResult,
-    segments: Tensor | None,
-    parts: Parts,
+    values: Tensor, edges: tuple[float, ...], outcome: JudgedResult, segments: Tensor | None, parts: Parts
 ) -> list[Peak]:
     """Returns the largest error in each bin of the operand that decides how an element behaves.
 
@@ -426,14 +414,7 @@ def _curve(
 
 
 def _new_worst(
-    question: Question,
-    result: str,
-    got: Tensor,
-    outcome: JudgedResult,
-    parts: Parts,
-    known: Findings,
-    *,
-    each: bool,
+    question: Question, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, known: Findings, *, each: bool
 ) -> list[tuple[float, PartName, Worst]]:
     """Describes the elements of one case that are among the worst so far. `known` has those of the earlier cases."""
     scaled = question.op.gate_of(result) != "plain"

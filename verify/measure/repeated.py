@@ -19,15 +19,7 @@ from verify.cases import Case
 from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.measure.call import (
-    Measured,
-    Unchanged,
-    call_tensors,
-    copies,
-    run_kernel,
-    run_tensors,
-    sent_all,
-)
+from verify.measure.call import Measured, Unchanged, call_tensors, copies, run_kernel, run_tensors, sent_all
 from verify.measure.form import Form, check_output
 from verify.truth.ulp import same_bits
 

@@ -21,11 +21,7 @@ def render(checks: Sequence[Check]) -> bytes:
     found = findings(checks)
     names = sorted({check.rule for check in found})
     rules = [
-        {
-            "id": name,
-            "shortDescription": {"text": RULES[name][1]},
-            "defaultConfiguration": {"level": RULES[name][0]},
-        }
+        {"id": name, "shortDescription": {"text": RULES[name][1]}, "defaultConfiguration": {"level": RULES[name][0]}}
         for name in names
     ]
     driver = {"name": "verify", "semanticVersion": __version__, "rules": rules}

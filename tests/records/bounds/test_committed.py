@@ -120,11 +120,7 @@ ROW = "`$.result[0].bounds[0]"
         ("n = 65536", "n = 65536, seed = 1.5", f"at {ROW}.seed`; received 1.5"),
         ('run = "aa00aa00aa00"', "", f"Expected `object` of length >= 1 - at {TABLE}.properties`"),
         ('run = "aa00aa00aa00"', 'run = "?"', f"at {TABLE}.properties[...]`"),
-        (
-            'run = "aa00aa00aa00"',
-            'walk = "aa00aa00aa00"',
-            f"value 'walk' - at `key` in {TABLE}.properties`",
-        ),
+        ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', f"value 'walk' - at `key` in {TABLE}.properties`"),
         ('reason = "first measured"', 'reason = ""', f"at {ROW}.reason`; received ''"),
         ("format = 3", "format = 1", FILE + "format is 1; this verify reads formats 2 and 3"),
         ("format = 3", "", FILE + "Object missing required field `format`"),

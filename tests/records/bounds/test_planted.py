@@ -302,8 +302,7 @@ def before(name: str) -> tuple[Run, Book]:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [pytest.param(*each, marks=() if each[1] in QUICK else pytest.mark.slow) for each in PLANTED],
+    ("name", "change"), [pytest.param(*each, marks=() if each[1] in QUICK else pytest.mark.slow) for each in PLANTED]
 )
 def test_a_change_for_the_worse_fails_the_gate_and_the_comparison(name: str, change: str) -> None:
     base, book = before(name)

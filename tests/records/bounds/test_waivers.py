@@ -92,10 +92,7 @@ def test_the_day_of_the_gate_is_that_of_utc(tmp_path: Path, quoted: str, monkeyp
         (toml(key="gelu/y/bfloat16"), "waiver 1: the records and bounds have no key 'gelu/y/bfloat16'"),
         (toml(key="*"), "no key '*'"),
         (toml(reason="  "), "at `$.waiver[0].reason`; received '  '"),
-        (
-            f'[[waiver]]\nkey = "{BREACHED}"\nexpires = 2026-11-23\n',
-            "required field `reason` - at `$.waiver[0]`",
-        ),
+        (f'[[waiver]]\nkey = "{BREACHED}"\nexpires = 2026-11-23\n', "required field `reason` - at `$.waiver[0]`"),
         (f'[[waiver]]\nkey = "{BREACHED}"\nreason = "x"\n', "missing required field `expires` - at `$.waiver[0]`"),
         (toml(expires='"soon"'), "at `$.waiver[0].expires`; received 'soon'"),
         (toml(expires='"2027-02-30"'), "at `$.waiver[0].expires`; received '2027-02-30'"),

@@ -126,13 +126,7 @@ class Verdict:
         return {PASS: "pass", WRONG: "fail", UNDECIDED: "incomplete"}[self.exit_code]  # type: ignore[return-value]
 
 
-def judge(
-    runs: Sequence[Run],
-    book: Book,
-    *,
-    kernels: Sequence[str] = (),
-    base: Sequence[Run] = (),
-) -> Verdict:
+def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base: Sequence[Run] = ()) -> Verdict:
     """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels.
 
     A verdict that is worse than the one in the `base` is a breach, as one that is worse than that of its bound.
@@ -180,7 +174,7 @@ def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Calla
     for name in kernels:
         if name not in known:
             raise UsageError(
-                f"no record and no bound has a kernel {name!r}; known: {', '.join(sorted(known)) or 'none'}",
+                f"no record and no bound has a kernel {name!r}; known: {', '.join(sorted(known)) or 'none'}"
             )
     wanted = set(kernels)
     return lambda name: not wanted or name in wanted

@@ -62,12 +62,7 @@ class Group:
     kernels: list[SimpleNamespace]
 
 
-def render(
-    run: Run,
-    *,
-    beside: Sequence[Document] = (),
-    record: str = "",
-) -> str:
+def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> str:
     """Returns the whole page. `beside` are other pages about it, shown first.
 
     `record` is the path of the record from the page. A large record is linked there and not embedded.
