@@ -47,36 +47,23 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Case": "verify.cases",
-    "CompletedGate": "verify.api",
-    "CompletedJudgement": "verify.api",
-    "CompletedRun": "verify.api",
-    "Kernel": "verify.declare.declaration",
-    "KernelError": "verify.errors",
-    "Policy": "verify.truth.ulp",
-    "Run": "verify.records.record",
-    "TruthError": "verify.errors",
-    "UsageError": "verify.errors",
-    "VerifyError": "verify.errors",
-    "assert_close": "verify.measure.assertions",
-    "assert_ulp": "verify.measure.assertions",
-    "capture": "verify.declare.captured",
-    "close_to": "verify.measure.assertions",
-    "contract": "verify.diagnose.contracts",
-    "gate": "verify.api",
-    "hunt": "verify.api",
-    "judge": "verify.api",
-    "kernel": "verify.declare.declaration",
-    "laws_for": "verify.laws.suite",
-    "load": "verify.api",
-    "quantised": "verify.truth.quantised.encoding",
-    "rounds": "verify.ops.graph.rounded",
-    "philox": "verify.ops.philox",
-    "philox_uniform": "verify.ops.philox",
-    "run": "verify.api",
-    "sweep": "verify.api",
+# By module, the public names that it defines.
+_DEFINED = {
+    "verify.api": "CompletedGate CompletedJudgement CompletedRun gate hunt judge load run sweep",
+    "verify.cases": "Case",
+    "verify.declare.captured": "capture",
+    "verify.declare.declaration": "Kernel kernel",
+    "verify.diagnose.contracts": "contract",
+    "verify.errors": "KernelError TruthError UsageError VerifyError",
+    "verify.laws.suite": "laws_for",
+    "verify.measure.assertions": "assert_close assert_ulp close_to",
+    "verify.ops.graph.rounded": "rounds",
+    "verify.ops.philox": "philox philox_uniform",
+    "verify.records.record": "Run",
+    "verify.truth.quantised.encoding": "quantised",
+    "verify.truth.ulp": "Policy",
 }
+_HOME = {name: module for module, names in _DEFINED.items() for name in names.split()}
 
 __all__ = ["__version__", *_HOME]  # noqa: PLE0604
 

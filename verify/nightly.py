@@ -41,9 +41,8 @@ from verify.records.source_digest import digest, own_digest
 from verify.search.hunt.requests import Hunts, ListHunts
 from verify.search.sweep.requests import ListSpaces
 from verify.workers.machine import usable_cores
-from verify.workers.pool import Pool, using
+from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
-from verify.workers.requests import About
 
 SETTINGS = "night.parts"
 TIMING = 0.7  # share of the time of "bench"; the rest is for the accuracy of PyTorch's own implementation
@@ -64,6 +63,7 @@ class Night:
 
     folder: Path
     targets: tuple[str, ...]
+    pool: Pool  # does all the work; the caller stops it. Its first worker answers questions
     peers: tuple[str, ...] = ()
     seed: int = 0
     profile: str = "nightly"
@@ -72,13 +72,9 @@ class Night:
     timeout: float = 1200.0
     jobs: int = 0
     backend: str | None = None
-    # the caller's pool, which does all the work and which the caller stops; None: processes are started
-    pool: Pool | None = None
     progress: Callable[[str], None] = lambda text: None
     usage: list[str] = field(default_factory=list)  # what was requested and cannot be done
     lost: str = ""  # why finished work could not be stored; empty: it could
-    # the pool of `run`: its first worker answers questions; all do accuracy, hunts and laws
-    own_pool: Pool | None = None
     # answers that are valid for the whole night, because no declaration changes meanwhile
     known: Known = field(default_factory=dict)
     spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
@@ -93,22 +89,15 @@ class PlannedStage:
     do: Callable[[Night, float | None], Run]
 
 
-def run(night: Night, stages: Sequence[PlannedStage], command: str) -> Run:
-    """Does every stage, as far as the budget allows, and merges the records. Does not write the merged record."""
+def run(night: Night, planned: Sequence[PlannedStage], command: str) -> Run:
+    """Does the stages one after the other, each until its share of the budget is used, and merges their records.
+
+    Does not write the merged record.
+    """
     started = time.monotonic()
-    try:
-        return _run(night, stages, command, started)
-    finally:
-        if night.own_pool is not None:
-            night.own_pool.stop()
-        night.own_pool = None
-
-
-def _run(night: Night, planned: Sequence[PlannedStage], command: str, started: float) -> Run:
-    """Does the stages one after the other, each until its share of the budget is used."""
-    if night.pool is None and backends.gpu_expected() and planned and planned[0].do is accuracy:
+    if night.pool.devices == 1 and backends.gpu_expected() and planned and planned[0].do is accuracy:
         # the others start while the first worker lists the kernels
-        _pool(night).begin(night.jobs or usable_cores())
+        night.pool.begin(night.jobs or usable_cores())
     kept = _claim(night)
     records: list[Run] = []
     stages: list[Stage] = []
@@ -200,7 +189,7 @@ def _claim(night: Night) -> PartStore:
         "seed": night.seed,
         "profile": night.profile,
         "backend": night.backend or "",
-        "sources": sources_of(_pool(night), (*night.targets, *night.peers), night.known),
+        "sources": sources_of(night.pool, (*night.targets, *night.peers), night.known),
         "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
     }
@@ -238,7 +227,7 @@ def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
 def accuracy(night: Night, until: float | None) -> Run:
     """Measures every kernel against the exact answer, and the peers too."""
     try:
-        return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=_pool(night))
+        return _kernels(night, until, "accuracy", (*night.targets, *night.peers), pool=night.pool)
     finally:
         _shrink(night)
 
@@ -270,19 +259,18 @@ def sweep(night: Night, until: float | None) -> Run:
     spaces = _spaces(night)
     if not spaces:
         raise NothingToDoError("no kernel has few enough inputs to try all of them here")
-    about, own = _about(night), _pool(night)
-    jobs = night.jobs
+    about, jobs = night.pool.about(), night.jobs
     if backends.named(about.backend).gpu:
-        jobs = min(SWEPT_AT_ONCE * own.devices, night.jobs or own.room(about))
+        jobs = min(SWEPT_AT_ONCE * night.pool.devices, night.jobs or night.pool.room(about))
 
-    def sweep_shape(shape: str, targets: list[str], pool: Pool) -> Run:
+    def sweep_shape(shape: str, targets: list[str]) -> Run:
         """Sweeps the kernels whose inputs have one shape, such as "unary"."""
         hardest = 10 if shape == "unary" else 0  # a product of two inputs has too many equal worst errors
         settings = drive.SweepSettings(
             spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
             jobs=jobs,
             timeout=night.timeout,
-            pool=pool,
+            pool=night.pool.first(jobs) if jobs else night.pool,
             until=until,
             contain=True,
             kept=PartStore(unit_path(night, "sweep", shape).with_suffix(".parts")),
@@ -296,13 +284,8 @@ def sweep(night: Night, until: float | None) -> Run:
     for target, (_, shape) in spaces.items():
         by_shape.setdefault(shape, []).append(target)
     try:
-        with using(night.pool, night.backend) as started:
-            started.begin(jobs)
-            pool = started.first(jobs) if jobs else started
-            made = [
-                unit(night, "sweep", shape, partial(sweep_shape, shape, found, pool))
-                for shape, found in by_shape.items()
-            ]
+        night.pool.begin(jobs)
+        made = [unit(night, "sweep", shape, partial(sweep_shape, shape, found)) for shape, found in by_shape.items()]
     finally:
         _shrink(night)
     return merge(made, command="verify nightly: sweep", profile=night.profile)
@@ -338,17 +321,17 @@ def bench(night: Night, until: float | None) -> Run:
     from verify.measure.bench import Bench
     from verify.measure.bench import bench as time_them
 
-    if not backends.named(_about(night).backend).clock:
+    if not backends.named(night.pool.about().backend).clock:
         raise NothingToDoError("speed is measured on a GPU only")
 
     def timings() -> Run:
-        own = _pool(night).more is not None  # in a cluster, other machines with other caches may measure
+        own = night.pool.more is not None  # in a cluster, other machines with other caches may measure
         now = time.monotonic()
         session = Session(
             backend=night.backend,
             seed=night.seed,
             timeout=night.timeout,
-            pool=_pool(night) if own else None,  # reports the environment
+            pool=night.pool if own else None,  # reports the environment
             until=None if until is None else now + TIMING * max(0.0, until - now),
             progress=lambda text: night.progress(f"bench {text}"),
         )
@@ -362,7 +345,7 @@ def bench(night: Night, until: float | None) -> Run:
 
     def accuracies() -> Run:
         # on the machine that timed them, by the processes that hunt next
-        measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if _pool(night).more else None)
+        measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if night.pool.more else None)
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
     measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
@@ -423,32 +406,16 @@ def _as_peers(night: Night, record: Run) -> Run:
 # -- what there is to do --------------------------------------------------------------------------------
 
 
-def _pool(night: Night) -> Pool:
-    """Returns the caller's pool, or the night's own, which it starts with one worker. That worker lists the work."""
-    if night.pool is not None:
-        return night.pool
-    if night.own_pool is None:
-        night.own_pool = Pool.started(night.backend)  # importing torch and initialising a GPU takes seconds
-    return night.own_pool
-
-
 def _grown(night: Night) -> Pool:
     """Adds workers to the pool, as many as memory and cores allow, and returns it."""
-    pool = _pool(night)
-    pool.grow(night.jobs or pool.room(_about(night)))
-    return pool
+    night.pool.grow(night.jobs or night.pool.room(night.pool.about()))
+    return night.pool
 
 
 def _shrink(night: Night) -> None:
     """Ends processes, because the next stage needs the memory of the GPU. The first of each GPU answers questions."""
-    pool = _pool(night)
-    if pool.more is not None:
-        pool.stop(keep=pool.devices)
-
-
-def _about(night: Night) -> About:
-    """Asks a worker where it runs: its backend, its device, and how many workers fit there."""
-    return _pool(night).about()
+    if night.pool.more is not None:
+        night.pool.stop(keep=night.pool.devices)
 
 
 def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
@@ -456,10 +423,11 @@ def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
     if night.spaces is not None:
         return night.spaces
     found: dict[str, tuple[tuple[str, ...], str]] = {}
-    pairs = backends.named(_about(night).backend).scale == "large"  # an interpreter would take a day for 2^32 pairs
+    # an interpreter would take a day for 2^32 pairs
+    pairs = backends.named(night.pool.about().backend).scale == "large"
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
-            if spaces := _pool(night).ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
+            if spaces := night.pool.ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
                 found[kernel.target] = tuple(space.dtype for space in spaces), spaces[0].shape
     night.spaces = found
     return found
@@ -471,7 +439,7 @@ def _hunts(night: Night) -> dict[str, Hunts]:
     found: dict[str, Hunts] = {}
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
-            asked = _pool(night).ask(ListHunts(kernel.target, [], []), timeout=START_SECONDS)
+            asked = night.pool.ask(ListHunts(kernel.target, [], []), timeout=START_SECONDS)
             dtypes, _ = swept.get(kernel.target, ((), ""))
             if hunts := [hunt for hunt in asked.hunts if hunt.dtype not in dtypes]:
                 found[kernel.target] = Hunts(hunts, asked.left_out)
@@ -480,11 +448,11 @@ def _hunts(night: Night) -> dict[str, Hunts]:
 
 def _judged(night: Night) -> list[Declared]:
     """Returns every judged kernel of the targets that this backend can run."""
-    backend = _about(night).backend
+    backend = night.pool.about().backend
     kernels = {
         kernel.target: kernel
         for target in night.targets
-        for kernel in declared_by(_pool(night), target, known=night.known)
+        for kernel in declared_by(night.pool, target, known=night.known)
         if not kernel.peer and not kernel.unfit(backend, "run")
     }
     return list(kernels.values())

@@ -148,12 +148,6 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
     assert [kernel.status for kernel in done.kernels] == ["ok"]
 
 
-@pytest.fixture
-def night(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Night:
-    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
-    return Night(tmp_path / "night", ("k.py",))
-
-
 def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
     worker = Fake({})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,10 +19,12 @@ from verify.nightly import Night, PlannedStage
 from verify.records.record import Gap, Run
 from verify.search.sweep import drive
 from verify.workers import process
+from verify.workers.pool import Pool
 
 pytestmark = pytest.mark.usefixtures("warm")
 
 KERNELS = """
+from collections.abc import Iterator
 from pathlib import Path
 import torch
 import verify
@@ -51,13 +54,23 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 STAGES = (PlannedStage("accuracy", 1.0, nightly.accuracy),)
+POOLS: list[Pool] = []
+
+
+@pytest.fixture(autouse=True)
+def _stopped() -> Iterator[None]:
+    yield
+    while POOLS:
+        POOLS.pop().stop()
 
 
 def night(tmp_path: Path, **settings: object) -> Night:
     target = tmp_path / "accuracy.py"
     if not target.exists():
         target.write_text(KERNELS)
-    return Night(tmp_path / "night", (str(target),), backend="interpreter", jobs=1, timeout=120, **settings)  # type: ignore[arg-type]
+    POOLS.append(Pool.started("interpreter"))
+    folder, targets = tmp_path / "night", (str(target),)
+    return Night(folder, targets, POOLS[-1], backend="interpreter", jobs=1, timeout=120, **settings)  # type: ignore[arg-type]
 
 
 def test_an_interrupted_night_does_only_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,6 +46,7 @@ from verify.report.checks import of_night
 from verify.report.html import record_html
 from verify.report.markdown import comment
 from verify.report.terminal import text_page
+from verify.workers.pool import using
 
 
 def main(options: argparse.Namespace) -> int:
@@ -57,7 +58,10 @@ def main(options: argparse.Namespace) -> int:
     folder = Path(options.output or f"build/nightly/{options.seed}")
     command, again = given.again(options), given.again(options, everything=True)
     progress = screen.Progress()
-    with api.workers(options.gpus, options.scheduler, targets, options.backend) as pool:
+    with (
+        api.workers(options.gpus, options.scheduler, targets, options.backend) as spread,
+        using(spread, options.backend) as pool,
+    ):
         night = nightly.Night(
             folder=folder,
             targets=targets,
