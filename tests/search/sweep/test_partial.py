@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,12 +52,12 @@ def _order(leader: Leader) -> tuple[float, int]:
 
 
 @given(st.data())
-def test_any_order_and_grouping_gives_the_same_bytes(data: st.DataObject) -> None:
+def test_any_order_and_grouping_gives_the_same(data: st.DataObject) -> None:
     parts = [data.draw(partials(chunk)) for chunk in range(4)]
     a, b, c, d = data.draw(st.permutations(parts))
     left = a.merge(b).merge(c).merge(d)
-    assert left.encode() == a.merge(b.merge(c.merge(d))).encode() == d.merge(c).merge(b.merge(a)).encode()
-    assert Partial.decode(left.encode()) == left
+    assert left == a.merge(b.merge(c.merge(d))) == d.merge(c).merge(b.merge(a))
+    assert msgspec.json.decode(msgspec.json.encode(left), type=Partial) == left
     assert left.chunks == [(0, 4)] and left.done == 4
 
 

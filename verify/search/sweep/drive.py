@@ -2,9 +2,7 @@
 record.
 
 The parent imports no torch. A worker gets its share of the unfinished chunks and returns its findings after two
-seconds. The first span of a space is one chunk, and the next spans grow while they are quick. The parent only counts
-chunks; partial results are merged where the record is made. A worker that finds no chunk left makes the records, result
-by result, so that all workers end together.
+seconds. A worker that finds no chunk left makes the records, result by result, so that all workers end together.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run
-from verify.search.sweep.partial import Outline, Partial
+from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.search.sweep.space import Space, left_over, merged
+from verify.search.sweep.space import Space, left_over
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
@@ -36,10 +34,8 @@ from verify.workers.requests import About
 
 SPAN_SECONDS = 2.0  # after this time a worker returns its findings
 MOST = 1024  # chunks in a span
-GROWTH = 8  # a quick span is followed by one at most GROWTH times as long
-VERSION = 3  # of the form of partial results
+VERSION = 4  # of the form of partial results
 ANOTHER = "rerun without --resume, or name another file"
-KEPT = 16  # number of partial results of a space that are kept before they are merged
 # Entries of the environment on which no bit of a result depends.
 _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 
@@ -74,12 +70,15 @@ class _SweptSpace:
     pending: list[Span] = field(default_factory=list)
     # spans that workers have, with the number of chunks still to do
     flying: dict[Span, int] = field(default_factory=dict)
-    found: list[bytes] = field(default_factory=list)  # partial results, encoded
-    chunks: list[Span] = field(default_factory=list)  # the chunks that `found` covers
+    found: Partial | None = None
     recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while a worker makes it
     failed: NoResult | None = None  # why the space is given up
     seconds: float = 0.0
-    most: int = 1  # the most chunks of the next span, for any worker
+
+    @property
+    def chunks(self) -> list[Span]:
+        """Returns the finished chunks."""
+        return [] if self.found is None else self.found.chunks
 
     @property
     def done(self) -> int:
@@ -96,34 +95,22 @@ class _SweptSpace:
         if self.failed or not self.pending:
             return None
         low, high = self.pending.pop(0)
-        share = min(share, self.most)
+        share = share if self.chunks else 1  # so that the first findings are soon kept
         end = high if high - low <= share + share // 4 else low + share
         if end < high:
             self.pending.insert(0, (end, high))
         self.flying[low, end] = end - low
         return low, end
 
-    def land(self, span: Span, found: bytes, seconds: float) -> None:
+    def land(self, span: Span, found: Partial) -> None:
         """Keeps the findings of a span. Chunks of the span that they leave out become pending again."""
-        outline, (low, high) = Outline.decode(found), span
-        end = max((stop for _, stop in outline.chunks), default=low)
-        if outline.chunks != [(low, end)] or not low < end <= high:
-            raise RuntimeError(f"requested the chunks {low} to {high - 1}, a worker answered with {outline.chunks}")
-        self.chunks = merged([*self.chunks, (low, end)])
-        self.found.append(found)
-        if len(self.found) > KEPT:
-            self.found = [self.whole().encode()]
+        low, high = span
+        end = max((stop for _, stop in found.chunks), default=low)
+        if found.chunks != [(low, end)] or not low < end <= high:
+            raise RuntimeError(f"requested the chunks {low} to {high - 1}, a worker answered with {found.chunks}")
+        self.found = found if self.found is None else self.found.merge(found)
         if end < high:
             self.pending.insert(0, (end, high))
-        within = int(SPAN_SECONDS * (end - low) / max(seconds, 1e-3))
-        self.most = max(1, min(within, GROWTH * (end - low), MOST))
-
-    def whole(self) -> Partial:
-        """Merges all findings."""
-        whole, *others = (Partial.decode(item) for item in self.found)
-        for other in others:
-            whole = whole.merge(other)
-        return whole
 
     def next_result(self) -> str | None:
         """Returns a result that is completely swept and has no record yet, or None."""
@@ -159,10 +146,9 @@ def _spaces(pool: Pool, settings: SweepSettings) -> Spaces:
     return found
 
 
-def keep(kept: PartStore, found: bytes) -> None:
-    """Keeps an encoded partial result. No chunk can count twice, because overlapping partials do not merge."""
-    outline = Outline.decode(found)
-    kept.keep(f"{outline.space} {outline.chunks}", msgspec.Raw(found))
+def keep(kept: PartStore, found: Partial) -> None:
+    """Keeps a partial result. No chunk can count twice, because overlapping partials do not merge."""
+    kept.keep(f"{found.space} {found.chunks}", found)
 
 
 def known_of(kept: PartStore) -> dict[str, Partial]:
@@ -171,7 +157,7 @@ def known_of(kept: PartStore) -> dict[str, Partial]:
     for name, body in kept.parts.items():
         if name == SETTINGS:
             continue
-        partial = Partial.decode(bytes(body))
+        partial = msgspec.json.decode(body, type=Partial)
         before = known.get(partial.space)
         if before is None:
             known[partial.space] = partial
@@ -226,8 +212,7 @@ class _Sharing(Source[_Task, Any]):
             self.kept.claim(self.depends_on, "sweep", ANOTHER)
         known = {} if self.kept is None else known_of(self.kept)
         for item in spaces:
-            if (found := known.get(item.space.identity())) is not None:
-                item.found, item.chunks = [found.encode()], found.chunks
+            item.found = known.get(item.space.identity())
             item.pending = left_over(item.space.chunks, item.chunks)
 
     def interrupted(self) -> bool:
@@ -238,8 +223,8 @@ class _Sharing(Source[_Task, Any]):
             self.kept.claim(self.depends_on, "sweep", ANOTHER)
             known = known_of(self.kept)
             for item in self.spaces:
-                for found in [] if item.space.identity() in known else item.found:
-                    keep(self.kept, found)
+                if item.found is not None and item.space.identity() not in known:
+                    keep(self.kept, item.found)
         raise InterruptedSweepError(self.kept.path) from None
 
     def next(self, last: _Task | None) -> _Task | None:
@@ -274,8 +259,8 @@ class _Sharing(Source[_Task, Any]):
         if task.span is not None:
             return SweepChunks(item.space, task.span, SPAN_SECONDS)
         seconds = item.seconds if task.result == item.space.results[0] else 0.0
-        partials = [found.decode() for found in item.found]
-        return RecordSweep(item.space, partials, task.result, seconds, self.settings.curve)
+        assert item.found is not None
+        return RecordSweep(item.space, item.found, task.result, seconds, self.settings.curve)
 
     def timeout(self, task: _Task) -> float:
         """Returns the seconds until a task is late. A record is made of all findings, so it gets longer than a span."""
@@ -299,10 +284,10 @@ class _Sharing(Source[_Task, Any]):
             item.recorded[task.result] = reply
             return
         del item.flying[task.span]
-        item.land(task.span, reply.encode(), seconds)
+        item.land(task.span, reply)
         item.seconds += seconds
         if self.kept is not None:
-            keep(self.kept, reply.encode())
+            keep(self.kept, reply)
         self.settings.progress(item.space, item.done, item.space.points)
 
     def failed(self, task: _Task, why: NoResult, seconds: float) -> None:

@@ -39,7 +39,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Holds the findings of some chunks of a space. `encode` writes JSON, `decode` reads it."""
+    """Holds the findings of some chunks of a space."""
 
     space: str  # Space.identity()
     reference: str  # kind of the device that judged, such as sm_90: figures of different devices never merge
@@ -67,25 +67,3 @@ class Partial(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             parts={name: self.parts.get(name, Part()).merge(other.parts.get(name, Part())) for name in names},
             notes=sorted({*self.notes, *other.notes}),
         )
-
-    def encode(self) -> bytes:
-        """Returns canonical JSON."""
-        return msgspec.json.encode(self, order="sorted")
-
-    @staticmethod
-    def decode(data: bytes) -> Partial:
-        """Reads the JSON of `encode`."""
-        return msgspec.json.decode(data, type=Partial)
-
-
-class Outline(msgspec.Struct, frozen=True):
-    """Holds the fields of an encoded partial that say what it covers. The parent of a sweep decodes only these."""
-
-    space: str
-    reference: str
-    chunks: list[tuple[int, int]]
-
-    @staticmethod
-    def decode(data: bytes) -> Outline:
-        """Reads these fields of the JSON of a partial."""
-        return msgspec.json.decode(data, type=Outline)

@@ -1,4 +1,4 @@
-"""Defines the requests of a sweep to workers, and their replies. A partial result travels as JSON text."""
+"""Defines the requests of a sweep to workers, and their replies."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from verify.records.record import KernelRun, Number
+from verify.search.sweep.partial import Partial
 from verify.search.sweep.space import Space
 from verify.workers.requests import Request
 
@@ -35,7 +36,7 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
     needs_pairs: bool = False  # an error if all kernels have one operand
 
 
-class SweepChunks(Request[str], frozen=True, tag="sweep chunks"):
+class SweepChunks(Request[Partial], frozen=True, tag="sweep chunks"):
     """Asks for the partial result of a half-open range of chunks. If they take long, the reply covers fewer."""
 
     space: Space
@@ -47,7 +48,7 @@ class RecordSweep(Request[KernelRun], frozen=True, tag="sweep record"):
     """Asks for the record of one result of a kernel over a space, from all findings."""
 
     space: Space
-    partials: list[str]
+    partial: Partial
     result: str
     seconds: float
     curve: bool

@@ -6,8 +6,6 @@ import shlex
 import sys
 import time
 
-import msgspec
-
 from verify.backends import Backend, runs_on
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
@@ -16,7 +14,7 @@ from verify.declare.target import Target
 from verify.errors import UsageError
 from verify.records.record import KernelRun, value_of
 from verify.records.source_digest import own_digest
-from verify.search.sweep.checking import BASELINE, check
+from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
@@ -102,7 +100,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     ]
 
 
-def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
+def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> Partial:
     """Returns the partial result of some chunks, of only the first ones if all take longer than `seconds`."""
     kernel = load(Target.parse(request.space.target))[0]
     last = time.monotonic()
@@ -114,22 +112,11 @@ def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> str:
             last = now
             progress(str(done))
 
-    partial = check(kernel, request.space, request.chunks, backend, progress=report, seconds=request.seconds)
-    return partial.encode().decode()
+    return check(kernel, request.space, request.chunks, backend, progress=report, seconds=request.seconds)
 
 
 def record(request: RecordSweep) -> KernelRun:
     """Returns the record of one result of a kernel over a space, from all findings."""
     kernel = load(Target.parse(request.space.target))[0]
-    first, *others = (_only(Partial.decode(item.encode()), request.result) for item in request.partials)
-    for other in others:
-        first = first.merge(other)
-    return finish(kernel, request.space, first, seconds=request.seconds, curve=request.curve, only=(request.result,))
-
-
-def _only(partial: Partial, result: str) -> Partial:
-    """Returns the parts of a partial result that belong to one result."""
-    wanted = (result, BASELINE + result)
-    return msgspec.structs.replace(
-        partial, parts={name: part for name, part in partial.parts.items() if name in wanted}
-    )
+    only = (request.result,)
+    return finish(kernel, request.space, request.partial, seconds=request.seconds, curve=request.curve, only=only)
