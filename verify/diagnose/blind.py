@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from verify.cases import Case, inputs_of, problem_of, upstream_of
+from verify.backends import Backend
+from verify.cases import Case, problem_of
 from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import BlindSpots
 from verify.errors import UsageError
 from verify.measure.blind import blind_spots, case_of
-from verify.measure.judge import JudgedBy
+from verify.measure.call import run_kernel
+from verify.measure.case import question_of
+from verify.measure.kernel import SMALL
 from verify.ops.graph.blind import mutations
-from verify.ops.op import Problem
-from verify.truth.fast import evaluate
-from verify.truth.formats import Format, named, torch_dtype
 
 EVERY = 1 << 16  # limit of changed definitions: all of them
 
 
-def every_blind_spot(kernel: Kernel, backend: str, dtypes: tuple[str, ...]) -> list[BlindSpots]:
+def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) -> list[BlindSpots]:
     """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
     if kernel.op.meaning is None or kernel.op.gate != "noise":
         raise UsageError(
@@ -26,42 +26,20 @@ def every_blind_spot(kernel: Kernel, backend: str, dtypes: tuple[str, ...]) -> l
         )
     found = []
     for dtype in dtypes or kernel.dtypes:
-        cases = [case for group in plan(kernel, dtype, backend, 0) for case in group.cases]
+        cases = [case for group in plan(kernel, dtype, backend.name, 0) for case in group.cases]
         case = case_of(cases)
         if case is None:
             raise UsageError(f"kernel {kernel.name!r} has no case of ordinary inputs in {dtype}", hint="verify list")
-        found.append(_of_case(kernel, dtype, case))
+        found.append(_of_case(kernel, backend, case))
     return found
 
 
-def _of_case(kernel: Kernel, dtype: str, case: Case) -> BlindSpots:
-    op = kernel.op
-    problem = _problem(kernel, case)
-    formats: dict[str, Format] = {}
-    for name in problem.results:
-        formats[name] = named(kernel.result_dtype(dtype, name) or dtype)
-    judged = [
-        JudgedBy(op, problem, name, truth, formats[name], floor=kernel.noise_floor(dtype, name))
-        for name, truth in evaluate(op, problem, formats).items()
-    ]
-    spots = blind_spots(judged, {name: kernel.limit(dtype, name) for name in formats}, EVERY)
-    assert op.meaning is not None
-    tried = len(mutations(op.program(problem)[0], list(formats)))
-    return BlindSpots(dtype, case.to_json(), tried, [each.words for each in spots])
-
-
-def _problem(kernel: Kernel, case: Case) -> Problem:
-    """Returns the problem of a case without a kernel.
-
-    The fast reference gives the outputs for the upstream gradients.
-    """
-    op, inputs = kernel.op, inputs_of(kernel.op, case, "cpu")
-    smooth = tuple(name for name in kernel.outputs if name not in op.integers)
-    forward = problem_of(op, case, inputs, {}, smooth)
-    if not case.upstream:
-        return forward
-    values = op.fast(forward)
-    kinds = {name: torch_dtype(named(kernel.result_dtype(case.dtype, name) or case.dtype)) for name in smooth}
-    upstream = upstream_of(op, case, {name: values[name].value.to(kinds[name]) for name in smooth})
-    gradients = tuple(f"d{operand.name}" for operand in kernel.differentiable)
-    return problem_of(op, case, inputs, upstream, (*smooth, *gradients))
+def _of_case(kernel: Kernel, backend: Backend, case: Case) -> BlindSpots:
+    measured = run_kernel(kernel, case, backend.device)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(measured.results))
+    question = question_of(kernel, case, measured, problem, "", 0, SMALL)
+    limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
+    spots = blind_spots([question.judged_by(name) for name in limits], limits, EVERY)
+    assert kernel.op.meaning is not None
+    tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
+    return BlindSpots(case.dtype, case.to_json(), tried, [each.words for each in spots])
