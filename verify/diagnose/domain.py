@@ -116,11 +116,7 @@ class _Probe:
         """Runs all trials. Sizes, layouts and magnitudes need a dtype that the kernel accepts."""
         dtypes = self._dtypes()
         if dtypes:
-            if self.kernel.op.geometry.named:
-                self._listed_sizes(dtypes[0])
-                self._dimensions(dtypes[0])
-            else:
-                self._sizes(dtypes[0])
+            self._sizes(dtypes[0])
             self._layouts(dtypes[0])
             self._magnitudes(dtypes)
         return Probed(self.kernel.name, self.lines, self.arguments)
@@ -225,75 +221,41 @@ class _Probe:
         same = all(promises.differing(dtype, flat) == some for dtype, some in found.items())
         self.arguments[what] = repr(flat if same else {dtype: some for dtype, some in found.items() if some})
 
-    def _dimensions(self, dtype: str) -> None:
-        """Tries sizes of each named dimension alone, as far as the conditions of the declaration allow them."""
-        op, conditions = self.kernel.op, list[str]()
-        plain = () if op.geometry.examples else self.plain
-
-        def shapes(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
-            return list(op.shapes(dims, op.params).values())
-
-        for place, name in enumerate(op.geometry.dims if plain else ()):
-
-            def sized(size: int, place: int = place) -> tuple[int, ...]:
-                return (*plain[:place], size, *plain[place + 1 :])
-
-            def fits(size: int, sized: Callable[[int], tuple[int, ...]] = sized) -> bool:
-                return op.geometry.allows(sized(size)) and max(map(math.prod, shapes(sized(size)))) <= MOST
-
-            other = sized(plain[place] + 1)
-            width = shapes(plain)[0][-1:] != shapes(other)[0][-1:]  # the width of the data, which is the first operand
-            if len(sizes := [size for size in (WIDTHS if width else COUNTS) if fits(size)]) > 1:
-                refusal = functools.cache(lambda size, sized=sized: self._refusal(dtype, sized(size)))
-                conditions += self._condition(name, sizes, refusal)
-        for condition in conditions:
-            self._where(condition)
-
-    def _listed_sizes(self, dtype: str) -> None:
-        """Tries every size that the declaration of a PyTorch function allows."""
-        sizes = sizes_of(self.kernel.op, 1 << 14)
-        refused = [(dims, why) for dims in sizes if (why := self._refusal(dtype, dims))]
-        self._say("sizes", f"{len(sizes) - len(refused)} of {len(sizes)} that the declaration allows")
-        for dims, why in refused[:3]:
-            self._say("refuses", f"{dict(zip(self.kernel.op.geometry.dims, dims, strict=True))}: {why}")
-        self._told_apart(refused, [dims for dims in sizes if dims not in dict(refused)])
-
-    def _told_apart(self, refused: Sequence[tuple[tuple[int, ...], str]], taken: Sequence[tuple[int, ...]]) -> None:
-        """Adds a condition on the first dimension whose size alone separates refused sizes from accepted ones.
-
-        A dimension is skipped if a bound on its size suffices.
-        """
-        geometry = self.kernel.op.geometry
-        for place, name in enumerate(geometry.dims if refused and not geometry.examples else ()):
-            bad, good = {dims[place] for dims, _ in refused}, {dims[place] for dims in taken}
-            if len(good) > 1 and not bad & good and max(good) > min(bad):
-                power = _powers(good, bad)
-                of = "powers of two" if power else ", ".join(map(str, sorted(good)))
-                self._say("sizes", f"{name}: {of}")
-                self._where(f"{POWERS} % {name} == 0" if power else f"{name} in ({of})")
-                return
-
     def _refusal(self, dtype: str, dims: tuple[int, ...]) -> str:
         return self._try(f"{dtype} {list(dims)}", self._case(dtype, dims))[1]
 
     def _sizes(self, dtype: str) -> None:
-        """Tries sizes of each dimension alone, and the ranks of operands."""
-        conditions = []
-        contraction = self.kernel.op.geometry.multiplies
-        widths: tuple[int, ...] = WIDTHS if self.backend.scale == "small" or contraction else WIDTHS + WIDER
-        widths = tuple(width for width in widths if not contraction or width <= 1024)
-        plain = self.plain
-        for place, name in enumerate(("m", "k", "n") if contraction else ("m", "n")):
-            known: dict[int, str] = {}
+        """Tries sizes of each dimension alone, as far as the declaration allows them, and the ranks of operands."""
+        op, geometry, conditions = self.kernel.op, self.kernel.op.geometry, list[str]()
+        contraction, plain, named = geometry.multiplies, self.plain, geometry.named
+        widths: tuple[int, ...] = WIDTHS if named or self.backend.scale == "small" else WIDTHS + WIDER
+        if contraction:
+            widths = tuple(width for width in WIDTHS if width <= 1024)
 
-            def refusal(size: int, place: int = place, known: dict[int, str] = known) -> str:
-                if size not in known:
-                    known[size] = self._refusal(dtype, (*plain[:place], size, *plain[place + 1 :]))
-                return known[size]
+        def shapes(dims: tuple[int, ...]) -> list[tuple[int, ...]]:
+            return list(op.shapes(dims, op.params).values())
 
-            sizes = widths if name != "m" or contraction else (*COUNTS, 4096)
-            conditions += self._condition(name, sizes, refusal)
-        if not contraction:
+        names = geometry.dims if named else ("m", "k", "n") if contraction else ("m", "n")
+        for place, name in enumerate(names if not geometry.examples else ()):
+
+            def sized(size: int, place: int = place) -> tuple[int, ...]:
+                return (*plain[:place], size, *plain[place + 1 :])
+
+            # the width of the data, which is the first operand
+            width = contraction or shapes(plain)[0][-1:] != shapes(sized(plain[place] + 1))[0][-1:]
+            tried = widths if width else COUNTS if named else (*COUNTS, 4096)
+            if named:
+                fits = (dims for dims in map(sized, tried) if geometry.allows(dims))
+                tried = tuple(dims[place] for dims in fits if max(map(math.prod, shapes(dims))) <= MOST)
+            if len(tried) > 1:
+                refusal = functools.cache(lambda size, sized=sized: self._refusal(dtype, sized(size)))
+                conditions += self._condition(name, tried, refusal)
+        if geometry.examples:
+            not_taken = {dims: why for dims in geometry.examples if (why := self._refusal(dtype, dims))}
+            self._say("sizes", f"{len(geometry.examples) - len(not_taken)} of {len(geometry.examples)} examples")
+            for dims, why in list(not_taken.items())[:3]:
+                self._say("refuses", f"{list(dims)}: {why}")
+        if not contraction and not named:
             refused = {len(dims): why for dims in RANKS if (why := self._refusal(dtype, dims))}
             taken = [len(dims) for dims in RANKS if len(dims) not in refused]
             self._say("ranks", ", ".join(map(str, taken)))
