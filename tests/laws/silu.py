@@ -16,9 +16,6 @@ _BLOCK = 64
 def _forward_kernel(x_ptr, y_ptr, n: tl.int32, BUG: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < n, other=0.0).to(tl.float32)
-    if BUG == "reads past the end":
-        x = tl.load(x_ptr + at).to(tl.float32)
-        x += 0.0 * tl.sum(x)
     y = x / (1.0 + tl.exp(-x))
     written = at < n
     if BUG == "writes past the end":
