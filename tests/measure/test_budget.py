@@ -264,7 +264,6 @@ def test_drawn_elements_are_among_those_judged_if_their_boxes_need_more_than_the
     shape = (2, 16, 2048, 128)
     x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     declared = kernel(like=_attention, examples=[(x, x, x)], dtypes=["bfloat16"], name="f")(_attention)
-    assert declared.op.meaning is not None
     given = Problem(inputs=dict.fromkeys("qkv", x), params={}, upstream={"y": x}, results=("y", "dq", "dk", "dv"))
     program, run = declared.op.meaning.program(given)
     budget = Budget(2.0**35, 20 << 30, 1 << 22, 1 << 18, 2.0**26)
@@ -364,7 +363,6 @@ def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Ba
     for function, shape in functions.values():
         x = torch.empty(shape, device="meta")
         declared = kernel(like=function, examples=[(x,)], dtypes=["float32"], name="f")(lambda x: x)
-        assert declared.op.meaning is not None
         program = declared.op.meaning._program({"x": shape}, ("x",))
         grad = torch.empty(program.results["y"].shape, device="meta")
         for name in ("y", "dx"):

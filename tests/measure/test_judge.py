@@ -80,7 +80,7 @@ def test_of_an_element_that_no_route_decides_the_least_error_is_proven_not_the_m
     def beyond(precision: int) -> Any:
         raise BeyondEffort("too many terms")
 
-    op = replace(GELU, points=lambda _problem, _result, indices: [Point(beyond, beyond) for _ in indices])
+    op = replace(GELU, remembered=lambda _problem, _result, indices: [Point(beyond, beyond) for _ in indices])
     fmt, x = named("float32"), torch.tensor([1.0])
     truth, ulp = evaluate(GELU, gelu(x), {"y": fmt})["y"], 2.0**-24  # gelu(1) is 0.84
     blurred = replace(truth, bound=torch.full((1,), 3 * ulp, dtype=torch.float64))
@@ -202,7 +202,7 @@ def test_ties_are_judged_by_the_even_rule() -> None:
         values = [float(problem.inputs["x"][index]) for index in indices]
         return [Point(mp=lambda p, v=v: mp.mpf(v), arb=lambda p, v=v: flint.arb(v)) for v in values]
 
-    identity = replace(silu, points=points)
+    identity = replace(silu, remembered=points)
     whole = Problem(inputs={"x": wide}, params=silu.resolve({}), results=("y",))
     bound = wide * 2.0**-50
     truth = Truth(wide, wide, bound=bound)

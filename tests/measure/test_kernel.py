@@ -258,7 +258,7 @@ def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch:
         kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
     else:  # of which no program is known from another test
         own = Shipped(LINEAR.baseline, LINEAR.operands, ("y", "pre"), scales=linear._scales)
-        op = replace(LINEAR, points=own.points, fast=own.fast, program=own.program)
+        op = replace(LINEAR, meaning=own)
         kernel = verify.kernel(op=op, **options)(lambda *given: op.baseline(*given, **op.params)[0])
 
     def no_gradient(*given: Any, **named: Any) -> Any:

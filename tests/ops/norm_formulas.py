@@ -99,16 +99,16 @@ class Rows:
     def _read(self, tensor: Tensor, limit: int | None = _FEW) -> list[float] | None:
         """Returns all elements of a tensor, cached in the problem; None if it has more than `limit` elements."""
         key = ("read", id(tensor))
-        values: list[float] | None = self.problem.cache.get(key)
+        values: list[float] | None = self.problem.kept.exact.get(key)
         if values is None and (limit is None or tensor.numel() <= limit):
-            values = self.problem.cache[key] = whole(tensor)
+            values = self.problem.kept.exact[key] = whole(tensor)
         return values
 
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """Returns `make()`, called once per problem and key."""
-        if key not in self.problem.cache:
-            self.problem.cache[key] = make()
-        return self.problem.cache[key]
+        if key not in self.problem.kept.exact:
+            self.problem.kept.exact[key] = make()
+        return self.problem.kept.exact[key]
 
     def _required(self, name: str) -> Tensor:
         tensor = self.problem.inputs[name]

@@ -185,7 +185,7 @@ def test_the_deep_tail_costs_no_precision(monkeypatch: pytest.MonkeyPatch) -> No
         asked.append(precision)
         return points[0].arb(precision)  # type: ignore[misc]
 
-    op = replace(GELU, points=lambda *_: [replace(points[0], arb=arb)])
+    op = replace(GELU, remembered=lambda *_: [replace(points[0], arb=arb)])
     truth = evaluate(op, replace(whole, results=("y",)), {"y": named("float64")})["y"]
     assert float(truth.value[0]) == 0.0
     assert math.copysign(1, float(truth.value[0])) == -1

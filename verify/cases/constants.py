@@ -34,7 +34,7 @@ Places = Mapping[int, tuple[float, int]]  # id(step) -> a constant, and which in
 
 def near_constants(op: Op) -> tuple[float, ...]:
     """Returns the sizes of operands at which a small constant shows, those of the largest constants first."""
-    if op.meaning is None:
+    if op.meaning.shipped:
         return ()
     dims = op.geometry.examples[0] if op.geometry.examples else sizes_of(op, 1 << 12)[0]
     program = program_of(op, dims)

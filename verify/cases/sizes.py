@@ -169,7 +169,7 @@ class Work:
         primes, steps = _PRIMES[: len(op.geometry.dims)], Counter[Dims]()
         program = None
         with suppress(Exception):  # a function may refuse such sizes
-            program = program_of(op, primes) if op.meaning is not None and op.geometry.dims else None
+            program = program_of(op, primes) if op.geometry.named and op.geometry.dims else None
         for step in program.steps if program is not None else ():
             size, powers = math.prod(step.shape) * _terms(step), []
             for prime in primes:

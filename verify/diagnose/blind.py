@@ -19,7 +19,7 @@ EVERY = 1 << 16  # limit of changed definitions: all of them
 
 def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) -> list[BlindSpots]:
     """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
-    if kernel.op.meaning is None or kernel.op.gate != "noise":
+    if kernel.op.gate != "noise":
         raise UsageError(
             f"kernel {kernel.name!r}: blind spots exist only for a definition by like= that adds up numbers",
             hint=f"verify run {kernel.file} says what its limits are",
@@ -40,6 +40,5 @@ def _of_case(kernel: Kernel, backend: Backend, case: Case) -> BlindSpots:
     question = question_of(kernel, case, measured, problem, "", 0, SMALL)
     limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
     spots = blind_spots([question.judged_by(name) for name in limits], limits, EVERY)
-    assert kernel.op.meaning is not None
     tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
     return BlindSpots(case.dtype, case.to_json(), tried, [each.words for each in spots])

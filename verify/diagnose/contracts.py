@@ -162,9 +162,9 @@ def contract_of_target(kernel: Kernel, layer: str, backend: Backend, dtype: str)
 
 def _layer(kernel: Kernel, text: str) -> Callable[..., Any]:
     """Returns the layer of a command: the definition of the kernel for "like", FILE::NAME, or a dotted name."""
-    meaning = getattr(kernel.op.meaning, "meaning", None)
-    if text == "like" and meaning is not None:
-        return meaning.function  # type: ignore[no-any-return]
+    callee = getattr(kernel.op.meaning, "callee", None)
+    if text == "like" and callee is not None:
+        return callee.function  # type: ignore[no-any-return]
     source, _, name = text.rpartition("::" if "::" in text else ".")
     found = getattr(imported(Target.parse(source)), name, None) if source else None
     if isinstance(found, Kernel):

@@ -22,7 +22,6 @@ from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
 from verify.measure.judge import JudgedBy
-from verify.ops.op import chosen
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import LawRun, Number, Origin, Worst, number
 from verify.truth import formats
@@ -138,7 +137,7 @@ def judge_element(
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    problem = chosen(kernel.op, problem, measured.results)
+    problem = kernel.op.meaning.chosen(problem, measured.results)
     pattern = pattern_at(got, index)
 
     @cache
@@ -169,7 +168,7 @@ def worst_index(kernel: Kernel, case: Case, measured: Measured, result: str) -> 
     got = measured.results[result]
     fmt = formats.of(got.dtype)
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    problem = chosen(kernel.op, problem, {result: got})
+    problem = kernel.op.meaning.chosen(problem, {result: got})
     truth, floor = evaluate(kernel.op, problem, {result: fmt})[result], kernel.noise_floor(case.dtype, result)
     by = JudgedBy(kernel.op, problem, result, truth, fmt, kernel.policy, floor=floor)
     _, found = by.with_noise_beside(got).compared(got)

@@ -134,7 +134,6 @@ def _places(subject: Subject, case: Case, inputs: Inputs, result: str) -> _Place
     op, fmt = subject.kernel.op, _format(subject, result)
     problem = problem_of(op, case, inputs, {}, (result,))
     truth = evaluate(op, problem, {result: fmt})[result]
-    assert op.meaning is not None
     exact, bound = truth.value.reshape(-1), truth.bound.reshape(-1)
     noise = op.meaning.deviation(problem, result).to(exact.device).reshape(-1)
     known = torch.isfinite(exact) & torch.isfinite(bound) & torch.isfinite(noise)

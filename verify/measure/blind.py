@@ -44,7 +44,7 @@ def blind_spots(
     An error is omitted if it moves no result by `least` times the rms that noise and rounding explain. With
     `constants=True` only changed constants are tried.
     """
-    if not judged or (op := judged[0].op).meaning is None or op.gate != "noise":
+    if not judged or (op := judged[0].op).gate != "noise":
         return []
     program, run = op.program(judged[0].problem)
     wanted = {by.result: by for by in judged if by.result not in op.integers}

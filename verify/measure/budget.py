@@ -88,7 +88,7 @@ class Budget:
 
     def holds(self, op: Op, problem: Problem) -> bool:
         """True if the budget allows judging all elements of the results of a problem."""
-        if op.meaning is None or not problem.results:
+        if op.meaning.shipped or not problem.results:
             return True
         (program, _), wanted = op.program(problem), problem.results
         most = max(math.prod(program.results[name].shape) for name in wanted)
@@ -127,7 +127,7 @@ def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> floa
     held = size * (sum(map(math.prod, operands.values())) + outputs)
     if held < _LITTLE:  # to follow a program of other sizes takes longer than such a case
         return 0.0
-    numbers = computed_by(op, case.dims) if op.meaning is not None else 0.0
+    numbers = 0.0 if op.meaning.shipped else computed_by(op, case.dims)
     if max(held, size * numbers) < 16 * _LITTLE:
         return 0.0
     return _MARGIN * (_TENSORS * held + size * numbers) + min(budget.memory, _EVALUATED * budget.drawn)
@@ -269,7 +269,6 @@ def sampled(
         elementwise program. They also evaluate few numbers of another program. So does this process if False, because
         figures in units of noise depend on the device. None: the device of the result evaluates everything.
     """
-    assert op.meaning is not None
     program, run = op.program(problem)
     host = Run(run.leaves, torch.device("cpu"))  # with caches of its own, which hold tensors
     movable = forks is not None and is_movable(op, problem)

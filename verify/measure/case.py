@@ -39,7 +39,7 @@ from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
 from verify.measure.trivial import trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
-from verify.ops.op import Fast, Op, Problem, Regime, chosen, remembering
+from verify.ops.op import Fast, Op, Problem, Regime, remembering
 from verify.records.readings import APART
 from verify.records.record import ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
@@ -107,7 +107,7 @@ class Question:
             definition = sample.op(self.definition)
             op = remembering(definition, self.host)
             return replace(self, op=op, definition=definition, fast={name: sample.reference})
-        problem = chosen(self.definition, self.problem, results)
+        problem = self.definition.meaning.chosen(self.problem, results)
         if problem is self.problem:
             return self
         host = problem if self.problem is self.host else _on_host(problem)
@@ -219,8 +219,8 @@ def sampled_question(
 def _on_host(problem: Problem) -> Problem:
     inputs = {name: None if value is None else value.cpu() for name, value in problem.inputs.items()}
     upstream = {name: value.cpu() for name, value in problem.upstream.items()}
-    decisions = {key: value.cpu() for key, value in problem.cache.get("decisions", {}).items()}
-    return replace(problem, inputs=inputs, upstream=upstream, cache={**problem.cache, "decisions": decisions})
+    decisions = {key: value.cpu() for key, value in problem.kept.decisions.items()}
+    return replace(problem, inputs=inputs, upstream=upstream, kept=replace(problem.kept, decisions=decisions, exact={}))
 
 
 def judge_case(
@@ -309,7 +309,7 @@ def _efforts(kernel: Kernel, group: Group, question: Question, few: bool) -> tup
         open_limit = open_limit_peer = OPEN_GRAPH
     rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
     # the first source that is judged spends few exact values on the bounds before it spends them all
-    at_first = sample if question.host.cache.get("effort", 1.0) < 1 else 0
+    at_first = sample if question.host.kept.effort < 1 else 0
     return Effort(sample, keep, open_limit, rounds), Effort(at_first, 1, open_limit_peer, rounds)
 
 

@@ -98,7 +98,7 @@ class JudgedBy:
         noise = self.truth.noise
         if self.op.gate_of(self.result) != "noise":
             return self.with_noise_beside(got)
-        if self.op.meaning is None or noise is None:
+        if noise is None:
             return self
         least, found = default_noise(self.fmt.name), replace(self, floor=0.0).compared(got)[1]
         size = found.upper
@@ -112,7 +112,7 @@ class JudgedBy:
     def with_noise_beside(self, got: Tensor) -> JudgedBy:
         """Returns the same with noise beside ULP (`floor` > 0), sampled if an element is beyond the limit in ULP."""
         noise = self.truth.noise
-        if self.op.meaning is None or noise is None or self.op.gate_of(self.result) != "plain" or not self.floor > 0:
+        if noise is None or self.op.gate_of(self.result) != "plain" or not self.floor > 0:
             return self
         plain = self.compared(got)[1]
         # not (x <= limit): a NaN is beyond it

@@ -419,7 +419,7 @@ class Judging:
         """
         wanted = tuple(filter(group.judges, measured.results))
         problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
-        problem.cache.update(effort=budget.effort, first=1.0)
+        problem.kept.effort, problem.kept.first = budget.effort, 1.0
         if not budget.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, budget)
         small = PARALLEL if self.judges > 1 else SMALL
@@ -450,7 +450,7 @@ class Judging:
                 self._lost("judge failed", f"{case.dtype}: {beyond(name, case)}")
                 continue
             question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
-            question.host.cache["effort"] = budget.effort
+            question.host.kept.effort = budget.effort
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
             found.append((question.explaining(of_sample), of_sample))
         return found

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.declare.quantiser import Encoded
-from verify.ops.op import Op, Problem
+from verify.ops.op import Kept, Op, Problem
 from verify.truth.quantised.misread import misread
 
 _NEAR = 2.0**-6  # of a number and of the root mean square of all: no rounding moves a result so far, a mistake does
@@ -25,7 +25,7 @@ def mistake(encoded: Encoded, op: Op, problem: Problem, result: str, got: Tensor
 
     Several may make the same numbers: scales half as large, or codes of a format with half their values.
     """
-    if op.meaning is None or result in op.integers or not got.numel() or _off(got, truth) <= _WRONG:
+    if result in op.integers or not got.numel() or _off(got, truth) <= _WRONG:
         return ""
     if not bool(got.any()) and bool(truth.any()):
         return "every element is 0"
@@ -36,7 +36,7 @@ def mistake(encoded: Encoded, op: Op, problem: Problem, result: str, got: Tensor
         for words, others, other in misread(encoding, parts):
             inputs = {**problem.inputs, **{own[part]: value for part, value in others.items()}}
             function = encoded.reading({**encoded.encodings, name: other})
-            changed = replace(problem, inputs=inputs, cache={})
+            changed = replace(problem, inputs=inputs, kept=Kept())
             made = op.meaning.in_place_of(function, changed).get(result)
             if made is not None and _off(got, made) <= _LEFT:
                 found.setdefault(words, []).append(name)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.ops.op import Problem
+from verify.ops.op import Kept, Problem
 
 _MANY_ROWS = 512  # fewest rows among which a search for equal ones pays
 
@@ -21,9 +21,9 @@ def merged(problem: Problem, data: Sequence[str]) -> Problem:
     few float64 numbers of decreasing size, each with its own copy of the row. Numbers are cut into digits so short that
     float64 adds the digits of a group exactly.
     """
-    if "merged" not in problem.cache:
-        problem.cache["merged"] = _merged(problem, data)
-    found: Problem | None = problem.cache["merged"]
+    if "merged" not in problem.kept.exact:
+        problem.kept.exact["merged"] = _merged(problem, data)
+    found: Problem | None = problem.kept.exact["merged"]
     return found or problem
 
 
@@ -49,7 +49,7 @@ def _merged(problem: Problem, data: Sequence[str]) -> Problem | None:
         problem,
         inputs={**problem.inputs, **{name: value.repeat(copies, 1) for name, value in rows.items()}},
         upstream={n: torch.cat(parts + [nothing[n]] * (copies - len(parts))) for n, parts in sums.items()},
-        cache={},
+        kept=Kept(),
     )
 
 

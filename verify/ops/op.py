@@ -1,12 +1,8 @@
 """Defines `Op`, the mathematical definition of an operation, and the classes that it consists of.
 
-An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, and `verify.measure.call` compares. Three
-callables define its meaning:
-
-* `points(problem, result, indices)` returns functions that evaluate single elements of a result to any precision, one
-  in mpmath and one in Arb. Both evaluate the program of a PyTorch function.
-* `fast(problem)` evaluates intervals of every requested result in float64 on the problem's device.
-* `baseline(...)` is the code that PyTorch users run today, in the dtype of the operands.
+An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, and `verify.measure.call` compares. Its
+`Meaning` has the exact values, as the program of a PyTorch function. Its baseline is the code that PyTorch users run
+today, in the dtype of the operands.
 
 A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).
 """
@@ -16,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from verify.ops.domain import Domain
 from verify.ops.geometry import Geometry, Params, Shape
@@ -183,6 +179,19 @@ class Point:
     arb: Callable[[int], Any]
 
 
+@dataclass
+class Kept:
+    """What the evaluations of one problem share."""
+
+    effort: float = 1.0  # how much exact values may cost, as a multiple of the usual budget of a result
+    first: float = 0.0  # the same for the first exact value of a result
+    programs: dict[Any, Any] = field(default_factory=dict)  # by the operands whose gradients are results
+    decisions: dict[int, Any] = field(default_factory=dict)  # of steps of these programs: id(step) -> what it decided
+    choices: list[Any] | None = None  # the choices that a kernel has at ties, none or one; None: not looked for
+    totals: dict[Any, Any] = field(default_factory=dict)  # long sums, see `verify.ops.graph.steps.Run`
+    exact: dict[Any, Any] = field(default_factory=dict)  # what exact values of elements share
+
+
 @dataclass(frozen=True)
 class Problem:
     """The inputs of one evaluation, rounded to their formats. The truth is the exact function of these values."""
@@ -191,7 +200,7 @@ class Problem:
     params: Params = field(default_factory=dict)
     upstream: Mapping[str, Tensor] = field(default_factory=dict)  # by output; empty: forward only
     results: tuple[str, ...] = ("y",)  # the requested results
-    cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # values that elements share
+    kept: Kept = field(default_factory=Kept, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "inputs", {name: as_defined(value) for name, value in self.inputs.items()})
@@ -213,41 +222,59 @@ class Landmarks:
     boundaries: Callable[[Params], tuple[float, ...]] = lambda params: ()  # where the rounding of some format changes
 
 
-class Meaning(Protocol):
-    """A PyTorch function that defines an op, as a program (`verify.ops.graph`)."""
+class Meaning:
+    """A PyTorch function that defines an op, as programs (`verify.ops.graph`). The defaults are those of a shipped op.
+
+    `fast` and `points` return the mathematical limit at infinite inputs, and NaN if there is no limit. Call `points`
+    with no indices to prepare the part that the points of a problem share.
+    """
+
+    shipped: ClassVar[bool] = False  # True: landmarks and scales are known, and every case is judged whole
+
+    def program(self, problem: Problem) -> tuple[Any, Any]:
+        """Returns the program of a problem, and a run with its tensors."""
+        raise NotImplementedError
+
+    def fast(self, problem: Problem) -> dict[str, Fast]:
+        """Returns the float64 reference of every requested result, on the problem's device."""
+        raise NotImplementedError
+
+    def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        """Returns the exact values of single elements of a result."""
+        raise NotImplementedError
 
     def identity(self, dims: Shape) -> str:
-        """Returns a digest of the function for these sizes."""
+        """Returns a digest of the function for these sizes; "" if a name identifies it."""
+        return ""
 
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
         """Returns the problem with the choices at ties that explain a kernel's results best."""
+        return problem
 
     def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
         """Returns the reference with its unbounded elements evaluated exactly, which is slow."""
+        return fast
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
+        raise NotImplementedError
 
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
         """Returns the float64 results of another function of the same operands; {} if there are none."""
+        return {}
 
 
 @dataclass(frozen=True)
 class Op:
-    """A mathematical definition; see the module docstring. `verify.ops.get(name)` finds a shipped one.
+    """A mathematical definition; see the module docstring. `verify.ops.get(name)` finds a shipped one."""
 
-    `fast` and `points` must return the mathematical limit at infinite inputs, and NaN if there is no limit. Call
-    `points` with no indices to prepare the part that the points of a problem share.
-    """
-
-    name: str  # with a digest of the function for one set of sizes, if `meaning` is given
+    name: str  # of an op by like=, with a digest of the function for one set of sizes
     geometry: Geometry
     operands: tuple[Operand, ...]  # in the order in which a kernel receives them
     outputs: tuple[str, ...]
-    fast: Callable[[Problem], dict[str, Fast]]
-    points: Callable[[Problem, str, Sequence[int]], list[Point]]
-    program: Callable[[Problem], tuple[Any, Any]]  # the program of a problem, and a run with its tensors
+    meaning: Meaning = field(compare=False, repr=False)  # the PyTorch function that defines it
     baseline: Callable[..., Any]
+    remembered: Callable[[Problem, str, Sequence[int]], list[Point]] | None = None  # see `remembering`
     params: Params = field(default_factory=dict)  # defaults
     choices: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # allowed values of parameters
     optional_outputs: tuple[str, ...] = ()
@@ -256,12 +283,23 @@ class Op:
     landmarks: Landmarks = Landmarks()
     summary: str = ""
     integers: tuple[str, ...] = ()  # outputs of integers or booleans, which are compared as float64 numbers
-    meaning: Meaning | None = field(default=None, compare=False, repr=False)  # the PyTorch function that defines it
     symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
     normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, in which -inf is what is masked
+
+    def program(self, problem: Problem) -> tuple[Any, Any]:
+        """Returns the program of a problem, and a run with its tensors."""
+        return self.meaning.program(problem)
+
+    def fast(self, problem: Problem) -> dict[str, Fast]:
+        """Returns the float64 reference of every requested result, on the problem's device."""
+        return self.meaning.fast(problem)
+
+    def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+        """Returns the exact values of single elements of a result."""
+        return (self.remembered or self.meaning.points)(problem, result, indices)
 
     @property
     def is_unary(self) -> bool:
@@ -342,11 +380,6 @@ class Op:
         return merged
 
 
-def chosen(op: Op, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
-    """Returns the problem by which these results of a kernel are judged: the choices at ties are theirs."""
-    return problem if op.meaning is None else op.meaning.chosen(problem, got)
-
-
 def remembering(op: Op, problem: Problem) -> Op:
     """Returns the op with a cache of the exact values of one problem.
 
@@ -374,4 +407,4 @@ def remembering(op: Op, problem: Problem) -> Op:
             for index, point in zip(indices, op.points(problem, result, indices), strict=True)
         ]
 
-    return replace(op, points=points)
+    return replace(op, remembered=points)

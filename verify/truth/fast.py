@@ -127,8 +127,7 @@ def truth_of(op: Op, problem: Problem, result: str, reference: Fast, fmt: Format
     Evaluates elements exactly if the reference has no bound for them, or if the result is float64, which is slow. Uses
     no GPU if the problem and the reference are in host memory.
     """
-    if op.meaning is not None and op.geometry.named:
-        reference = op.meaning.looked_up(problem, result, reference)
+    reference = op.meaning.looked_up(problem, result, reference)
     known = not bool(reference.bound.any())  # true for integers
     if fmt.name == "float64" and not known:
         return _evaluate_exactly(op, problem, result, reference)

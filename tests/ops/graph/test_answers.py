@@ -23,7 +23,7 @@ def _wrong(function: Callable[..., Any], x: Tensor, got: list[Any], output: str 
     """Which elements of an answer are none of the right ones."""
     op = Definition(function, ["x"], examples=[(x,)]).op()
     problem = Problem({"x": x}, {}, {}, op.outputs)
-    assert op.meaning is not None and output in op.integers
+    assert output in op.integers
     shape = op.fast(problem)[output].value.shape
     answer = torch.tensor(got, dtype=torch.float64).reshape(shape)
     problem = op.meaning.chosen(problem, {output: answer.nan_to_num(-1.0).long()})

@@ -17,7 +17,7 @@ from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import like
 from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
-from verify.ops.op import Op, Problem, chosen
+from verify.ops.op import Op, Problem
 from verify.truth.exact import judge
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
@@ -38,7 +38,7 @@ def _errors(
     inputs = dict(given)
     op = function if isinstance(function, Op) else Definition(function, list(inputs), **shape).op()
     fmt = named("float64" if result in op.integers else "float32")
-    problem = chosen(op, Problem(inputs, {}, {} if up is None else {"y": up}, (result,)), {result: got})
+    problem = op.meaning.chosen(Problem(inputs, {}, {} if up is None else {"y": up}, (result,)), {result: got})
     got = got.double() if result in op.integers else got
     truth = evaluate(op, problem, {result: fmt})[result]
     found = judge_by(JudgedBy(op, problem, result, truth, fmt, seed=1), got).errors

@@ -46,7 +46,7 @@ def noise(function: Function, inputs: dict[str, Tensor], result: str = "y", runs
     op = Definition(function, list(inputs), examples=[tuple(inputs.values())], **said).op()
     if result.startswith("d") and upstream is None:
         upstream = torch.ones_like(function(*inputs.values()))
-    program, run = op.meaning.program(problem_of(inputs, upstream, result))  # type: ignore[misc]
+    program, run = op.meaning.program(problem_of(inputs, upstream, result))
     return noise_of(program, run, [result], format or Rounding.of(run), runs, seed=seed)[0][result]
 
 
@@ -354,11 +354,10 @@ def chosen(function: Callable[..., Tensor], inputs: dict[str, Tensor], got: dict
     """Returns the values under the choices that explain some results, and whether any decision was free."""
     upstream = {"y": given["upstream"]} if "upstream" in given else {}
     op = Definition(function, list(inputs), examples=[tuple(inputs.values())]).op()
-    assert op.meaning is not None
     problem = Problem(inputs, {}, upstream, tuple(got))
     own = op.meaning.chosen(problem, got)
     found = op.fast(own)
-    return {name: found[name].value for name in got}, problem.cache["choices"] is not None
+    return {name: found[name].value for name in got}, bool(problem.kept.choices)
 
 
 def test_a_tie_of_a_max_pool_within_noise_sends_the_gradient_either_way() -> None:

@@ -31,7 +31,7 @@ from verify.ops.graph.shapes import NamedDims, sizes_within
 from verify.ops.graph.spans import Span
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run
-from verify.ops.op import Problem, chosen
+from verify.ops.op import Problem
 from verify.records.record import value_of
 from verify.truth.exact import digits, judge
 from verify.truth.fast import check_bound, evaluate
@@ -80,12 +80,12 @@ def test_a_kink_has_both_slopes_and_an_exact_decision_in_the_forward_pass() -> N
     x, up = torch.tensor([0.0, -1.0, 2.0]), torch.tensor([3.0, 3.0, 3.0])
     for slope, right in ((0.0, 0.0), (3.0, 3.0), (1.5, 0.0), (-3.0, 0.0)):
         got = {"y": torch.tensor([0.0, 0.0, 2.0]), "dx": torch.tensor([slope, 0.0, 3.0])}
-        found = op.fast(chosen(op, Problem({"x": x}, {}, {"y": up}, ("y", "dx")), got))
+        found = op.fast(op.meaning.chosen(Problem({"x": x}, {}, {"y": up}, ("y", "dx")), got))
         assert (found["dx"].value.tolist() == got["dx"].tolist()) == (slope == right)
         assert found["y"].value.tolist() == [0.0, 0.0, 2.0]
     jump = Definition(lambda x: torch.where(x > 0, 1.0, 2.0) * x.exp(), ["x"]).op()
     other = {"y": torch.tensor([1.0]), "dx": torch.tensor([1.0])}
-    found = jump.fast(chosen(jump, Problem({"x": x[:1]}, {}, {"y": up[:1] / 3}, ("y", "dx")), other))
+    found = jump.fast(jump.meaning.chosen(Problem({"x": x[:1]}, {}, {"y": up[:1] / 3}, ("y", "dx")), other))
     assert found["y"].value.tolist() == found["dx"].value.tolist() == [2.0], "0 > 0 is false, in every kernel"
 
 
@@ -93,9 +93,9 @@ def test_a_decision_by_computed_numbers_may_go_both_ways_where_a_few_roundings_d
     op = Definition(lambda x, s: torch.round(x * s), ["x", "s"], shapes={"x": "n", "s": ""}).op()
     inputs = {"x": torch.tensor([2.5, 2.4, 7.0]), "s": torch.tensor(1.0 + 2.0**-23)}
     for got in ([3.0, 2.0, 7.0], [2.0, 2.0, 7.0]):
-        assert op.fast(chosen(op, Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() == got
+        assert op.fast(op.meaning.chosen(Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() == got
     for got in ([4.0, 2.0, 7.0], [2.0, 3.0, 8.0]):
-        assert op.fast(chosen(op, Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() != got
+        assert op.fast(op.meaning.chosen(Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() != got
 
 
 def test_masks_overflow_and_what_is_not_defined_are_values() -> None:

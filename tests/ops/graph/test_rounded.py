@@ -18,7 +18,7 @@ from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
 from verify.ops.graph.rounded import GRIDS, nearest_ball, rounded
 from verify.ops.graph.steps import Run
-from verify.ops.op import Problem, chosen
+from verify.ops.op import Problem
 from verify.ops.precision import arb_bits
 from verify.truth.formats import named
 from verify.truth.ulp import from_bits, widen
@@ -69,7 +69,7 @@ def test_a_number_that_roundings_may_put_on_either_side_has_two_right_answers() 
     op = Definition(lambda x: verify.rounds(x.exp(), "bfloat16"), ["x"]).op()
     edge = torch.tensor([math.log(1 + 2.0**-8), math.log(1 + 2.0**-8 + 2.0**-12)], dtype=torch.float64).float()
     for got, right in (([1.0, 1 + 2.0**-7], True), ([1 + 2.0**-7] * 2, True), ([1.0, 1.0], False)):
-        problem = chosen(op, Problem(inputs={"x": edge}, results=("y",)), {"y": torch.tensor(got)})
+        problem = op.meaning.chosen(Problem(inputs={"x": edge}, results=("y",)), {"y": torch.tensor(got)})
         assert (op.fast(problem)["y"].value.tolist() == got) == right
 
 

@@ -19,7 +19,7 @@ LONGEST_SOURCE = 4_000  # characters of a definition in a record
 
 
 @dataclass
-class Meaning:
+class Callee:
     """A function or module with the names of a kernel's operands. Calling it passes each operand where it belongs."""
 
     function: Any

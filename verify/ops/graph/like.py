@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify.errors import UsageError, said_by
 from verify.ops.geometry import Elementwise, Shape
-from verify.ops.graph.called import Meaning, moved_module, name_of
+from verify.ops.graph.called import Callee, moved_module, name_of
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining
@@ -31,7 +31,7 @@ from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared, limits_of
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.steps import Leaf, Run, Step
-from verify.ops.op import Fast, Landmarks, Op, Operand, Point, Problem
+from verify.ops.op import Fast, Landmarks, Meaning, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
 _WHOLE = 3 << 20  # most step elements of a program of which Arb evaluates every element that float64 does not know
@@ -64,19 +64,19 @@ class Definition:
         """Traces the function once and returns its op."""
         derived = derivations(self.derive, self.names)
         loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
-        meaning = Meaning(self.function, tuple(self.names), self.name or name_of(self.function), frozenset(loose))
-        given, meaning.fixed = _examples(meaning, self.examples)
-        parameters = {name: tuple(meaning.held(name).shape) for name in meaning.parameters}
-        table = NamedDims.made(meaning.names, parameters, self.shapes, given, self.where)
-        ranges = ranges_of([each for each in meaning.names if each not in derived], self.integers or {}, table, given)
+        callee = Callee(self.function, tuple(self.names), self.name or name_of(self.function), frozenset(loose))
+        given, callee.fixed = _examples(callee, self.examples)
+        parameters = {name: tuple(callee.held(name).shape) for name in callee.parameters}
+        table = NamedDims.made(callee.names, parameters, self.shapes, given, self.where)
+        ranges = ranges_of([each for each in callee.names if each not in derived], self.integers or {}, table, given)
         table = table and table.with_ranges(ranges)
         labels = tuple(self.outputs) if self.outputs else None
-        made = _Like(meaning, table, ranges, labels, products=self.accumulate, fused=self.intermediate == "float32")
+        made = _Like(callee, table, ranges, labels, products=self.accumulate, fused=self.intermediate == "float32")
         made.derived, made.hidden, made.shown = derived, tuple(self.hidden), self.shown
         return made.op(fuses=not self.intermediate)
 
 
-def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
     """Reads examples=.
 
     Returns, for each example, a tensor for each operand that is no parameter of the module. Also returns the arguments
@@ -95,7 +95,7 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
         ) from error
     if found and not isinstance(found[0], tuple | list | Mapping):
         found = [found]
-    own = [name for name in meaning.names if name not in meaning.parameters]
+    own = [name for name in callee.names if name not in callee.parameters]
     listed, fixed = [], []
     for each in found:
         if isinstance(each, Mapping):
@@ -128,10 +128,10 @@ def _examples(meaning: Meaning, examples: Any) -> tuple[list[dict[str, Any]], di
 
 
 @dataclass
-class _Like:
+class _Like(Meaning):
     """The meaning of an op with like=: traces its function for given shapes and evaluates the programs."""
 
-    meaning: Meaning
+    callee: Callee
     shapes: NamedDims | None  # None: elementwise
     ranges: dict[str, Range]
     outputs: tuple[str, ...] | None
@@ -153,7 +153,7 @@ class _Like:
         With `fuses`, a program that calls `verify.rounds` or whose results are rounded to integers rounds to 16 bits
         nowhere else.
         """
-        names = self.meaning.names
+        names = self.callee.names
         dims = self._small_dims()
         shapes = self._shapes(dims)
         integers = self._possible_integers(shapes)
@@ -162,7 +162,7 @@ class _Like:
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
             raise UsageError(
-                f"like={self.meaning.name} is not elementwise, so verify needs the shapes of its operands",
+                f"like={self.callee.name} is not elementwise, so verify needs the shapes of its operands",
                 hint="shapes={" + ", ".join(f"{name!r}: 'n d'" for name in names) + "}, or examples=[(tensor, ...)]",
             )
         smooth = [name for name in program.results if name not in program.integers]
@@ -178,21 +178,18 @@ class _Like:
         self.fused = self.fused or (fuses and (program.rounds or program.quantises))
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
         return Op(
-            name=f"like {self.meaning.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
+            name=f"like {self.callee.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
             geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
-            fast=self.fast,
-            points=self.points,
-            program=self.program,
+            meaning=self,
             baseline=self._baseline,
             gate="noise" if sums else "plain",
             unsummed=unsummed if sums else (),
             landmarks=Landmarks(of=names[-1]),
-            summary=f"what PyTorch's {self.meaning.name} denotes",
+            summary=f"what PyTorch's {self.callee.name} denotes",
             integers=program.integers,
-            meaning=self,
-            definition=self.meaning.source,
+            definition=self.callee.source,
             scores=scores_of(program, integers),
             normalised=normalised(program),
         )
@@ -212,7 +209,7 @@ class _Like:
 
         For instance, its cross entropy has no gradient for the weights of the classes.
         """
-        ordered = {name: shapes[name] for name in self.meaning.names}
+        ordered = {name: shapes[name] for name in self.callee.names}
 
         def followed(wanted: tuple[str, ...]) -> bool:
             try:
@@ -221,7 +218,7 @@ class _Like:
                 return False
 
         left_out = {*self.ranges, *self.derived, *self.hidden}
-        wanted = tuple(name for name in self.meaning.names if name not in left_out)
+        wanted = tuple(name for name in self.callee.names if name not in left_out)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
     def identity(self, dims: Shape) -> str:
@@ -232,7 +229,7 @@ class _Like:
         if dims in self.identities:
             return self.identities[dims]
         shapes = self._shapes(dims)
-        ordered = {name: shapes[name] for name in self.meaning.names}
+        ordered = {name: shapes[name] for name in self.callee.names}
         found = []
         for wanted in dict.fromkeys(((), self.smooth)):
             first = self._program(ordered, wanted)
@@ -267,7 +264,7 @@ class _Like:
             given = self.ranges[name]
             return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
         role = "data"
-        if name in self.meaning.parameters or any(word in name for word in ("weight", "bias", "gamma", "beta")):
+        if name in self.callee.parameters or any(word in name for word in ("weight", "bias", "gamma", "beta")):
             role = "matrix" if len(shape) > 1 else "shift" if "bias" in name or "beta" in name else "scale"
         return Operand(name, role, differentiable=smooth, **kept)  # type: ignore[arg-type]
 
@@ -286,7 +283,7 @@ class _Like:
         )
 
     def _shapes(self, dims: Shape) -> dict[str, Shape]:
-        return dict.fromkeys(self.meaning.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
+        return dict.fromkeys(self.callee.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
 
     def outputs_of(self, given: Mapping[str, Tensor]) -> dict[str, tuple[Shape, torch.dtype]]:
         """Returns the shape of each output for some operands, and the dtype that the function returns it in."""
@@ -296,23 +293,23 @@ class _Like:
 
     def _result_shapes(self, dims: Shape) -> dict[str, Shape]:
         shapes = self._shapes(dims)
-        program = self._program({name: shapes[name] for name in self.meaning.names}, ())
+        program = self._program({name: shapes[name] for name in self.callee.names}, ())
         return {name: step.shape for name, step in program.results.items()}
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         values = [value for value in operands if value is not None]
-        meaning = self._function_on(values)
-        made = meaning(meaning.names, values)
+        callee = self._function_on(values)
+        made = callee(callee.names, values)
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
-    def _function_on(self, values: Sequence[Tensor]) -> Meaning:
+    def _function_on(self, values: Sequence[Tensor]) -> Callee:
         """Returns the function for operands of these dtypes on this device. A module is copied to them."""
-        meaning = self.meaning
-        if meaning.module is None:
-            return meaning
+        callee = self.callee
+        if callee.module is None:
+            return callee
         kind = next((value.dtype for value in values if value.is_floating_point()), torch.float32)
-        module = moved_module(meaning.module, kind, values[0].device)
-        moved = Meaning(module, meaning.names, meaning.name, meaning.loose, meaning.fixed)
+        module = moved_module(callee.module, kind, values[0].device)
+        moved = Callee(module, callee.names, callee.name, callee.loose, callee.fixed)
         moved.__dict__["module"] = module
         return moved
 
@@ -329,7 +326,7 @@ class _Like:
         if len(self.programs) >= _HOLDS:
             self.programs.pop(next(iter(self.programs)))
         program = trace(
-            lambda *values: self.meaning(tuple(shapes), values),
+            lambda *values: self.callee(tuple(shapes), values),
             {name: self._traceable(name, shapes, kinds[name]) for name in shapes},
             outputs=self.outputs,
             differentiable=gradients,
@@ -359,12 +356,12 @@ class _Like:
     def program(self, problem: Problem) -> tuple[Program, Run]:
         """Returns the program of a problem, and a run with its tensors and with the decisions taken so far."""
         if self.part is not None:
-            return self.part[0], replace(self.part[1], decisions=problem.cache.setdefault("decisions", {}), maps={})
+            return self.part[0], replace(self.part[1], decisions=problem.kept.decisions, maps={})
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
         # kept with the decisions, which belong to its steps
-        programs = problem.cache.setdefault("programs", {})
+        programs = problem.kept.programs
         if gradients not in programs:
             kinds = {name: value.dtype for name, value in present.items()}
             shapes = {name: tuple(value.shape) for name, value in present.items()}
@@ -376,23 +373,22 @@ class _Like:
                 held = problem.upstream.get(name.removeprefix("grad "))
                 shape = program.results[name.removeprefix("grad ")].shape
                 leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        cache = problem.cache
-        decisions, totals = cache.setdefault("decisions", {}), cache.setdefault("totals", {})
-        return program, Run(leaves, device, decisions, totals=totals)
+        return program, Run(leaves, device, problem.kept.decisions, totals=problem.kept.totals)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Returns the float64 reference of each result, with the noise if errors are measured by it.
 
-        Leaves in the problem's cache the choices that a kernel has ("choices").
+        Keeps with the problem the choices that a kernel has.
         """
         program, run = self.program(problem)
         with torch.no_grad(), program.refusing():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
                 noise, reach = noise_of(program, run, problem.results, self._rounding(program, run))
-            if program.decides and "choices" not in problem.cache:
+            if program.decides and problem.kept.choices is None:
                 deviations = {name: each.deviation for name, each in noise.items()}
-                problem.cache["choices"] = Choices.of(program, run, problem.results, reach, deviations)
+                choices = Choices.of(program, run, problem.results, reach, deviations)
+                problem.kept.choices = [] if choices is None else [choices]
             spans = program.spans(run, problem.results)
         found = {name: Fast.within(span) for name, span in spans.items()}
         if self.by_noise:
@@ -411,19 +407,16 @@ class _Like:
 
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
         """Returns the problem with the choices at ties that explain a kernel's results best."""
-        if "choices" not in problem.cache and self.program(problem)[0].decides:
+        if problem.kept.choices is None and self.program(problem)[0].decides:
             self.fast(problem)
-        choices: Choices | None = problem.cache.get("choices")
-        if choices is None:
+        if not problem.kept.choices:
             return problem
+        choices: Choices = problem.kept.choices[0]
         with torch.no_grad():
             decisions = explaining(choices, got)
         if decisions is choices.run.decisions:
             return problem
-        kept = {
-            name: value for name, value in problem.cache.items() if name in ("choices", "programs", "effort", "first")
-        }
-        return replace(problem, cache={**kept, "decisions": decisions})
+        return replace(problem, kept=replace(problem.kept, decisions=decisions, totals={}, exact={}))
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
         stored = {} if self.fused else program.stored
@@ -441,7 +434,7 @@ class _Like:
 
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
         """Returns the float64 results of another function of the same operands, without bounds."""
-        other = replace(self, meaning=replace(self.meaning, function=function), programs={})
+        other = replace(self, callee=replace(self.callee, function=function), programs={})
         program, run = other.program(problem)
         with torch.no_grad(), program.refusing():
             return program.values(run, problem.results, undisturbed(run))
@@ -509,11 +502,11 @@ class _Like:
         A result that is evaluated `alone` shares neither. So whether an element of a long problem is refused does not
         depend on the other results that were requested.
         """
-        key = ("followed", problem.results, alone)
-        held = problem.cache.get(key)
+        key = (problem.results, alone)
+        held = problem.kept.exact.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
-            shared = Shared(problem.cache.get("effort", 1.0), problem.cache.get("first", 0.0))
-            held = problem.cache[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
+            shared = Shared(problem.kept.effort, problem.kept.first)
+            held = problem.kept.exact[key] = (problem.inputs, problem.upstream, *self.program(problem), shared)
         program, run, shared = held[2:]
         return program, run, shared
 

@@ -7,7 +7,7 @@ The elements come from boxes of the result. Each box is evaluated by the part of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -17,12 +17,16 @@ from torch import Tensor
 
 from verify.ops.graph.boxes import Box, Line, places_in
 from verify.ops.graph.slices import Cut
-from verify.ops.op import Fast, Op, Point, Problem
+from verify.ops.op import Fast, Kept, Meaning, Op, Point, Problem
 
 
 @dataclass
-class Sample:
-    """Some elements of one result. Serves as the `meaning` of an op whose result has these elements alone."""
+class Sample(Meaning):
+    """Some elements of one result. Serves as the `meaning` of an op whose result has these elements alone.
+
+    Its reference is looked up already, and `explained` returns a sample with other choices, so the methods for both
+    return what they get. A box has the operands of one function only.
+    """
 
     result: str
     places: Line  # flat indices of the elements in the result
@@ -34,34 +38,33 @@ class Sample:
     device: torch.device  # of the elements: that of the result, or the host
     alone: bool  # True: judging them needs no tensors of the whole result
 
-    @property
-    def fast(self) -> Fast:
-        """The reference of the elements."""
+    def fast(self, problem: Problem) -> dict[str, Fast]:
+        """Returns the reference of the elements."""
         if self.reference is None:
             self.reference = _join([_evaluated(*part, self.result) for part in self.parts], self.box, self.spot)
-        return self.reference
+        return {self.result: self.reference}
 
     def moved(self, cuts: Sequence[Cut]) -> Sample:
         """Returns the sample in host memory. `cuts` are its boxes again, for a run there."""
         pairs = zip(self.parts, cuts, strict=False)
         parts = [(meaning.of_part(cut), _without_tensors(own)) for (meaning, own), cut in pairs]
-        return replace(self, parts=parts, reference=self.fast.cpu(), device=torch.device("cpu"), alone=True)
+        return replace(
+            self,
+            parts=parts,
+            reference=self.fast(self.parts[0][1])[self.result].cpu(),
+            device=torch.device("cpu"),
+            alone=True,
+        )
 
     def op(self, whole: Op) -> Op:
         """Returns an op whose result has the elements of the sample alone."""
-        return replace(
-            whole,
-            points=self._points,
-            fast=lambda problem: {self.result: self.fast},
-            meaning=self,
-            program=self.program,
-        )
+        return replace(whole, meaning=self, remembered=None)
 
     def of(self, tensor: Tensor) -> Tensor:
         """Returns the elements of the sample of a tensor that is shaped like the result."""
         return tensor.detach().reshape(-1)[torch.from_numpy(self.places).to(tensor.device)].to(self.device)
 
-    def _points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
+    def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values. Each box evaluates its elements together, because they share steps."""
         found: dict[int, Point] = {}
         for number, (meaning, own) in enumerate(self.parts):
@@ -79,14 +82,6 @@ class Sample:
     def identity(self, dims: tuple[int, ...]) -> str:
         """Returns the digest of the whole function for these sizes."""
         return str(self.parts[0][0].identity(dims))
-
-    def looked_up(self, problem: Problem, result: str, fast: Fast) -> Fast:
-        """Returns the reference unchanged: `sample_of` has looked up the elements of each box."""
-        return fast
-
-    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
-        """Returns the problem unchanged: `explained` returns a sample with other choices."""
-        return problem
 
     def explained(self, got: Tensor) -> Sample:
         """Returns the sample with the choices at ties that explain a kernel's elements best, box by box."""
@@ -110,10 +105,6 @@ class Sample:
         """Returns the noise of each element, from more runs than `fast` takes."""
         return self._joined(lambda number, meaning, own: meaning.deviation(own, result))
 
-    def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
-        """Returns {}: a box has the operands of one function only."""
-        return {}
-
     def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
         """Calls `make` for each box and returns its values at the elements of the sample."""
         boxes = [make(number, *part).reshape(-1) for number, part in enumerate(self.parts)]
@@ -130,11 +121,11 @@ def sample_of(
     """
     shape = cuts[0].program.results[result].shape
     parts, boxes, found = list[tuple[Any, Problem]](), list[Box](), list[Fast]()
-    effort = problem.cache.get("effort", 1.0) / 2
+    effort = problem.kept.effort / 2
     for cut in cuts:
         if found and more is not None and not more():
             break
-        own = replace(problem, results=(result,), cache={"effort": effort / len(cuts)})
+        own = replace(problem, results=(result,), kept=Kept(effort / len(cuts)))
         boxes.append(cut.box)
         parts.append((meaning.of_part(cut), _without_tensors(own) if more is None else own))
         if more is not None:
@@ -149,8 +140,9 @@ def sample_of(
 
 def _without_tensors(problem: Problem) -> Problem:
     """Returns the problem of a box without the operands, so that these are freed. Its program has what it needs."""
-    known = {name: each for name, each in problem.cache.items() if name in ("effort", "decisions", "choices")}
-    return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, cache=known)
+    kept = problem.kept
+    known = Kept(kept.effort, decisions=kept.decisions, choices=kept.choices)
+    return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, kept=known)
 
 
 def _fresh(box: Box, others: Sequence[Box]) -> Line:

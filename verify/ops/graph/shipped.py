@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from mpmath import mp
@@ -21,7 +21,7 @@ from verify.ops.geometry import Geometry, Shape
 from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Leaf, Run
-from verify.ops.op import Fast, Op, Operand, Point, Problem
+from verify.ops.op import Fast, Meaning, Op, Operand, Point, Problem
 from verify.ops.precision import GUARD
 
 _HOLDS = 32  # programs kept: one for each set of shapes
@@ -32,12 +32,13 @@ Limits = Mapping[str, tuple[Tensor, Tensor]]  # by result: a mask of the element
 
 
 @dataclass
-class Shipped:
+class Shipped(Meaning):
     """A function with what is known of it.
 
     The function takes an argument for each operand, None if it is absent, and the parameters of the op.
     """
 
+    shipped: ClassVar[bool] = True
     function: Callable[..., Any]
     operands: tuple[Operand, ...]
     outputs: tuple[str, ...] = ("y",)
@@ -52,7 +53,7 @@ class Shipped:
     def op(self, name: str, geometry: Geometry, **options: Any) -> Op:
         """Returns the op. `options` are its other fields."""
         made = {"baseline": self.function, "operands": self.operands, "outputs": self.outputs, **options}
-        return Op(name=name, geometry=geometry, fast=self.fast, points=self.points, program=self.program, **made)
+        return Op(name=name, geometry=geometry, meaning=self, **made)
 
     def _trace(
         self, params: tuple[tuple[str, Any], ...], shapes: tuple[tuple[str, Shape], ...], gradients: tuple[str, ...]
@@ -93,9 +94,9 @@ class Shipped:
         if result in self.summed:
             problem = merged(problem, [each.name for each in self.operands if each.role == "data"])
         device = next(value.device for value in problem.inputs.values() if value is not None)
-        if ("opened", device) not in problem.cache:
-            problem.cache["opened", device] = _Opened(*self.program(problem))
-        opened: _Opened = problem.cache["opened", device]
+        if device not in problem.kept.exact:
+            problem.kept.exact[device] = _Opened(*self.program(problem))
+        opened: _Opened = problem.kept.exact[device]
         evaluator = ElementEvaluator(opened.program, opened.run, result, list(indices), opened.shared)
         points = [_sharper(evaluator.point(place)) for place in range(len(indices))]
         if opened.finite:

@@ -18,7 +18,7 @@ from verify.measure.call import run_tensors
 from verify.measure.counting import Counts, counts_of
 from verify.measure.judge import JudgedBy
 from verify.measure.tally import Tally
-from verify.ops.op import Problem, chosen
+from verify.ops.op import Problem
 from verify.search.hunt.space import Candidates, SearchSpace, one_of, size_of
 from verify.truth.fast import evaluate
 from verify.truth.ulp import bits_of
@@ -64,7 +64,7 @@ class Assessor:
         if space.result not in found:
             raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
         got = found[space.result].to(self.device)
-        problem = chosen(space.kernel.op, problem, {space.result: got})
+        problem = space.kernel.op.meaning.chosen(problem, {space.result: got})
         truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
         if got.shape != truth.value.shape:
             raise KernelError(

@@ -88,7 +88,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
         wrong = f"{proven[0].worst.got} in the place of {proven[0].worst.truth}"
         counts = space.result in kernel.op.integers
         status, reason = "wrong", wrong if counts else _reason(proven[0], limit, gate)
-    meaning = f" {kernel.op.meaning.identity(space.layout.dims)}" if kernel.op.meaning else ""
+    meaning = f" {kernel.op.meaning.identity(space.layout.dims)}".rstrip()
     return Result(
         output=space.result,
         dtype=space.dtype,

@@ -25,7 +25,7 @@ from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
 from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak, Tally
-from verify.ops.op import Problem, chosen
+from verify.ops.op import Problem
 from verify.records.readings import APART
 from verify.search.sweep.exactly import halves, judge_at
 from verify.search.sweep.partial import HARD_KEEP, Part, Partial
@@ -122,7 +122,7 @@ class _Collector:
             dtypes = {name: torch_dtype(format_of(kernel, self.space, name)) for name in smooth}
             upstream = {name: torch.ones_like(rows, dtype=dtypes[name]) for name in smooth}
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
-        problem = chosen(kernel.op, problem, {result: got})
+        problem = kernel.op.meaning.chosen(problem, {result: got})
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
         self._sample(problem, truth, first)
         floor = kernel.noise_floor(self.space.dtype, result)
