@@ -265,43 +265,13 @@ def _bits(result: Any) -> str:
 
 
 def _worst(result: Result, part: Part) -> Worst | None:
-    """Returns the worst element of a part, that of a regime if necessary from those of the whole result."""
-    if part.worst is not None or part.region is None:
-        return part.worst
-    value = part.value(result.gate)
-    for worst in result.worst:
-        if not _lies_in(worst, result, part.region):
-            continue
-        error = worst.ulp if result.gate == "plain" else worst.scaled_ulp
-        size = math.nan if error is None else abs(value_of(error))
-        # A NaN result makes the maximum NaN, and the error of its element is infinite.
-        if size == value or not (math.isfinite(size) or math.isfinite(value)):
-            return worst
-        # The upper end of an interval lies a little above the error of the element itself.
-        if math.isfinite(size) and math.isfinite(value) and size > 0 and 0 <= value - size <= 1e-6 * size:
-            return worst
-    return None
+    """Returns the worst element of a part; of the part `all` that of the whole result."""
+    return next(iter(result.worst), None) if part.name == WHOLE else part.worst
 
 
 def worst_in(result: Result, name: str) -> Worst | None:
     """Returns the worst element of one part, or None. The part `all` exists if no regime has the maximum."""
     return next((_worst(result, part) for part in parts(result) if part.name == name), None)
-
-
-def _lies_in(worst: Worst, result: Result, part: RegimeFigures) -> bool:
-    """True if an element belongs to a regime, as far as its recorded inputs show."""
-    nonfinite = not all(math.isfinite(decimal(text)) for text in worst.inputs.values())
-    if part.name == NONFINITE:
-        return nonfinite
-    if nonfinite and any(other.name == NONFINITE for other in result.regimes):
-        return False
-    if part.operand not in worst.inputs:
-        return True
-    place = decimal(worst.inputs[part.operand])
-    low = -math.inf if part.low is None else value_of(part.low)
-    high = math.inf if part.high is None else value_of(part.high)
-    slack = abs(place) / 256  # the record has the shortest decimal that identifies a bfloat16 number
-    return low - slack <= place < high + slack
 
 
 def decimal(text: str) -> float:

@@ -85,7 +85,10 @@ def result(
         reason="zeros would pass" if status in UNPROVEN else "",
         figures=of(top, basis.n),
         regimes=[
-            RegimeFigures(name, None, None, of(error, n)) for (name, error), n in zip(named.items(), sizes, strict=True)
+            RegimeFigures(
+                name, None, None, of(error, n), worst=worst(error) if error == top or math.isnan(error) else None
+            )
+            for (name, error), n in zip(named.items(), sizes, strict=True)
         ],
         histogram=Histogram([-1.0, 0.0, 1.0], [1, basis.n - 1]),
         worst=[worst(top)],
