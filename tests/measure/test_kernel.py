@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,13 +13,13 @@ import pytest
 import torch
 
 import verify
-from verify.backends import Interpreter, named
+from verify.backends import Interpreter
 from verify.cases import Case, inputs_of
 from verify.cases.plan import PLAN_SIZES, Group, plan
 from verify.cases.regimes import NONFINITE
 from verify.cases.sizes import REACHES
 from verify.declare.standin import baseline_of
-from verify.errors import BeyondEffort, Refused
+from verify.errors import Refused
 from verify.measure import case as judging
 from verify.measure import kernel as running
 from verify.measure.call import Measured, run_baseline, run_kernel
@@ -29,15 +28,12 @@ from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import _over_the_limit, only_at_special
 from verify.ops import linear
-from verify.ops.graph import like, single
-from verify.ops.graph.program import Program
 from verify.ops.graph.shipped import Shipped
 from verify.ops.linear import LINEAR
-from verify.ops.op import Point
 from verify.records.merge import together
 from verify.records.record import Figures, KernelRun, Result, value_of
 from verify.report.present import KernelFacts
-from verify.truth import exact, fast
+from verify.truth import exact
 from verify.workers import fork_map
 
 CPU = Interpreter("cpu")
@@ -394,80 +390,6 @@ def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.Mon
     assert judged.undecided == 0 < peer.undecided
     assert judged.misrounded <= peer.misrounded + peer.undecided
     assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
-
-
-@pytest.mark.parametrize("enough", [0.0, 100.0])
-def test_few_exact_values_of_long_rows_are_evaluated_where_time_is_short(
-    enough: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Arb checks the certificate of each case before PyTorch's results take the rest. No element is refused twice."""
-    row, made, checked = 2 * 1024, list[single.Shared](), list[Point]()
-    refused, caches = Counter[tuple[int, ...]](), list[Any]()
-
-    class Shared(single.Shared):
-        def __init__(self, *shares: float) -> None:
-            super().__init__(*shares)
-            made.append(self)
-
-    def checks(point: Point, *given: Any) -> Any:
-        found = narrow(point, *given)  # beyond the budget it raises
-        checked.append(point)
-        return found
-
-    def places(self: Program, run: Any, result: str, wanted: Any, known: Any, *most: float, **more: Any) -> Any:
-        try:
-            return places_of(self, run, result, wanted, known, *most, **more)
-        except BeyondEffort:
-            caches.append(known)  # so that no other one gets its id
-            refused[(id(known), *wanted)] += 1
-            raise
-
-    places_of = Program.places
-    monkeypatch.setattr(Program, "places", places)
-    narrow = fast._narrow_enclosure
-    monkeypatch.setattr(fast, "_narrow_enclosure", checks)
-    monkeypatch.setattr(like, "Shared", Shared)
-    monkeypatch.setattr(single, "_EFFORT", 2 * row)  # an eighth of it is no row
-    monkeypatch.setattr(single, "_CHEAP", 16)
-    kernel = verify.kernel(
-        like=lambda x: x.softmax(-1),
-        examples=[(torch.zeros(9, 1024),)],
-        dtypes=["float32"],
-        gradients=False,
-        name="softmax",
-    )(lambda x: x.softmax(-1))
-    few_cases(monkeypatch, "randn", "mean 1e3")
-    run = measure_kernel(kernel, Measure("accuracy.py::softmax", enough=enough), CPU)
-    assert (run.status, len(only(run).classes)) == ("ok", 2), run.message
-    spent = [sum(each.spent.values()) for each in made if each.spent]
-    assert len(spent) == 2 and (len(checked) >= 2 or not enough)
-    assert [0.5 * row < most <= row for most in spent] == [enough > 0] * 2, spent
-    assert 0 < max(refused.values()) <= 2, "the first time in a batch too"
-
-
-@pytest.mark.parametrize("backend", ["cuda", "interpreter"])
-@pytest.mark.parametrize("op", ["layer_norm", "linear"])
-def test_a_plan_uses_every_size_of_its_effort_and_two_for_every_regime(backend: str, op: str) -> None:
-    kernel = verify.kernel(op=op, operands=["x", "weight"])(lambda x, weight, **_: x)
-    effort = PLAN_SIZES[named(backend).scale]
-    group, summed = plan(kernel, "bfloat16", backend, 0)
-    assert [case.dims[0] for case in summed.cases] == list(effort.summed[0])
-    assert plan(kernel, "bfloat16", "cuda", 0, rows_of=backend)[1] == summed
-    assert summed.results == ("dweight",) and summed.named("dweight") == "dweight (many rows)"
-    sizes = {case.dims if op == "linear" else case.dims[-1] for case in group.cases}
-    matrices, widths = {*effort.matrices, *effort.large}, {*effort.narrow, effort.middle, *effort.wide, effort.longest}
-    assert sizes == (matrices if op == "linear" else widths - {0})
-    regimes = [case.regime for case in group.cases]
-    assert min(map(regimes.count, regimes)) >= 2
-
-
-def test_a_plan_for_elementwise_kernels_holds_more_elements_than_any_effort_names_whatever_the_seed() -> None:
-    kernel = verify.kernel(op="geglu", dtypes=["float32", "bfloat16", "float64"])(lambda x: x)
-    for backend, effort in (("interpreter", PLAN_SIZES["small"]), ("cuda", PLAN_SIZES["large"])):
-        for dtype in kernel.dtypes:
-            [[case], [other]] = [plan(kernel, dtype, backend, seed)[0].cases for seed in (0, 1)]
-            elements = effort.float64_elements if dtype == "float64" else effort.elements
-            assert case.dims == other.dims and elements < math.prod(case.dims) < elements * 1.1
 
 
 def test_what_is_wrong_for_inference_alone_is_a_result_of_its_own() -> None:

@@ -132,13 +132,6 @@ def test_sorting_by_numbers_puts_nan_worst_and_missing_last(page: Page) -> None:
     assert [float(text.split()[0]) for text in up[:3]] == [0.5, 0.5, 0.814]
 
 
-def test_the_page_opens_worst_first(page: Page) -> None:
-    verdicts = [text.strip() for text in column(page, "verdict")]
-    assert {*verdicts[:4]} == {"✗ wrong on ordinary inputs", "✗ wrong, as PyTorch"}
-    assert verdicts[4:6] == ["✗ crashed", "✗ timed out"]
-    assert page.evaluate("document.querySelector('th[data-key=verdict]').ariaSort") == "descending"
-
-
 def test_filtering_by_text_and_by_attention(page: Page) -> None:
     total = len(record_html.rows(present(sample())))
     shown = "document.querySelector('#shown').textContent"
@@ -231,20 +224,6 @@ def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
     wanted = [record.replay_command(worst.origin) for worst in elements]
     assert got[1] == len(wanted)
     assert got[0] == [words.clean(command) for command in wanted]
-
-
-def test_themes(opened: Callable[..., Page], file: Path) -> None:
-    tab = opened(file, scheme="dark")
-    paper = "getComputedStyle(document.body).backgroundColor"
-    dark = tab.evaluate(paper)
-    tab.media(scheme="light")
-    light = tab.evaluate(paper)
-    assert dark != light
-    seen = []
-    for _ in range(3):
-        click(tab, "#theme")
-        seen.append((tab.evaluate("document.querySelector('#theme').textContent"), tab.evaluate(paper)))
-    assert seen == [("Theme: light", light), ("Theme: dark", dark), ("Theme: auto", light)]
 
 
 def test_all_text_has_enough_contrast(page: Page) -> None:

@@ -45,7 +45,7 @@ def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:
     page = record_html.render(run)
-    assert "CUDA graph</dt><dd>needs a CUDA device" in page
+    assert "CUDA graph (bfloat16)</dt><dd>needs a CUDA device" in page
     assert "&lt;b&gt;1.0&lt;/b&gt;" in page
     assert "<b>1.0</b>" not in page.split('type="application/gzip"')[0]
     text = pages.comment_of_run(run)

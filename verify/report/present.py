@@ -552,31 +552,6 @@ def law_counts(laws: Iterable[LawRun]) -> str:
     return ", ".join(f"{found.count(key):,} {word}" for key, word in LAW_WORD.items() if key in found)
 
 
-def skipped_laws(laws: Iterable[LawRun]) -> list[tuple[str, str]]:
-    """Returns (reason, laws) for each reason why laws were not tried, in the order of the record.
-
-    The laws read `monotonicity, special values (bfloat16)`. A law without dtypes was tried in none.
-    """
-    reasons: dict[str, dict[str, list[str]]] = {}
-    asked: dict[str, None] = {}
-    for law in laws:
-        asked[law.dtype] = None
-        if law.status == "skipped":
-            reason = clean(law.message) or "no reason was recorded"
-            reasons.setdefault(reason, {}).setdefault(clean(law.law), []).append(clean(law.dtype))
-    found = []
-    for reason, names in reasons.items():
-        grouped: dict[tuple[str, ...], list[str]] = {}
-        for name, dtypes in names.items():
-            grouped.setdefault(tuple(dict.fromkeys(dtypes)), []).append(name)
-        parts = [
-            ", ".join(found_names) + ("" if len(dtypes) == len(asked) else f" ({', '.join(dtypes)})")
-            for dtypes, found_names in grouped.items()
-        ]
-        found.append((reason, "; ".join(parts)))
-    return found
-
-
 def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tuple[str, ...]]) -> list[ResultFacts]:
     """Returns the first result of each cause, with the others in `also`."""
     causes: dict[tuple[str, ...], list[ResultFacts]] = {}

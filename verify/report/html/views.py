@@ -12,7 +12,7 @@ from verify.records.record import LawRun, RegimeFigures, Result, Worst, replay_c
 from verify.records.recorded import judged
 from verify.report import result_words, words
 from verify.report.html import curve_plot, plot
-from verify.report.present import KernelFacts, ResultFacts, law_counts, skipped_laws
+from verify.report.present import KernelFacts, ResultFacts, law_counts
 
 GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 
@@ -39,14 +39,20 @@ def kernel_view(kernel: KernelFacts, replay: Replay | None = None) -> SimpleName
 def _laws(laws: Sequence[LawRun]) -> SimpleNamespace:
     """Returns the laws of one kernel: broken ones in full, kept ones by name, the others by their reason."""
     kept: dict[str, list[str]] = {}
+    skipped: dict[str, dict[str, list[str]]] = {}  # by reason and law: its dtypes
     for law in laws:
+        if law.status == "skipped":
+            skipped.setdefault(law.message or "no reason was recorded", {}).setdefault(law.law, []).append(law.dtype)
         if law.status == "ok" and law.law not in GRADIENT_LAWS:
             kept.setdefault(law.law, []).append(f"{law.dtype} {words.plural(law.cases, 'case')}")
     return SimpleNamespace(
         gradients=[law for law in laws if law.law in GRADIENT_LAWS and law.status != "skipped"],
         broken=[law for law in laws if law.status == "broken" and law.law not in GRADIENT_LAWS],
         kept=[(name, ", ".join(where)) for name, where in kept.items()],
-        skipped=skipped_laws(laws),
+        skipped=[
+            (reason, ", ".join(f"{name} ({', '.join(dtypes)})" for name, dtypes in names.items()))
+            for reason, names in skipped.items()
+        ],
         counts=law_counts(laws),
     )
 
