@@ -182,14 +182,14 @@ def test_what_was_changed_after_it_was_written_is_refused() -> None:
         decode(re.sub(rb',"digest":"[0-9a-f]+"', b"", encode(run())), source="r.json")
 
 
-def test_a_name_that_stands_twice_is_refused_at_its_place() -> None:
+def test_a_name_that_stands_twice_is_refused() -> None:
     """JSON readers take the last, or the first, of the two."""
-    for old, new, place in (
-        (b'"mean": 0.25', b'"mean": 0.125, "mean": 0.25', f"{WRONG}.figures.mean"),
-        (b'"seed": 0', b'"seed": 1, "seed": 0', "$.seed"),
-        (b'"gpu": null', b'"gpu": "x", "gpu": null', "$.environment.gpu"),
+    for old, new, name in (
+        (b'"mean": 0.25', b'"mean": 0.125, "mean": 0.25', "mean"),
+        (b'"seed": 0', b'"seed": 1, "seed": 0', "seed"),
+        (b'"gpu": null', b'"gpu": "x", "gpu": null', "gpu"),
     ):
-        with pytest.raises(UsageError, match=re.escape(f"a name occurs twice in one object - at `{place}`")):
+        with pytest.raises(UsageError, match=f"the name '{name}' occurs twice in one object"):
             decode(inside(old, new))
 
 
