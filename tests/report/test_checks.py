@@ -23,7 +23,6 @@ from tests.report.sample import (
     rich,
     sample,
 )
-from tests.report.sarif_schema import faults
 from verify.cli import main
 from verify.records import files
 from verify.records.bounds import committed
@@ -84,10 +83,9 @@ def checked() -> dict[str, tuple[list[Check], str]]:
 # -- what all of them hold ------------------------------------------------------------------------------------
 
 
-def test_sarif_is_what_its_schema_and_github_demand(checked: dict[str, tuple[list[Check], str]]) -> None:
+def test_sarif_is_what_github_demands(checked: dict[str, tuple[list[Check], str]]) -> None:
     for name, (checks, word) in checked.items():
         log = json.loads(sarif.render(checks))
-        assert list(faults(log)) == [], name
         [run] = log["runs"]
         rules = run["tool"]["driver"]["rules"]
         for found in run["results"]:
@@ -99,19 +97,6 @@ def test_sarif_is_what_its_schema_and_github_demand(checked: dict[str, tuple[lis
         levels = {found["level"] for found in run["results"]}
         assert ("error" in levels) == (word == "fail"), name
         assert bool(levels & {"error", "warning"}) == (word != "pass"), name
-
-
-def test_a_log_that_lacks_a_field_is_found() -> None:
-    """The table of the schema can fail: without a rule, with a line 0, with a field that SARIF does not have."""
-    log = json.loads(sarif.render(of_run(plain())))
-    first = log["runs"][0]["results"][0]
-    first["locations"][0]["physicalLocation"]["region"]["startLine"] = 0
-    first["rule_id"] = first.pop("ruleId")
-    assert sorted(faults(log)) == [
-        "$.runs[0].results[0].locations[0].physicalLocation.region: lines begin with 1",
-        "$.runs[0].results[0]: no field rule_id in result",
-        "$.runs[0].results[0]: result lacks ruleId",
-    ]
 
 
 def test_junit_fails_where_the_command_does(checked: dict[str, tuple[list[Check], str]]) -> None:
@@ -173,7 +158,7 @@ def test_text_of_a_kernel_is_no_markup_and_no_command(name: str) -> None:
     checks = of_run(run)
     top = Xml.fromstring(junit.render(checks))
     assert {element.tag for element in top.iter()} == {"testsuites", "testsuite", "testcase", "failure"}
-    assert list(faults(json.loads(sarif.render(checks)))) == []
+    assert len(json.loads(sarif.render(checks))["runs"][0]["results"]) == len(findings(checks))
     lines = annotations.render(checks).split("\n")
     assert len(lines) == len(findings(checks)) + 1 and lines[-1] == ""
     for line in lines[:-1]:

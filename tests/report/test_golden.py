@@ -18,10 +18,11 @@ from tests.report.test_findings import three_defects, without_verdict
 from tests.report.test_gate_text import everything
 from tests.report.test_html import visible
 from tests.report.test_laws import with_laws
+from verify import __version__
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import judge
 from verify.records.compare import Comparison, compare
-from verify.report import bench_words, checks, compare_words, history_words
+from verify.report import bench_words, checks, compare_words, history_words, sarif
 from verify.report.checks import findings
 from verify.report.markdown import comment
 from verify.report.terminal.text_page import Terminal, render
@@ -74,6 +75,8 @@ def reports() -> dict[str, Callable[[], str]]:
         "bench.txt": lambda: render(bench_words.document(timed()), Terminal(200)),
         "history.txt": lambda: render(history_words.document([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
         "checks.txt": of_checks,
+        # which met the official schema of SARIF 2.1.0 when it was written
+        "plain.sarif": lambda: sarif.render(checks.of_run(plain())).decode().replace(__version__, "VERSION"),
     }
     for name, of in RUNS.items():
         made[f"{name}.md"] = lambda of=of: pages.comment_of_run(of(), record="run.json")
