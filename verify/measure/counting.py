@@ -135,7 +135,7 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
     # An infinite error counts as the largest. An element has no error here if it is undecided or if its value is not
     # rounded.
-    size = magnitude if found.expected is None else magnitude / found.expected
+    size = magnitude if found.in_rms is None else found.in_rms
     weighed = ~torch.isnan(size) & ~(found.undecided & (magnitude == 0))
     size = torch.where(weighed, size.clamp(max=_FAR), 0.0)
     return Counts(

@@ -94,9 +94,9 @@ class Errors:
     scaled_width: Tensor | None
     scale_exponent: Tensor | None  # exponent of the scale's unit
     yardstick: Yardstick | None = None
-    # unit of the root mean square, in ULP: the rms that noise and the final rounding explain; NaN without noise, hence
-    # without a unit. None: an ULP
-    expected: Tensor | None = None
+    # proven error in units of the rms that noise and the final rounding explain; NaN if there is no noise, hence no
+    # unit. None without a yardstick: that in ULP counts
+    in_rms: Tensor | None = None
 
     @property
     def figures(self) -> list[tuple[Tensor, Tensor]]:
@@ -394,7 +394,7 @@ def errors(
     relative_width: Tensor | None = None
     scale_exponent: Tensor | None = None
     yardstick: Yardstick | None = None
-    expected: Tensor | None = None
+    in_rms: Tensor | None = None
     if isinstance(scale, Yardstick):
         yardstick = scale.flat()
         noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
@@ -414,7 +414,8 @@ def errors(
         if not yardstick.beside:
             noisy = in_units(yardstick.noise) > _NONE
             explained = ((noise * yardstick.together).square() + _of_rounding(reference[noisy])).sqrt()
-            expected = torch.where(noisy, explained, math.nan)
+            proven = torch.where(known, signed.abs(), (signed.abs() - reach).clamp(min=0))
+            in_rms = torch.where(noisy, proven / explained, math.nan)
     elif scale is not None:
         scale_exponent = unit_of_scale(scale.reshape(-1), value, fmt)
         relative = ldexp(signed, exponent - scale_exponent)  # the scale may lie far beyond the format
@@ -437,7 +438,7 @@ def errors(
         scaled_width=relative_width,
         scale_exponent=scale_exponent,
         yardstick=yardstick,
-        expected=expected,
+        in_rms=in_rms,
     )
 
 
