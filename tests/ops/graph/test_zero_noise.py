@@ -229,3 +229,24 @@ def test_a_softmax_of_one_number_has_a_gradient_of_exactly_0() -> None:
     """It has no noise, so no bound may be left of the products of numbers that float64 has exactly."""
     found = at_hand(lambda x: x.log_softmax(-1), {"x": drawn(300, 1)}, "dx", upstream=drawn(300, 1, seed=1))
     assert not found.value.any() and not found.bound.any()
+
+
+def test_the_square_of_a_rounding_is_noise_too() -> None:
+    """On constant rows x less its mean is 0 but for the rounding of the mean, and dx depends on its square."""
+    x = torch.linspace(500, 1000, 16)[:, None].expand(16, 13).contiguous()
+    dy, weight = drawn(16, 13, seed=1), drawn(13, seed=2)
+
+    def norm(x: Tensor, w: Tensor) -> Tensor:
+        return functional.layer_norm(x, (13,), w)
+
+    found = at_hand(norm, {"x": x, "w": weight}, "dx", upstream=dy)
+    total = torch.zeros(16)
+    for column in x.unbind(-1):  # one term after the other
+        total = total + column
+    away = (x - total[:, None] / 13).double()
+    rate, wide = (away.square().mean(-1, True) + 1e-5).rsqrt(), (weight * dy).double()
+    inner = (away * rate * wide).mean(-1, True)
+    kernel = (rate * (wide - wide.mean(-1, True) - away * rate * inner)).float()
+    size = units(kernel, found)
+    assert bool((size < 8).all()) and bool(away.any())
+    assert bool((units(kernel * 1.02, found) > 8).any())

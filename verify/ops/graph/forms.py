@@ -4,34 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import REMAINS, Map
 from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Rounding, of_sum
+from verify.ops.graph.rounding import Products, Rounding, of_sum
 from verify.ops.graph.selecting import AtOrder
-from verify.ops.graph.steps import Move, Plain, Step, moved_from
-
-
-def weighted_sums(steps: Sequence[Step]) -> set[int]:
-    """Returns the ids of the steps from inner products to a weighted sum of them.
-
-    These are the inner products, the steps that move them, the multiplication by weights and the sum.
-    """
-    found: set[int] = set()
-    for step in steps:
-        if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
-            continue
-        product = step.inputs[0]
-        if isinstance(product, Map) and product.function == "multiply":
-            for factor in product.inputs:
-                way = moved_from(factor)
-                if isinstance(way[-1], Contract):
-                    found.update(map(id, (step, product, *way)))
-                    break
-    return found
+from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
 
 
 def softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
@@ -114,6 +96,64 @@ _SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
 def only_tests(step: Step) -> bool:
     """True if a step only tests numbers, so that no kernel decides otherwise."""
     return isinstance(step, Map) and step.function in ("isnan", "isinf")
+
+
+class WeightedSums:
+    """Adds the noise of the other order of a weighted sum of inner products."""
+
+    def __init__(self, steps: Sequence[Step], run: Run, format: Rounding) -> None:
+        self.steps, self.run, self.format = _weighted_sums(steps), run, format
+        self.inner: dict[int, Products] = {}  # id(step of `steps`) -> products that are not summed yet
+
+    def deviation(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
+        """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
+
+        Returns None for all steps but such a sum.
+
+        The sum over j of p_j (a . b_j) equals a . (sum of p_j b_j). The backward pass of attention may compute either.
+        If p is one 1 among zeros, the first form repeats a computed number, and the second form rounds. The bracket of
+        the second form is the output of attention, which a kernel stores in 16 bits.
+        """
+        place = next((n for n, each in enumerate(step.inputs) if id(each) in self.inner), None)
+        if id(step) not in self.steps:
+            return None
+        if isinstance(step, Contract) and isinstance(deviation, Tensor):
+            self.inner[id(step)] = Products(
+                deviation, given[0], given[1], next(iter(self.format.stored.values()), None)
+            )
+        elif place is None:
+            return None
+        elif isinstance(step, Move):
+            products = self.inner[id(step.inputs[0])]
+            self.inner[id(step)] = replace(products, deviation=step.value(self.run, [products.deviation]))
+        elif isinstance(step, Map):
+            self.inner[id(step)] = self.inner.pop(id(step.inputs[place])).weighed(given[1 - place])
+        elif isinstance(step, Reduce):
+            products = self.inner.pop(id(step.inputs[0]))
+            squares = products.deviation.square().sum(step.dims, step.keep)
+            if products.stored is not None and squares.numel() == products.stored.numel():
+                squares = squares + products.stored.reshape(squares.shape)
+            return squares.sqrt()
+        return None
+
+
+def _weighted_sums(steps: Sequence[Step]) -> set[int]:
+    """Returns the ids of the steps from inner products to a weighted sum of them.
+
+    These are the inner products, the steps that move them, the multiplication by weights and the sum.
+    """
+    found: set[int] = set()
+    for step in steps:
+        if not (isinstance(step, Reduce) and step.function == "sum" and step.dims):
+            continue
+        product = step.inputs[0]
+        if isinstance(product, Map) and product.function == "multiply":
+            for factor in product.inputs:
+                way = moved_from(factor)
+                if isinstance(way[-1], Contract):
+                    found.update(map(id, (step, product, *way)))
+                    break
+    return found
 
 
 class Gates:

@@ -28,6 +28,7 @@ from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.forms import (
     Gates,
+    WeightedSums,
     bends,
     constant_divisor,
     less_largest,
@@ -35,7 +36,6 @@ from verify.ops.graph.forms import (
     only_tests,
     origins,
     softmax_gradient,
-    weighted_sums,
 )
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
@@ -43,7 +43,6 @@ from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import (
     EXPONENTIALS,
     Chain,
-    Products,
     Rounding,
     Terms,
     deviation_of,
@@ -52,7 +51,7 @@ from verify.ops.graph.rounding import (
     terms_of,
     unit_of,
 )
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, ends_of, moved_from
+from verify.ops.graph.steps import Leaf, Plain, Run, Step, ends_of, moved_from
 
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
@@ -129,8 +128,7 @@ class _Samples:
         self.format = format
         # ids of the steps whose numbers become results without further computation
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
-        self.weighed, self.gates = weighted_sums(self.steps), Gates(self.steps, format)
-        self.inner: dict[int, Products] = {}  # id(step of `weighed`) -> products that are not summed yet
+        self.weighted, self.gates = WeightedSums(self.steps, run, format), Gates(self.steps, format)
         takes = [step for step in self.steps if step.decides and not only_tests(step)]
         deciding = [each for step in takes for each in step.inputs if each.real]
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
@@ -165,6 +163,7 @@ class _Samples:
         self.chains: dict[int, Chain] = {}
         self.truth = self._results(self._evaluate_base)
         self.chains = {}  # no run needs them
+        self.device = next(iter(self.truth.values())).device if self.truth else run.device
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         self.stepwise = dict.fromkeys(self.truth, 1.0)  # rms of the changes by the roundings of `round`, as `together`
 
@@ -192,7 +191,7 @@ class _Samples:
             deviation = of_softmax_gradient(value, given, deviation, y, dims, self.format)
         if id(step) in self.probabilities:
             self.probabilities[id(step)] = value
-        for again in (self._summed_again(step, given, deviation), self.gates.deviation(step, given, value)):
+        for again in (self.weighted.deviation(step, given, deviation), self.gates.deviation(step, given, value)):
             if again is None:
                 continue
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
@@ -212,37 +211,6 @@ class _Samples:
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
         return value, value
-
-    def _summed_again(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
-        """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
-
-        Returns None for all steps but such a sum.
-
-        The sum over j of p_j (a . b_j) equals a . (sum of p_j b_j). The backward pass of attention may compute either.
-        If p is one 1 among zeros, the first form repeats a computed number, and the second form rounds. The bracket of
-        the second form is the output of attention, which a kernel stores in 16 bits.
-        """
-        place = next((n for n, each in enumerate(step.inputs) if id(each) in self.inner), None)
-        if id(step) not in self.weighed:
-            return None
-        if isinstance(step, Contract) and isinstance(deviation, Tensor):
-            self.inner[id(step)] = Products(
-                deviation, given[0], given[1], next(iter(self.format.stored.values()), None)
-            )
-        elif place is None:
-            return None
-        elif isinstance(step, Move):
-            products = self.inner[id(step.inputs[0])]
-            self.inner[id(step)] = replace(products, deviation=step.value(self.run, [products.deviation]))
-        elif isinstance(step, Map):
-            self.inner[id(step)] = self.inner.pop(id(step.inputs[place])).weighed(given[1 - place])
-        elif isinstance(step, Reduce):
-            products = self.inner.pop(id(step.inputs[0]))
-            squares = products.deviation.square().sum(step.dims, step.keep)
-            if products.stored is not None and squares.numel() == products.stored.numel():
-                squares = squares + products.stored.reshape(squares.shape)
-            return squares.sqrt()
-        return None
 
     def _is_kept(self, step: Step) -> bool:
         """True if a step moves or selects numbers that are of the 16-bit format, or not computed.
@@ -271,7 +239,7 @@ class _Samples:
     def measure(self, runs: int, seed: int) -> None:
         """Finds `deviations` by disturbances, and by roundings."""
         self.sample(runs, seed, _STEP / self.format.unit)
-        if self.is_chaotic():
+        if self.is_chaotic() or self.is_bent(seed + 3):
             self.sample(runs // 2, seed + 1, 1.0)
         self.round()
         self.blurred = {id(step): mask for step in self.steps if (mask := self._is_blurred(step)) is not None}
@@ -293,8 +261,7 @@ class _Samples:
             found = self._results(make)
             return {name: _squared(value - self.truth[name]) for name, value in found.items()}, self.moved
 
-        device = next(iter(self.truth.values())).device if self.truth else self.run.device
-        self.coins = Coins(seed, device)
+        self.coins = Coins(seed, self.device)
         for squares, moved in self.coins.runs(runs, evaluate, self._largest()):
             for name, square in squares.items():
                 total[name] += square
@@ -445,6 +412,21 @@ class _Samples:
         for name, value in self.truth.items():
             large = self.deviations[name] > _CHAOTIC * value.abs()
             if value.numel() and float((large & (value != 0)).double().mean()) > 0.1:
+                return True
+        return False
+
+    def is_bent(self, seed: int) -> bool:
+        """True if a disturbance of full size moves an element beyond every limit of its noise so far.
+
+        The square of a number that is 0 but for its rounding does not move with small disturbances, for instance. In
+        few runs, some of many elements hardly move by chance.
+        """
+        if self.runs < RUNS:
+            return False
+        self.coins, self.shrink = Coins(seed, self.device), 1.0
+        for name, value in self._results(self._disturbed_alone).items():
+            apart = (value - self.truth[name]).abs().nan_to_num(0.0, 0.0, 0.0)
+            if bool((apart > 2 * NEAR * self.deviations[name]).any()):
                 return True
         return False
 
