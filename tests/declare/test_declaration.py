@@ -139,6 +139,19 @@ def test_a_kernel_of_integers_alone_is_measured_once() -> None:
     assert of_ids(like=lambda ids: ids / 2)(lambda ids: ids / 2).dtypes == ("float32", "bfloat16", "float16")
 
 
+def test_a_norm_promises_the_same_as_a_shipped_op_and_as_a_pytorch_function() -> None:
+    """Its squares overflow in extreme inputs. An elementwise op has a limit for each input."""
+    rows = {"shapes": {"x": "n d", "weight": "d"}}
+
+    def norm(x, weight):  # type: ignore[no-untyped-def]
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, 1e-6)
+
+    for made in (kernel(op="rms_norm")(norm), kernel(like=norm, **rows)(norm)):
+        assert made.limit_of("float32", "extreme") is None and made.limit_of("float32", "demanding") is not None
+    assert kernel(op="rms_norm", max_ulp=2)(norm).limit_of("float32", "extreme") == 2
+    assert kernel(op="silu")(torch.nn.functional.silu).limit_of("float32", "extreme") == 4
+
+
 def test_the_dtypes_of_single_operands_and_outputs() -> None:
     def norm(x, weight, *, eps):  # type: ignore[no-untyped-def]
         return x
@@ -146,7 +159,9 @@ def test_the_dtypes_of_single_operands_and_outputs() -> None:
     weight = {"weight": torch.float32}
     item = kernel(op="rms_norm", dtypes=["bfloat16", "float32"], operand_dtypes=weight)(norm)
     assert item.mixed("bfloat16") == {"weight": "float32"} and item.mixed("float32") == {}
-    assert item.promise.endswith("max ULP scaled: 1 in bfloat16, 4 in float32; weight as float32 beside bfloat16")
+    assert item.promise.endswith(
+        "max ULP scaled: 1 in bfloat16, 4 in float32; extreme inputs: no promise; weight as float32 beside bfloat16"
+    )
     assert (item.result_dtype("bfloat16", "y"), item.result_dtype("bfloat16", "dweight")) == ("bfloat16", "float32")
     by_dtype = kernel(op="rms_norm", operand_dtypes={"float16": weight}, output_dtypes={"float16": {"y": "float32"}})(
         norm

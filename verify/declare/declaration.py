@@ -425,7 +425,7 @@ def kernel(
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         results = [*returned, *(f"d{name}" for name in taken)]
         wide = promises.wide_of(definition, results if like is not None else ())
-        relative = like is not None and quantise is None
+        relative = quantise is None and (like is not None or not definition.geometry.by_element)
         beside = *of_operands.values(), *of_outputs.values()
         limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=relative)
         noises = promises.noise(about, max_noise, definition.gate, results)

@@ -134,7 +134,7 @@ def test_a_declared_magnitude_bounds_the_search(backend: Backend) -> None:
     assert "inputs up to 10000 in float32" in bounded.promise and "inputs up to" not in everywhere.promise
     settings = Settings(evaluations=1 << 8, width=16, population=16)
     within = hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), settings)
-    assert within.sentence.endswith("x, weight, bias at most 10000 in magnitude")
+    assert "x, weight, bias at most 10000 in magnitude" in within.sentence
     values = inputs_of(bounded.op, within.finds[0].case, backend.device)
     assert all(float(value.abs().max()) <= 1e4 for value in values.values() if value is not None)
     wider = Settings(evaluations=1 << 8, width=16, largest=1e6, population=16)
@@ -182,7 +182,7 @@ def test_sums_over_rows_are_searched_on_both_sides_of_splits(backend: Backend) -
     """A kernel that loses the rows from the 129th on is right below; what is found is made smaller to just beyond."""
     found = hunted(backend, "later_rows_lost", 40, result="dweight", population=8)
     assert found.result.status == "wrong" and largest(found) > 1e6 and found.finds[0].alone
-    assert found.sentence == "hunt: sums over rows of 16, x, weight, dy finite"
+    assert found.sentence.startswith("hunt: sums over rows of 16, x, weight, dy finite, 0 or ")  # no extreme inputs
     case = found.finds[0].case
     assert case.dims[0] > 128 and len(case.values["x"]) == 16 * 16 * 8  # 16 rows that repeat
     kernel = KERNELS["later_rows_lost"]
