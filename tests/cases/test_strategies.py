@@ -19,7 +19,6 @@ from verify.cases.strategies import (
     ROW_RECIPES,
     Layouts,
     Sizes,
-    cases,
     fixed_shapes,
     interesting_sizes,
     row_counts,
@@ -140,15 +139,15 @@ def test_shapes_that_are_asked_for_are_the_only_ones() -> None:
 )
 def test_an_impossible_choice_is_refused_before_anything_is_drawn(options: dict[str, Any], rule: str) -> None:
     with pytest.raises(UsageError) as error:
-        cases(silu, "float32", **options)
+        space(silu, "float32", **options)
     assert rule in str(error.value)
 
 
 def test_a_space_knows_what_its_kernel_declares() -> None:
     with pytest.raises(UsageError, match="kernel 'silu' declares float32; received 'float16'"):
-        cases(silu, "float16")
+        space(silu, "float16")
     with pytest.raises(UsageError, match=r"op 'layer_norm' takes dims \(..., N\), none of them neg.*; received \(\)"):
-        cases(norm, "float32", shapes=[()])
+        space(norm, "float32", shapes=[()])
 
 
 def test_interesting_sizes_surround_the_powers_of_two() -> None:

@@ -68,8 +68,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
             return msgspec.json.decode(text, type=Case)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise UsageError(
-                f"not a case: {error}",
-                hint="copy the case from the failure message or from the report",
+                f"not a case: {error}", hint="copy the case from the failure message or from the report"
             ) from error
 
 
@@ -354,11 +353,7 @@ def upstream_of(op: Op, case: Case, outputs: dict[str, Tensor], *, shared: bool 
 
 
 def problem_of(
-    op: Op,
-    case: Case,
-    inputs: dict[str, Tensor | None],
-    upstream: dict[str, Tensor],
-    results: tuple[str, ...],
+    op: Op, case: Case, inputs: dict[str, Tensor | None], upstream: dict[str, Tensor], results: tuple[str, ...]
 ) -> Problem:
     """Returns the problem whose truth answers this case."""
     return Problem(inputs=inputs, params=op.resolve(case.params), upstream=upstream, results=results)

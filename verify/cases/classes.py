@@ -43,12 +43,7 @@ def class_of_recipe(recipe: str) -> str:
 
 
 def classed(
-    op: Op,
-    case: Case,
-    problem: Problem,
-    result: str,
-    shape: tuple[int, ...],
-    largest: Largest | None = None,
+    op: Op, case: Case, problem: Problem, result: str, shape: tuple[int, ...], largest: Largest | None = None
 ) -> tuple[Tensor | None, tuple[tuple[Regime, str], ...]]:
     """Returns the part number of every element of a result, and the parts: pairs of a regime and a class.
 

@@ -113,13 +113,7 @@ def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch
 
 
 def below(
-    seed: int,
-    stream: str,
-    count: int,
-    limit: int,
-    *,
-    start: int = 0,
-    device: torch.device | str = "cpu",
+    seed: int, stream: str, count: int, limit: int, *, start: int = 0, device: torch.device | str = "cpu"
 ) -> Tensor:
     """Returns integers in [0, limit), limit <= 2^31. The bias is below 2^-31."""
     if _on_cpu(device):

@@ -73,30 +73,13 @@ def _reversed_dims(tensor: Tensor) -> Tensor:
     return tensor.permute(order).contiguous().permute(order)
 
 
-def _expanded(tensor: Tensor) -> Tensor:
-    """Repeats the first row for every row, with stride 0."""
-    if tensor.ndim == 0 or tensor.shape[0] == 0:
-        return tensor.contiguous()
-    return tensor[:1].clone().expand(tensor.shape)
+def _repeated(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Returns a layout that repeats a part of the tensor, with stride 0."""
 
+    def repeated(tensor: Tensor) -> Tensor:
+        return part(tensor).contiguous().clone().expand(tensor.shape) if tensor.numel() else tensor.contiguous()
 
-def _expanded_matrices(tensor: Tensor) -> Tensor:
-    """Repeats the first matrix for every matrix, with stride 0, as for heads that share keys and values."""
-    if tensor.ndim < 3 or tensor.numel() == 0:
-        return tensor.contiguous()
-    return tensor.flatten(0, -3)[:1].clone().reshape(tensor.shape[-2:]).expand(tensor.shape)
-
-
-def _expanded_last(tensor: Tensor) -> Tensor:
-    """Repeats the first column for every column, with stride 0, as `.sum(-1).sum().backward()` does."""
-    if tensor.ndim == 0 or tensor.shape[-1] == 0:
-        return tensor.contiguous()
-    return tensor[..., :1].clone().expand(tensor.shape)
-
-
-def _one_number(tensor: Tensor) -> Tensor:
-    """Repeats the first element everywhere, with stride 0, as `.sum().backward()` does."""
-    return tensor.reshape(-1)[0].clone().expand(tensor.shape) if tensor.numel() else tensor.contiguous()
+    return repeated
 
 
 def _overlapping(tensor: Tensor) -> Tensor:
@@ -121,9 +104,9 @@ LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "padded": _padded,
     "matrices apart": _apart,
     "reversed": _reversed_dims,
-    "expanded": _expanded,
-    "expanded last": _expanded_last,
-    "expanded matrices": _expanded_matrices,
-    "one number": _one_number,
+    "expanded": _repeated(lambda x: x[:1] if x.ndim else x),
+    "expanded last": _repeated(lambda x: x[..., :1] if x.ndim else x),  # as `.sum(-1).sum().backward()` does
+    "expanded matrices": _repeated(lambda x: x[(0,) * (x.ndim - 2)]),  # as for heads that share keys and values
+    "one number": _repeated(lambda x: x[(0,) * x.ndim]),  # as `.sum().backward()` does
     "overlapping": _overlapping,
 }

@@ -202,12 +202,7 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
     gradients = bool(kernel.differentiable)
     if fmt.bits <= 16 and kernel.op.is_unary:
         everything = _case(
-            kernel,
-            dtype,
-            seed,
-            dims=(1 << fmt.bits,),
-            fill="patterns",
-            upstream="ones" if gradients else "",
+            kernel, dtype, seed, dims=(1 << fmt.bits,), fill="patterns", upstream="ones" if gradients else ""
         )
         groups = [Group((everything,), exhaustive=math.prod(everything.dims) == 1 << fmt.bits)]
         if gradients:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from hypothesis import strategies as st
@@ -57,34 +57,12 @@ class Sizes:
     every_pattern: bool = False
 
 
-class Chance(Protocol):
-    """Makes choices: Hypothesis or a random generator."""
-
-    def pick(self, choices: Sequence[Any]) -> Any: ...
-
-    def number(self, low: int, high: int) -> int: ...
-
-
 @dataclass(frozen=True)
-class _Drawn:
-    draw: st.DrawFn
+class Chance:
+    """Makes choices, one of several or a number within two ends: Hypothesis does, or a random generator."""
 
-    def pick(self, choices: Sequence[Any]) -> Any:
-        return self.draw(_one_of(choices))
-
-    def number(self, low: int, high: int) -> int:
-        return self.draw(st.integers(low, high))
-
-
-@dataclass(frozen=True)
-class _Rolled:
-    generator: random.Random
-
-    def pick(self, choices: Sequence[Any]) -> Any:
-        return self.generator.choice(choices)
-
-    def number(self, low: int, high: int) -> int:
-        return self.generator.randint(low, high)
+    pick: Callable[[Sequence[Any]], Any]
+    number: Callable[[int, int], int]
 
 
 _STRATEGIES: dict[Any, st.SearchStrategy[Any]] = {}
@@ -241,7 +219,7 @@ class CaseSpace:
 
     def roll(self, generator: random.Random) -> Case:
         """Returns one case with every factor taken at random."""
-        return self._chosen(_Rolled(generator))
+        return self._chosen(Chance(generator.choice, generator.randint))
 
     def _chosen(self, chance: Chance) -> Case:
         """Returns one case with every factor chosen by `chance`."""
@@ -370,11 +348,6 @@ def space(
     return chosen
 
 
-def cases(kernel: Kernel, dtype: str, **choices: Any) -> st.SearchStrategy[Case]:
-    """Returns a strategy of cases of one kernel in one dtype. `choices` are the arguments of `space`."""
-    return space(kernel, dtype, **choices).cases()
-
-
 def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
     """Returns the names as a tuple. Raises UsageError unless there is at least one and all are known."""
     if isinstance(names, str):
@@ -405,4 +378,4 @@ def _fits(kernel: Kernel, dims: Dims) -> None:
 
 @st.composite
 def _draw(draw: st.DrawFn, chosen: CaseSpace) -> Case:
-    return chosen._chosen(_Drawn(draw))
+    return chosen._chosen(Chance(lambda some: draw(_one_of(some)), lambda low, high: draw(st.integers(low, high))))

@@ -103,13 +103,7 @@ RowRecipe = Callable[[WantedRows], Tensor]
 
 
 def fill(
-    recipe: str,
-    fmt: Format,
-    shape: Shape,
-    stream: Stream,
-    *,
-    landmarks: Sequence[float] = (),
-    shared: bool = False,
+    recipe: str, fmt: Format, shape: Shape, stream: Stream, *, landmarks: Sequence[float] = (), shared: bool = False
 ) -> Tensor:
     """Returns a tensor of a format filled by a recipe.
 

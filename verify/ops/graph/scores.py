@@ -8,7 +8,7 @@ alone, never at the operands' names.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,9 +62,9 @@ def normalised(program: Program) -> tuple[str, ...]:
     found, below = set[str](), dict[int, frozenset[str]]()  # id(step) -> the operands that it depends on
     for step in program.steps:
         below[id(step)] = frozenset(_names([step])).union(*(below.get(id(each), frozenset()) for each in step.inputs))
-        for each in _as_large(step.inputs[0]) if _is_exponential(step) else ():
+        for each in _upstream(step.inputs[0], _as_large) if _is_exponential(step) else ():
             if isinstance(each, Map) and each.function == "subtract":
-                found |= _names(_as_large(each.inputs[0])) & below.get(id(each.inputs[1]), frozenset())
+                found |= _names(_upstream(each.inputs[0], _as_large)) & below.get(id(each.inputs[1]), frozenset())
     return tuple(sorted(found))
 
 
@@ -72,37 +72,29 @@ def _names(steps: Iterable[Step]) -> set[str]:
     return {each.name for each in steps if isinstance(each, Leaf) and each.operand and each.real}
 
 
-def _as_large(step: Step) -> Iterator[Step]:
-    """Yields a step and the steps before it whose infinities it has, too."""
-    ahead, seen = [step], set[int]()
-    while ahead:
-        each = ahead.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        yield each
-        function = each.function if isinstance(each, Map) else ""
-        if isinstance(each, Move) or function in ("add", "where"):
-            ahead += [one for one in each.inputs if one.real]
-        elif function in ("subtract", "divide"):
-            ahead.append(each.inputs[0])
-        elif function == "multiply" and sum(one.on_operands for one in each.inputs) == 1:
-            ahead += each.inputs
+def _as_large(step: Step) -> Sequence[Step]:
+    """Returns the inputs of a step whose infinities it has, too."""
+    function = step.function if isinstance(step, Map) else ""
+    if function in ("subtract", "divide"):
+        return step.inputs[:1]
+    scales = function == "multiply" and sum(each.on_operands for each in step.inputs) == 1
+    return step.inputs if scales or isinstance(step, Move) or function in ("add", "where") else ()
 
 
 def _is_exponential(step: Step) -> bool:
     return isinstance(step, Map) and step.function == "exp"
 
 
-def _upstream(step: Step) -> Iterator[Step]:
-    """Yields a step and the steps before it, the nearest first. Stops at products of matrices."""
+def _upstream(step: Step, onward: Callable[[Step], Sequence[Step]] | None = None) -> Iterator[Step]:
+    """Yields a step and the steps before it, the nearest first. Stops at products of matrices, or goes `onward`."""
     ahead, seen = [step], {id(step)}
     while ahead:
         each = ahead.pop(0)
         yield each
-        if not isinstance(each, Contract) or each is step:
-            ahead += [one for one in each.inputs if id(one) not in seen]
-            seen |= {id(one) for one in each.inputs}
+        following = each.inputs if not isinstance(each, Contract) or each is step else ()
+        new = [one for one in (onward(each) if onward else following) if id(one) not in seen]
+        ahead += new
+        seen.update(map(id, new))
 
 
 def _parts(traced: _Traced, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
