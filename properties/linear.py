@@ -129,15 +129,15 @@ def torch_linear_gelu(x, weight, bias):
     return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
 
 
-# These laws have a test of their own in tests/kernels, so only slow runs try them here. test_linear_act.py and
-# test_linear_geglu.py test rows alone and among others, saved tensors and a second backward pass, autocast and
+# These laws have a test of their own in tests/kernels, so only slow runs try them here. test_linear_act.py tests
+# rows alone and among others, saved tensors and a second backward pass, autocast and
 # operators. test_linear_layouts.py tests layouts of operands and upstream gradients, test_composition.py compiled
 # calls, test_plans.py new values in repeated launches.
 TESTED = ["determinism", "batch invariance", "many rows", "nothing overwritten", "no stale results"]
 TESTED += ["layout independence", "upstream layout independence", "compiled", "custom operators", "autocast"]
 test_linear = verify.laws_for(linear, dtypes=["bfloat16"], without=TESTED)
 test_linear_tested = pytest.mark.slow(verify.laws_for(linear, dtypes=["bfloat16"], laws=TESTED))
-# tests/kernels/test_linear_geglu.py compares gradients of the whole layer with those of the formula.
+# tests/kernels/test_linear.py compares gradients of the whole layer with those of the formula.
 # Its memory is surrounded by guard bands under "initialised memory" too.
 OTHERS = ["linear backward", "memory bounds"]
 test_linear_geglu_float32 = verify.laws_for(linear_geglu_float32, without=[*TESTED, *OTHERS])

@@ -9,12 +9,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernels.geglu import geglu
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm, layer_norm_residual
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
+from kernels.rms_norm import rms_norm_fp8
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, results, same
 
 COMPILED = (
@@ -42,6 +44,31 @@ def test_one_compiled_program_takes_any_number_of_rows(name):
         assert same(results(compiled, leaves), results(function, leaves))
         programs.append(counter.frame_count)  # Dynamo makes two of a function with a float, and keeps one
     assert len(set(programs)) == 1
+
+
+class Calls(TorchDispatchMode):
+    """Keeps the arguments of calls of custom operators: the first with each choice of operands."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = {}
+
+    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+        if operator.namespace not in ("aten", "prim", "prims"):
+            form = operator, *(a if isinstance(a, str | bool | None) else type(a) for a in args)
+            self.found.setdefault(form, [t.detach().clone() if isinstance(t, torch.Tensor) else t for t in args])
+        return operator(*args, **(kwargs or {}))
+
+
+def test_operators_are_what_they_are_registered_as():
+    """Compiled programs below, with their gradients, show the rest of what `opcheck` can try, in seconds for each."""
+    with Calls() as calls:
+        for function, shapes in FUNCTIONS.values():
+            results(function, drawn(0, *shapes))
+        rms_norm_fp8(*drawn(0, ROW, VECTOR))
+    assert len({operator for operator, *_ in calls.found}) > 15
+    for (operator, *_), args in calls.found.items():
+        torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from types import SimpleNamespace
 
 import pytest
-import torch
 
-from kernels.bench import block, everything, host, promises
+from kernels.bench import everything, promises
 from kernels.bench.promises import Row, rows, verdict
-from tests.kernels.public import DEVICE
-
-PARAMETERS = block.parameters
 
 
 def fast(ours: float = 1.0) -> dict:
@@ -38,41 +33,6 @@ def test_each_promise_holds_or_is_below():
         for broken in (fast(math.nan), {"us": {}, "failed": {}}):
             assert not any(line.held for line in verdict(found | {row.key: broken}, [row]))
         assert not any(line.held for line in verdict({}, [row]))
-
-
-SMALL = {"linear": (16, 32, 64), "compile": (16, 32, 64), "block": (2, 8)}
-
-
-@pytest.mark.skipif(DEVICE != "cpu", reason="the program itself runs there")
-@pytest.mark.parametrize("group", [group for group in promises.GROUPS if group != "compile"])
-def test_rows_of_each_group_time_every_pass_of_ours_and_eager(monkeypatch, group):
-    """On the interpreter, with small tensors, where a graph is the function and takes as long as it says."""
-    for name in ("synchronize", "Stream", "empty_cache"):
-        monkeypatch.setattr(torch.cuda, name, lambda: None)
-    monkeypatch.setattr(block, "waves", lambda *shape: torch.sin(torch.arange(float(math.prod(shape)))).view(shape))
-    monkeypatch.setattr(block, "parameters", lambda kind, *_: PARAMETERS(kind, 32, 48, torch.bfloat16, "cpu"))
-    monkeypatch.setattr(block, "WIDTH", 32)
-    monkeypatch.setattr(block, "errors", lambda name, *_: {"y": 0.5})
-    monkeypatch.setattr(block, "timed", lambda call, steps: 2.0)
-    monkeypatch.setattr(host, "host_times", lambda calls, rounds: {name: 1e6 * bool(calls[name]) for name in calls})
-    monkeypatch.setattr(host, "profiled", lambda call: {"all": 3.0})
-    monkeypatch.setattr(everything.report, "captured", lambda call, stream: SimpleNamespace(replay=call))
-    monkeypatch.setattr(
-        everything.report, "medians", lambda calls, n: {k: float(call() is not None) for k, call in calls.items()}
-    )
-    graph_times = everything.graph_times  # of graphs that repeat a call ten times
-    monkeypatch.setattr(everything, "graph_times", lambda calls, count, failed: graph_times(calls, 2, failed))
-    for name in [*dict.fromkeys(row.name for row in rows() if row.group == group)][:3]:
-        row = Row(group, name, "bfloat16", SMALL.get(group, (4, 128 if name in promises.FP8 else 32)))
-        found = everything.measured(row)
-        assert not {"ours", "eager"} & found["failed"].keys(), found["failed"]
-        passes = {"step", "gpu"} if group == "block" else {"forward"} if name in promises.FP8 else {"forward", "step"}
-        for which in passes:
-            assert {"ours", "eager"} <= found["us"][which].keys()
-        assert group != "linear" or {"cublas", "floor"} <= found["us"]["step"].keys()
-        assert row.key in everything.line(row, found)
-        assert group != "host" or name in promises.FP8 or found["profile"]["ours"] == {"all": 3.0}
-        json.dumps(found)
 
 
 def test_a_record_is_continued_unless_the_kernels_changed(monkeypatch, tmp_path, capsys):

@@ -137,15 +137,3 @@ def test_0d_and_wide_rows(backend, gated):
     halves = x.chunk(2, -1)
     pieces = [gated.split(a, b) for a, b in zip(*(h.split(30000, -1) for h in halves), strict=True)]
     assert torch.equal(gated.packed(x), torch.cat(pieces, -1))
-
-
-@pytest.mark.parametrize("gated", FORMS.values(), ids=FORMS)
-def test_gradcheck_and_gradgradcheck(backend, gated):
-    """In torch's fast mode: a difference along one direction, in which every wrong entry of a Jacobian shows."""
-    torch.manual_seed(3)
-    x = torch.randn(1, 4, dtype=torch.float64, device=backend.device, requires_grad=True)
-    halves = tuple(t.detach().requires_grad_() for t in x.chunk(2, -1))
-    for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        gate_last = gated is not FORMS["geglu"]  # a flag of the launcher they share
-        assert check(lambda t, g=gate_last: gated.packed(t, gate_last=g), x, fast_mode=True)
-        assert check(gated.split, halves, fast_mode=True)

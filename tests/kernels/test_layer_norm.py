@@ -26,7 +26,6 @@ from kernels.layer_norm import (  # noqa: E402
     layer_norm,
     layer_norm_residual,
     layer_norm_residual_bias,
-    operators,
     plan,
 )
 from kernels.rms_norm import rms_norm_residual  # noqa: E402
@@ -818,61 +817,6 @@ def test_constant_rows_give_the_bias_and_without_eps_nan():
         assert layer_norm(x, eps=0.0).isnan().all()
 
 
-def layouts_of(x):
-    """The same values in other memory: padded rows, sliced, transposed, offset by one, expanded."""
-    m, n = x.shape[0] * x.shape[1], x.shape[2]
-    padded = x.new_full((*x.shape[:2], n + 3), 7.0)
-    padded[..., :n] = x
-    yield "padded", padded[..., :n]
-    every_other = x.new_full((2 * x.shape[0], x.shape[1], n), 7.0)
-    every_other[::2] = x
-    yield "every other", every_other[::2]
-    yield "transposed last", x.transpose(1, 2).contiguous().transpose(1, 2)
-    yield "transposed first", x.transpose(0, 1).contiguous().transpose(0, 1)
-    shifted = x.new_full((m * n + 1,), 7.0)
-    shifted[1:] = x.flatten()
-    yield "misaligned", shifted[1:].view(x.shape)
-
-
-@pytest.mark.parametrize(
-    "dtype",
-    [*(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.float32)), torch.bfloat16],
-    ids=name_of,
-)
-def test_layouts_of_inputs_and_upstream_gradients_do_not_change_a_bit(dtype):
-    x, dy = draw(2, 2, 50).to(dtype).to(DEVICE), draw(2, 2, 50, seed=1).to(dtype).to(DEVICE)
-    weight = draw(50, seed=2).to(dtype).to(DEVICE)
-
-    residual, ds = x.clone(), dy.clone()
-
-    def results(x, dy, weight, residual=residual, ds=ds):
-        x, weight = x.requires_grad_(), weight.requires_grad_()
-        y, s = layer_norm_residual(x, residual, weight, weight)
-        z = layer_norm(x, weight)
-        return y, s, z, *torch.autograd.grad([y, s, z], [x, weight], [dy, ds, dy])
-
-    expected = results(x, dy, weight)
-    strided = torch.stack([weight, weight], 1)[:, 0].detach()
-    for (name, given), (_, arriving) in zip(layouts_of(x.detach()), layouts_of(dy), strict=True):
-        for other in (
-            results(given, dy, strided),
-            results(x.detach(), dy, weight, residual=given),
-            results(x.detach(), arriving, weight),
-            results(x.detach(), dy, weight, ds=arriving),
-        ):
-            for got, want in zip(other, expected, strict=True):
-                assert torch.equal(got, want), name
-    row, one = dy[0, 0], dy.new_tensor(0.5)
-    for dense in (row.expand(2, 2, 50), one.expand(2, 2, 50), row[:1].expand(2, 2, 50)):
-        want = results(x.detach(), dense.contiguous(), weight)
-        for g, w in zip(results(x.detach(), dense, weight), want, strict=True):
-            assert torch.equal(g, w)
-    broadcast = x[:, :1].detach().expand(2, 2, 50)
-    want = results(broadcast.contiguous(), dy, weight)
-    for g, w in zip(results(broadcast, dy, weight), want, strict=True):
-        assert torch.equal(g, w)
-
-
 class Recorder:
     """In place of a kernel: notes what Triton would compile it for, classes of its pointers and integers."""
 
@@ -1071,14 +1015,6 @@ def test_empty_inputs_do_what_torch_does(shape):
 def test_one_dimension():
     x = draw(40).to(DEVICE)
     assert torch.equal(layer_norm(x), layer_norm(x[None])[0])
-
-
-def test_operators_are_registered_soundly():
-    x = draw(3, 10).float().to(DEVICE).requires_grad_()
-    weight = draw(10).float().to(DEVICE).requires_grad_()
-    residual = draw(3, 10, seed=1).half().to(DEVICE).requires_grad_()
-    torch.library.opcheck(operators.forward_op.registered, (x, None, None, weight, None, 1e-5, True))
-    torch.library.opcheck(operators.forward_op.registered, (x, residual, weight, weight, weight, 1e-5, True))
 
 
 @pytest.mark.gpu

@@ -1,9 +1,8 @@
-"""kernels/linear_act.py against exact dot products (Fraction) and exact activations (mpmath)."""
+"""kernels/linear_act.py: its activations, what it saves, and its gradient of data; test_linear.py has the layer."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 from functools import partial
 
 import mpmath as mp
@@ -15,120 +14,7 @@ from kernels import gelu_of_sums
 from kernels import linear_act as module
 from kernels import linear_geglu as geglu_module
 from kernels.linear_act import linear_act, linear_data_grad
-
-DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
-# precision of the dtype, precision of its sums, exponent of its smallest subnormal
-FORMAT = {
-    torch.float64: (53, 53, -1074),
-    torch.float32: (24, 24, -149),
-    torch.float16: (11, 24, -24),
-    torch.bfloat16: (8, 24, -133),
-}
-# largest error of the activation's own arithmetic beyond the rounding of the result, in ULP: measured on all
-# float16 and bfloat16 inputs below; float32 is computed in float64; float64 is libdevice's erfc and exp (a few
-# ULP, and the tail's condition, which the sum's own error bound has too)
-OWN = {torch.float64: 6.0, torch.float32: 0.01, torch.float16: 0.02, torch.bfloat16: 0.12}
-
-
-def exact_act(a, activation):
-    a = mp.mpf(a.numerator) / a.denominator if isinstance(a, Fraction) else mp.mpf(a)
-    if activation == "gelu":
-        return a * mp.erfc(-a / mp.sqrt(2)) / 2
-    if activation == "gelu_tanh":
-        return a / (1 + mp.exp(-2 * mp.sqrt(2 / mp.pi) * (a + mp.mpf("0.044715") * a**3)))
-    if activation == "squared_relu":
-        return max(a, mp.mpf(0)) ** 2
-    return a
-
-
-def steepest(a, reach, activation):
-    """A bound of |act'| within `reach` of a."""
-    top = 2 * (max(a, 0) + reach)
-    return {"id": 1, "gelu": mp.mpf("1.13"), "gelu_tanh": mp.mpf("1.14"), "squared_relu": top}[activation]
-
-
-def ulp(value, dtype):
-    precision, _, smallest = FORMAT[dtype]
-    if value == 0:
-        return mp.ldexp(1, smallest)
-    return mp.ldexp(1, max(math.floor(mp.log(abs(value), 2)) - precision + 1, smallest))
-
-
-def exact_sums(x, weight, bias, u):
-    """For each row and output feature the exact sum, and how far roundings of the unit u move it: K u |x| |w|."""
-    xs, ws = ([[Fraction(v) for v in row] for row in t.double().tolist()] for t in (x, weight))
-    bs = [Fraction(0)] * len(ws) if bias is None else [Fraction(v) for v in bias.double().tolist()]
-
-    def exact_sum(row, w, b):
-        products = [p * q for p, q in zip(row, w, strict=True)]
-        a, size = (
-            mp.mpf(v.numerator) / v.denominator for v in (sum(products, b), sum(map(abs, products), Fraction(0)))
-        )
-        return a, len(row) * u * size + (u * abs(a) if bias is not None else 0)
-
-    return [[exact_sum(row, w, b) for w, b in zip(ws, bs, strict=True)] for row in xs]
-
-
-def worst_ratio(y, x, weight, bias, activation):
-    """The largest error of y over the a-priori bound: K u |x| |w| through act, and one rounding."""
-    mp.mp.prec = 300
-    dtype = y.dtype
-    u = mp.ldexp(1, -FORMAT[dtype][1])
-    ratios = [mp.mpf(0)]
-    for sums, got_row in zip(exact_sums(x, weight, bias, u), y.double().tolist(), strict=True):
-        for (a, reach), got in zip(sums, got_row, strict=True):
-            truth = exact_act(a, activation)
-            bound = reach * steepest(a, reach, activation)
-            bound += (mp.mpf("0.5") + (OWN[dtype] if "gelu" in activation else 0)) * ulp(truth, dtype)
-            ratios.append(mp.inf if math.isnan(got) else abs(mp.mpf(got) - truth) / bound)
-    return float(max(ratios))
-
-
-def tensors(dtype, m=6, k=37, n=9, seed=0, grad=False):
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((m, k), (n, k), (n,))
-    scale = (1.0, 2.0 / math.sqrt(k), 1.0)
-    made = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
-    return [(t * c).to(dtype).requires_grad_(grad) for t, c in zip(made, scale, strict=True)]
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("with_bias", [False, True])
-def test_within_the_a_priori_bound(backend, dtype, activation, with_bias):
-    x, weight, bias = tensors(dtype)
-    bias = bias if with_bias else None
-    on = [None if t is None else t.to(backend.device) for t in (x, weight, bias)]
-    y = linear_act(*on, activation=activation).cpu()
-    assert worst_ratio(y, x, weight, bias, activation) <= 1.0
-
-
-def test_the_bound_rejects_a_lost_product_a_wrong_form_and_a_second_rounding():
-    x, weight, bias = tensors(torch.float32)
-    a = x.double() @ weight.double().t() + bias.double()
-    good = torch.nn.functional.gelu(a, approximate="tanh").float()
-    assert worst_ratio(good, x, weight, bias, "gelu_tanh") <= 1.0
-    assert worst_ratio(good, x, weight, bias, "gelu") > 1.0
-    lost = torch.nn.functional.gelu(a - x.double()[:, -1:] * weight.double()[:, -1], approximate="tanh")
-    assert worst_ratio(lost.float(), x, weight, bias, "gelu_tanh") > 1.0
-    x, weight, bias = tensors(torch.bfloat16)
-    a = x.double() @ weight.double().t() + bias.double()
-    twice = torch.nn.functional.gelu(a.bfloat16().double(), approximate="tanh").bfloat16()
-    assert worst_ratio(twice, x, weight, bias, "gelu_tanh") > 1.0
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh"])
-def test_more_accurate_than_a_product_and_torchs_activation(backend, dtype, activation):
-    x, weight, _ = tensors(dtype, m=24, n=40, seed=1)
-    a = x.double() @ weight.double().t()
-    truth = torch.nn.functional.gelu(a, approximate="tanh" if activation == "gelu_tanh" else "none")
-    form = "tanh" if activation == "gelu_tanh" else "none"
-    theirs = torch.nn.functional.gelu(x @ weight.t(), approximate=form)
-    ours = linear_act(x.to(backend.device), weight.to(backend.device), activation=activation).cpu()
-    error, reference = ((t.double() - truth).square().mean().sqrt() for t in (ours, theirs))
-    assert error <= 0.85 * reference
+from tests.kernels.test_linear import ACTIVATIONS, DTYPES, FORMAT, OWN, exact_act, tensors, ulp
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -280,86 +166,15 @@ def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, li
             assert torch.equal(linear(x, weight, bias), y), config
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_every_kernel_and_configuration_gives_the_same_bits(dtype, monkeypatch):
-    x, weight, bias = (t.cuda() for t in tensors(dtype, m=300, k=456, n=528))
-    y = linear_act(x, weight, bias, activation="gelu")
-    stepped = x.repeat_interleave(2, 1)[:, ::2]  # no copy engine
-    for config in module._configs(dtype, False):
-        monkeypatch.setattr(module, "_configs", lambda *_, config=config: [config])
-        assert torch.equal(linear_act(stepped, weight, bias, activation="gelu"), y), config
-
-
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_saved_pre_activation(backend, activation):
-    x, weight, bias = tensors(torch.bfloat16, grad=True)
-    x, weight, bias = (t.detach().to(backend.device).requires_grad_() for t in (x, weight, bias))
-    y, pre = linear_act(x, weight, bias, activation=activation, return_pre=True)
-    assert torch.equal(pre, linear_act(x, weight, bias))
-    other = linear_act(x, weight, bias, activation=activation, recompute=True)
-    assert torch.equal(y, other)
-    dy = torch.linspace(-1, 1, y.numel(), device=y.device).view(y.shape).to(y.dtype)
-    saved = torch.autograd.grad(y, (x, weight, bias), dy)
-    again = torch.autograd.grad(other, (x, weight, bias), dy)
-    assert all(torch.equal(p, q) for p, q in zip(saved, again, strict=True))
-
-
-def test_the_pre_activation_is_saved_only_where_the_backward_pass_needs_it(backend, saved):
-    leaves = [t.to(backend.device).requires_grad_() for t in tensors(torch.float32)]
-    linear_act(*leaves, activation="gelu")
-    linear_act(*leaves)  # the slope of the identity needs none
-    linear_act(*leaves, activation="gelu", recompute=True)
-    linear_act(*(t.detach() for t in leaves), activation="gelu")
-    with torch.no_grad():
-        linear_act(*leaves, activation="gelu")
-    assert saved == [True, False, False, False, False]
-
-
 def test_gradient_through_the_saved_pre_activation(backend):
     arguments = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64)]
     y, pre = linear_act(*arguments, activation="gelu", return_pre=True)
+    assert torch.equal(pre, linear_act(*arguments))
     both = torch.autograd.grad((y * 2).sum() + (pre * 3).sum(), arguments, retain_graph=True)
     one = torch.autograd.grad((y * 2).sum(), arguments, retain_graph=True)
     two = torch.autograd.grad((pre * 3).sum(), arguments)
     for total, first, second in zip(both, one, two, strict=True):
         torch.testing.assert_close(total, first + second, rtol=1e-13, atol=1e-13)
-
-
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradients_against_the_formula(backend, dtype, activation):
-    leaves = tensors(dtype, m=70, k=20, n=9, grad=True)
-    x, weight, bias = (t.detach().to(backend.device).requires_grad_() for t in leaves)
-    y = linear_act(x, weight, bias, activation=activation)
-    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(3)).to(dtype)
-    got = torch.autograd.grad(y, (x, weight, bias), dy.to(backend.device))
-
-    wide = [t.detach().double() for t in leaves]
-    a = wide[0] @ wide[1].t() + wide[2]
-    if dtype in (torch.float16, torch.bfloat16):
-        a = a.to(dtype).double()  # the backward pass reads the rounded pre-activation
-    slope = {
-        "id": torch.ones_like(a),
-        "gelu": torch.special.erfc(-a / 2**0.5) / 2 + a * torch.exp(-a * a / 2) / (2 * math.pi) ** 0.5,
-        "squared_relu": 2 * a.clamp(min=0),
-    }
-    if activation == "gelu_tanh":
-        s = torch.sigmoid(2 * (2 / math.pi) ** 0.5 * (a + 0.044715 * a**3))
-        slope["gelu_tanh"] = s + a * s * (1 - s) * 2 * (2 / math.pi) ** 0.5 * (1 + 3 * 0.044715 * a * a)
-    g = dy.double() * slope[activation]
-    # g is rounded once before the products; a few roundings of the sums come on top. In wide formats the
-    # error of the sum a, carried through act'' <= 2, is of that order too
-    unit = 2.0 ** -FORMAT[dtype][0]
-    reach = wide[0].abs() @ wide[1].abs().t() if dtype in (torch.float32, torch.float64) else 0
-    g_size = g.abs() + 2 * dy.double().abs() * reach
-    for name, result, truth, size in (
-        ("dx", got[0], g @ wide[1], g_size @ wide[1].abs()),
-        ("dweight", got[1], g.t() @ wide[0], g_size.t() @ wide[0].abs()),
-        ("dbias", got[2], g.sum(0), g_size.sum(0)),
-    ):
-        ratio = ((result.cpu().double() - truth).abs() / (unit * size)).max()
-        assert ratio <= 4, (name, ratio)
 
 
 # dtype, powers of two of dy, and a range of the pre-activation: at its end the result is a number of the dtype, or
@@ -405,20 +220,6 @@ def test_an_infinite_gradient_at_an_infinite_pre_activation(backend, dtype, acti
     )
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_gradcheck_and_gradgradcheck(backend, activation):
-    leaves = [t.detach().to(backend.device).requires_grad_() for t in tensors(torch.float64, 3, 4, 5, seed=2)]
-    # what is saved or computed again does not depend on the activation: GELU has all three ways
-    for recompute, return_pre in ((True, False), (False, False), (False, True))[0 if activation == "gelu" else 2 :]:
-
-        def run(x, weight, bias, recompute=recompute, return_pre=return_pre):
-            return linear_act(x, weight, bias, activation=activation, recompute=recompute, return_pre=return_pre)
-
-        assert torch.autograd.gradcheck(run, leaves, fast_mode=True)
-        if recompute or return_pre:
-            assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_data_gradient(backend, dtype, activation):
@@ -447,38 +248,3 @@ def test_data_gradient(backend, dtype, activation):
         assert not any(t.requires_grad for t in once) and all(t.requires_grad for t in again)
         if activation == "gelu":  # the others differ in act'' alone, which is checked above
             assert torch.autograd.gradgradcheck(run, leaves, fast_mode=True)
-
-
-def test_operators_are_registered_correctly(backend):
-    x, weight, bias = (t.to(backend.device) for t in tensors(torch.float32, 3, 4, 5))
-    leaves = [t.clone().requires_grad_() for t in (x, weight, bias)]
-    pre = torch.randn(3, 5, generator=torch.Generator().manual_seed(0)).to(backend.device)
-    for save_pre in (False, True):
-        torch.library.opcheck(module._linear.registered, (*leaves, "gelu", save_pre, False))
-    torch.library.opcheck(module._linear.registered, (x, weight, None, "id", False, False))
-    torch.library.opcheck(module._gradient.registered, (pre.clone().requires_grad_(), pre, "gelu", True, True))
-    dy = pre.clone().requires_grad_()
-    torch.library.opcheck(module._data_grad.registered, (dy, leaves[1], x, "gelu_tanh", False))
-    for need_w in (True, False):
-        arguments = (x, pre, weight, x, "gelu_tanh", True, need_w, True, False)
-        torch.library.opcheck(module._data_grad_backward.registered, arguments)
-    for need_w in (True, False):
-        arguments = (pre, x, weight, bias, None, "gelu", True, need_w, True, False)
-        torch.library.opcheck(module._backward.registered, arguments, test_utils=("test_schema", "test_faketensor"))
-
-
-@pytest.mark.parametrize(("m", "k", "n"), [(0, 4, 5), (3, 0, 5), (3, 4, 0), (0, 0, 0)])
-def test_empty(backend, m, k, n):
-    x, weight, bias = (
-        t.to(backend.device).requires_grad_() for t in (torch.ones(m, k), torch.ones(n, k), torch.linspace(-2, 2, n))
-    )
-    y = linear_act(x, weight, bias, activation="squared_relu")
-    assert y.shape == (m, n)
-    if k == 0:
-        assert torch.equal(y, (bias.clamp(min=0) ** 2).expand(m, n))
-    grads = torch.autograd.grad(y.sum(), (x, weight, bias))
-    assert [g.shape for g in grads] == [x.shape, weight.shape, bias.shape]
-    if m == 0:
-        assert not any(g.any() for g in grads)
-    if k == 0 and m:
-        assert torch.equal(grads[2], 2.0 * m * bias.clamp(min=0))

@@ -230,40 +230,6 @@ def test_every_float32_sum_is_one_chain_through_k(printed, tmp_path):
         assert not re.search(r"\bmul\.(rn\.)?f32", text)
 
 
-def bits(*words):
-    return torch.tensor(words, dtype=torch.int64).to(torch.int32).view(torch.float32)[:, None]
-
-
-@pytest.mark.parametrize(
-    ("module", "activation", "x", "weight", "bias", "dy", "expanded"),
-    [
-        (act, "id", bits(0, 0, 0), bits(0), bits(0), bits(0x3F9F21AF, 0x3F800000, 0xBE800000), False),
-        (act, "gelu", bits(0x3F800000, 0xB6580000, 0xB8D00000), bits(0x3F800000), bits(0), bits(0x3F400000), True),
-        (
-            geglu,
-            "gelu",
-            bits(0x3F800000, 0, 0x3F400000, 0, 0x3F800000, 0),
-            bits(0x3E4DD000, 0),
-            bits(0x3F800000, 0x3F800000),
-            bits(0x3F6F0000),
-            True,
-        ),
-    ],
-    ids=["linear", "gelu", "geglu"],
-)
-def test_gradients_that_once_depended_on_the_layout(
-    backend, monkeypatch, module, activation, x, weight, bias, dy, expanded
-):
-    """Found on an H200: the last bit of dbias."""
-    x, weight, bias, dy = (t.to(backend.device) for t in (x, weight, bias.flatten(), dy))
-    view = dy.expand(len(x), 1) if expanded else views(dy)["stepped"]
-    dense = view.clone(memory_format=torch.contiguous_format)
-    want, reducing, _ = results(module, monkeypatch, x, weight, bias, dense, activation)
-    got, other_reducing, _ = results(module, monkeypatch, x, weight, bias, view, activation)
-    same_bits(got, want)
-    assert other_reducing == reducing
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("module", MODULES, ids=["linear", "geglu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -11,8 +11,7 @@ from torch.nn import functional
 
 import verify
 from kernels.layer_norm import layer_norm, plan
-from kernels.layer_norm.operators import backward_op, forward_op
-from kernels.rms_norm import fp8_op, rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
+from kernels.rms_norm import rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
 from tests.kernels.test_layer_norm import DEVICE, draw, in_balls, name_of, reals, worst
 from tests.kernels.test_rms_norm import assert_within, exact_errors, run
 from verify.truth.quantised import Parts, Value, judge
@@ -211,17 +210,6 @@ def test_second_derivatives_are_those_of_the_formula():
     wanted = second(lambda x, z, w: functional.rms_norm(x, (9,), w, EPS) * functional.silu(z), theirs, upstream)
     for a, b in zip(second(partial(rms_norm_gated, eps=EPS), ours, dy), wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-
-
-def test_operators_are_registered_soundly():
-    shapes = ((3, 16), (3, 16), (16,))
-    x, gate, weight = (draw(*s, seed=k).float().to(DEVICE).requires_grad_() for k, s in enumerate(shapes))
-    torch.library.opcheck(forward_op.registered, (x, None, None, weight, None, EPS, False, gate))
-    y, _, stats = forward_op.registered(x, None, None, weight, None, EPS, False, gate)
-    backward = (y.detach(), None, x, None, None, weight, None, stats, EPS, True, False, False, False, gate)
-    torch.library.opcheck(backward_op.registered, backward)
-    of_fp8 = ("test_schema", "test_faketensor")  # there are no gradients
-    torch.library.opcheck(fp8_op.registered, (x.detach(), None, weight.detach(), EPS, 16), test_utils=of_fp8)
 
 
 @pytest.mark.gpu
