@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import verify
-from kernels import gelu_of_sums
 from kernels import linear_act as module
 from kernels import linear_geglu as geglu_module
 from kernels.linear_act import linear_act, linear_data_grad
@@ -44,99 +43,6 @@ def test_infinities_and_nan(backend, dtype, activation):
     assert y[0] == math.inf
     assert y[1] == (-math.inf if activation == "id" else 0.0)
     assert math.isnan(y[2])
-
-
-def minimax(f, top, powers):
-    """The sum of these powers nearest to f on [0, top], lowest first, by Remez's exchange; and its error."""
-    mp.mp.dps = 30
-    count = len(powers)
-    grid = [mp.mpf(top) * (1 - mp.cos(mp.pi * i / 400)) / 2 for i in range(401)]
-    if powers[0] > 0:
-        grid = grid[1:]  # no error at 0 to balance
-    values = [f(u) for u in grid]
-    points = [grid[round(i * (len(grid) - 1) / count)] for i in range(count + 1)]
-    for _ in range(20):
-        system = mp.matrix(count + 1, count + 1)
-        right = mp.matrix(count + 1, 1)
-        for i, u in enumerate(points):
-            for j, power in enumerate(powers):
-                system[i, j] = u**power
-            system[i, count] = (-1) ** i
-            right[i] = f(u)
-        solved = mp.lu_solve(system, right)
-        errors = [sum(solved[j] * u**p for j, p in enumerate(powers)) - v for u, v in zip(grid, values, strict=True)]
-        turns: list[int] = []
-        for i, e in enumerate(errors):
-            if turns and (e > 0) == (errors[turns[-1]] > 0):
-                if abs(e) > abs(errors[turns[-1]]):
-                    turns[-1] = i
-            else:
-                turns.append(i)
-        assert len(turns) == count + 1
-        if [grid[i] for i in turns] == points:
-            break
-        points = [grid[i] for i in turns]
-    return [float(solved[j]) for j in range(count)], float(max(abs(e) for e in errors))
-
-
-def log2_tail(u):
-    """log2 Phi(-u)"""
-    return mp.log(mp.erfc(u / mp.sqrt(2)) / 2, 2)
-
-
-def log2_value(u):
-    """log2 -gelu(-u)"""
-    return mp.log(u, 2) + log2_tail(u)
-
-
-def log2_slope(u):
-    """log2 -gelu'(-u)"""
-    return mp.log(u * mp.npdf(u) - mp.erfc(u / mp.sqrt(2)) / 2, 2)
-
-
-@pytest.mark.parametrize(("name", "cap", "relative"), [("FP16", 5.9, 2.0**-18.2), ("BF16", 13.7, 2.0**-12.6)])
-def test_the_tail_polynomials_are_the_minimax_ones(name, cap, relative):
-    committed = list(getattr(gelu_of_sums, f"TAIL_{name}").value)
-    assert getattr(gelu_of_sums, f"CAP_{name}").value == cap
-    coefficients, error = minimax(lambda u: 12 + log2_tail(u), cap, range(len(committed)))
-    assert committed == pytest.approx(coefficients, rel=1e-9)
-    assert error * math.log(2) <= relative
-
-
-@pytest.mark.parametrize(
-    ("name", "function", "cap", "end", "relative"),
-    [
-        ("FAR_BF16", log2_value, "13.7", "19.5", 2.0**-15.2),
-        ("FAR_SLOPE_BF16", log2_slope, "13.7", "19.5", 2.0**-18.4),
-        ("FAR_SLOPE_FP16", log2_slope, "5.9", "9.4", 2.0**-16),
-    ],
-)
-def test_past_the_caps_the_polynomials_are_the_minimax_ones(name, function, cap, end, relative):
-    mp.mp.dps = 30
-    committed = list(getattr(gelu_of_sums, name).value)
-    cap, end = mp.mpf(cap), mp.mpf(end)
-    coefficients, error = minimax(lambda t: function(cap + t) - function(cap), end - cap, range(1, len(committed) + 1))
-    assert committed == pytest.approx(coefficients, rel=1e-9)
-    assert error * math.log(2) <= relative
-    assert committed[-1] < 0
-
-
-def test_the_other_constants():
-    mp.mp.dps = 40
-    a = 2 * mp.sqrt(2 / mp.pi)
-    expected = {
-        "RSQRT2": 1 / mp.sqrt(2),
-        "RSQRT_2PI": 1 / mp.sqrt(2 * mp.pi),
-        "HALF_LOG2E": 1 / mp.log(2) / 2,
-        "LOG2_RSQRT_2PI": -mp.log(2 * mp.pi, 2) / 2,
-        "TANH_A": a,
-        "TANH_B": a * mp.mpf("0.044715"),
-        "TANH_A_LOG2E": a / mp.log(2),
-        "TANH_B_LOG2E": a * mp.mpf("0.044715") / mp.log(2),
-    }
-    assert {name: getattr(gelu_of_sums, name).value for name in expected} == {
-        name: float(value) for name, value in expected.items()
-    }
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

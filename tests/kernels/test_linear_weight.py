@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-import types
 
 import pytest
 import torch
 
-from kernels import hopper_product, linear_layers
 from kernels import linear_act as act
+from kernels import linear_layers
 from kernels import linear_weight as module
-from kernels.launch import INTERPRETED
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.linear_weight import BLOCK, PARTS, weight_gradient
@@ -86,41 +84,6 @@ def test_products_below_the_range_of_float32(backend, m):
     small = scale < 2.0**-120
     assert small[:19].any() and float(((got.double() - truth).abs() / unit)[small].max()) <= 1
     assert (got[3] == 0).all() and (got[:, 5] == 0).all() and got[19, 17] == 0
-
-
-def test_one_chain_of_many_rows_is_far_off(backend):
-    """What the sum was before: the limit of 128 needs the levels."""
-    g, x = torch.full((12_000, 1), 1.3), torch.full((12_000, 1), 2.642)
-    truth = g.double().t() @ x.double()
-    g, x = g.to(backend.device), x.to(backend.device)
-    assert ulps(chain(g, x), truth, FRACTION[torch.float32]) > 300
-    assert ulps(weight_gradient(g, x, False), truth, FRACTION[torch.float32]) <= 97
-
-
-def floor_to(value, unit):
-    return torch.floor(value / unit) * unit
-
-
-def cut(a, b, rows):
-    """Sums of `rows` equal products a b, 1 <= a, b < 2, by the matrix units' rule; see linear_weight.py."""
-    product, total = a * b, torch.zeros_like(a)
-    for _ in range(rows // 16):
-        unit = torch.exp2(torch.floor(torch.log2(total.clamp(min=1.0))) - 25)  # products count with exponent 0
-        total = floor_to(total, unit) + 16 * floor_to(product, unit)
-        total = floor_to(total, torch.exp2(torch.floor(torch.log2(total)) - 23))
-    return total
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_what_the_matrix_units_cut_off_in_a_part(dtype):
-    """Beside half a unit for the rounding; four parts in one chain would be beyond the limit of one."""
-    generator, fraction = torch.Generator().manual_seed(0), FRACTION[dtype]
-    a, b = (
-        1 + torch.randint(0, 1 << fraction, (500,), generator=generator).double() / (1 << fraction) for _ in range(2)
-    )
-    assert 0.2 < ulps(cut(a, b, PARTS[dtype]), a * b * PARTS[dtype], fraction) <= 0.47
-    if dtype == torch.float16:
-        assert ulps(cut(a, b, 4 * PARTS[dtype]), a * b * 4 * PARTS[dtype], fraction) > 0.5
 
 
 # --------------------------------------------------------------------------------- which sums they are
@@ -212,34 +175,6 @@ def test_derivatives(backend):
 
 
 # ---------------------------------------------------------------------------------------- launches
-
-
-def test_the_launcher_of_the_hopper_kernel(monkeypatch):
-    """One part of 16 bits goes there, with all tiles; several do not."""
-    if not INTERPRETED:
-        pytest.skip("a GPU runs the kernel: the test below")
-    launches = []
-
-    class Noted:
-        def __getitem__(self, grid):
-            def launch(*arguments, **constants):
-                launches.append((grid, arguments, constants))
-                arguments[4].fill_(2.0)
-
-            return launch
-
-    monkeypatch.setattr(hopper_product, "hopper_kernel", Noted())
-    monkeypatch.setattr(hopper_product, "boxes", lambda t, rows, cols: (t, rows, cols))
-    monkeypatch.setattr(hopper_product, "transposed_operands", lambda *operands: (True, True))
-    monkeypatch.setattr(hopper_product, "tile", lambda *sizes: hopper_product.PERSISTENT)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(multi_processor_count=16))
-    monkeypatch.setitem(PARTS, torch.float16, 256)
-    got = weight_gradient(torch.zeros(256, 136).half(), torch.zeros(256, 264).half(), False)
-    ((grid, arguments, constants),) = launches
-    assert grid == (4,) and arguments[6:10] == (136, 264, 256, 4) and constants["MODE"] == 0
-    assert (got == 2.0).all()
-    assert (weight_gradient(torch.ones(257, 16).half(), torch.ones(257, 8).half(), False) == 257).all()
-    assert len(launches) == 1
 
 
 COMPILE = """

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import inspect
 import threading
 import time
 import weakref
@@ -245,14 +244,6 @@ def test_nothing_is_repeated_where_a_launch_is_watched(launcher, monkeypatch, ho
         plan.hooks[0].clear()
 
 
-def test_forms_are_bounded(launcher, monkeypatch):
-    monkeypatch.setattr(plans, "FORMS", 3)
-    for n in [*range(1, 9), 2, 2, 2]:
-        x = torch.randn(n, device=DEVICE)
-        assert gelu(x).shape == (n,)
-        assert len(_forward.launcher.plans) <= 3
-
-
 def test_a_call_on_another_device_than_the_current_one_changes_to_it_and_back(launcher, monkeypatch):
     [x] = drawn(1, ROW)
     for _ in range(2):
@@ -332,8 +323,3 @@ def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
     for _ in range(3):
         right(x)
     assert [type(plan) for plan in right.plans.values()] == [plans.Plan]
-
-
-def test_recording_a_plan_does_not_import_the_compiler() -> None:
-    # torch wraps the dispatch of a mode in what imports torch._dynamo, unless told not to: seconds of a second call
-    assert inspect.unwrap(plans._Recorder.__torch_dispatch__) is plans._Recorder.__torch_dispatch__

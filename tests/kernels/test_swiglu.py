@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
-import mpmath
 import numpy as np
 import pytest
 import torch
 from flint import arb, ctx
 
-from kernels import silu_math
 from kernels.swiglu import swiglu_split
 from tests.kernels.test_geglu import count_lifted
 from tests.kernels.test_gelu import FORMAT
@@ -52,15 +48,3 @@ def test_forward_and_both_gradients_stay_inside_their_bound(backend, dtype):
 
     # results of ordinary size from what is beyond the format
     assert count_lifted(swiglu_split, exact, triples(dtype, 250), backend.device, promised) > 20
-
-
-def test_the_constants_are_those_of_the_definition():
-    """The zero u of 1 - u / (1 + exp(-u)), and that function over t = zero - u in powers of t."""
-    with mpmath.workprec(200):
-        zero = mpmath.findroot(lambda u: u - 1 - mpmath.exp(-u), 1.28)
-        series = mpmath.taylor(lambda t: 1 - (zero - t) / (1 + mpmath.exp(t - zero)), 0, 4)[1:]
-        high = float(np.float32(float(zero)))
-        low = float(np.float32(float(zero - high)))
-    assert (silu_math.ZERO32.value, silu_math.ZERO32_LO.value) == (high, low)
-    assert silu_math.NEAR.value == pytest.approx([float(c) for c in series], rel=1e-11)
-    assert silu_math.NEG_LOG2E.value == -1 / math.log(2)
