@@ -96,6 +96,12 @@ def test_every_command_has_examples_that_it_takes_and_that_fit_eighty_columns(pr
         assert hasattr(parser().parse_args(words[1:]), "handler")
 
 
+def test_a_python_without_docstrings_has_the_same_commands() -> None:
+    command = [sys.executable, "-OO", "-m", "verify", "serve", "--backend", "cpu"]
+    done = subprocess.run(command, input='{"id": 1, "do": "run"}', capture_output=True, text=True)
+    assert done.returncode == exits.PASS and '"rule":"run needs targets"' in done.stdout
+
+
 @pytest.fixture(scope="module")
 def help_of_a_fresh_process() -> tuple[int, set[str]]:
     """Returns how many functions `python -m verify --help` calls, and which modules it imports."""

@@ -1,7 +1,7 @@
 """Defines the command line, `verify COMMAND`, one module for each command.
 
-The docstring of a module defines its command (`options.define`). It is read as text, because `verify --help` must not
-wait for what 21 commands import: a module is imported when its command runs.
+The docstring of a module defines its command. The module is imported when its command runs: `verify --help` must not
+wait for what all commands import.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import TextIO
 
 from verify.cli import exits, screen
-from verify.cli.options import define, demand_apart
+from verify.cli.options import define, definition_of, demand_apart
 from verify.cli.parsing import Parser
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
@@ -43,8 +43,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"verify {__version__}")
     commands = top.add_subparsers(title="commands, in the order of use", metavar="COMMAND", dest="command_name")
     for name in COMMANDS:
-        with open(os.path.join(os.path.dirname(__file__), f"{name}.py"), encoding="utf-8") as source:
-            definition, *steps = source.read().split('"""', 2)[1].split("\n## ")
+        definition, *steps = definition_of(name).split("\n## ")
         command = define(commands, name, definition, f"verify.cli.{name}:main")
         inner = command.add_subparsers(title="steps", metavar="STEP", required=True) if steps else None
         for step, _, text in (each.partition("\n\n") for each in steps):

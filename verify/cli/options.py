@@ -174,6 +174,16 @@ KINDS: dict[str, Callable[[str], Any]] = {
 }
 
 
+def definition_of(name: str) -> str:
+    """Returns the docstring of a command's module, which it reads as text and does not import."""
+    return _text_of(f"{name}.py").split('"""', 2)[1]
+
+
+def _text_of(file: str) -> str:
+    with open(os.path.join(os.path.dirname(__file__), file), encoding="utf-8") as stream:
+        return stream.read()
+
+
 def define(commands: Any, name: str, definition: str, handler: str = "") -> Any:
     """Adds a command as the docstring of its module defines it, and returns its parser.
 
@@ -239,8 +249,7 @@ def _shared() -> dict[str, tuple[str, str]]:
 
     There {} is what a command applies the option to, and {default} its default there.
     """
-    with open(os.path.join(os.path.dirname(__file__), "shared_options.txt"), encoding="utf-8") as file:
-        split = [line.partition("  ") for line in _joined(file.read())]
+    split = [line.partition("  ") for line in _joined(_text_of("shared_options.txt"))]
     return {spec.partition(" ")[0].rstrip(":"): (spec, text) for spec, _, text in split}
 
 

@@ -25,7 +25,6 @@ import argparse
 import json
 import os
 import shlex
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,8 +40,8 @@ from verify.records.pinned import Entry
 from verify.records.record import INTEGERS, Origin, replay_command
 from verify.records.recorded import Recorded, find, worst_of_run
 from verify.search.hunt.requests import Pin
-from verify.workers import process
-from verify.workers.process import START_SECONDS, Answers, ask_about
+from verify.workers.pool import Pool, using
+from verify.workers.process import START_SECONDS, ask_about
 from verify.workers.requests import Environment, R, Request
 
 
@@ -85,12 +84,12 @@ def _unpack(options: argparse.Namespace) -> None:
         options.law, options.result, options.index = entry.law or None, entry.result or None, entry.index
 
 
-def outcome(options: argparse.Namespace, worker: Answers | None = None) -> Outcome:
-    """Replays: the law if the options name one, else an element. Without a worker it starts one."""
-    return _law(options, worker) if options.law else _element(options, worker)
+def outcome(options: argparse.Namespace, pool: Pool | None = None) -> Outcome:
+    """Replays: the law if the options name one, else an element. Without a pool it starts a worker."""
+    return _law(options, pool) if options.law else _element(options, pool)
 
 
-def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
+def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False, "pin": False, "reason": ""}))
     recorded = place(options)
     request = ReplayElement(
@@ -101,7 +100,7 @@ def _element(options: argparse.Namespace, worker: Answers | None) -> Outcome:
         shrink=options.shrink,
         snippet=options.snippet is not None,
     )
-    reply = ask(options, request, worker)
+    reply = ask(options, request, pool)
     found = reply.replay
     if found.smaller is not None:
         recorded = None  # it is about another element
@@ -171,16 +170,16 @@ def place(options: argparse.Namespace) -> Any:
     return known
 
 
-def ask(options: argparse.Namespace, request: Request[R], worker: Answers | None = None) -> R:
-    """Returns the worker's reply to a request about the target. Without a worker it starts one."""
-    if worker is not None and options.backend:
-        here = worker.ask(Environment(), timeout=START_SECONDS).backend
+def ask(options: argparse.Namespace, request: Request[R], pool: Pool | None = None) -> R:
+    """Returns the worker's reply to a request about the target. Without a pool it starts a worker."""
+    if pool is not None and options.backend:
+        here = pool.ask(Environment(), timeout=START_SECONDS).backend
         if here != options.backend:
             raise UsageError(
                 f"the record's finding is of the backend {options.backend}; these processes run on {here}",
                 hint=f"verify serve --backend {options.backend}",
             )
-    with nullcontext(worker) if worker is not None else process.Worker(options.backend) as answers:
+    with using(pool, options.backend) as answers:
         return ask_about(answers, request, options.target, timeout=options.timeout)
 
 
@@ -234,10 +233,10 @@ def _effort(smaller: Smaller, origin: Origin | None) -> str:
     return f"found in {spent}" + (", the most it may use" if smaller.exhausted else "")
 
 
-def _law(options: argparse.Namespace, worker: Answers | None) -> Outcome:
+def _law(options: argparse.Namespace, pool: Pool | None) -> Outcome:
     if not options.target or not options.case:
         raise UsageError("--law tries a law on a case: give TARGET and CASE")
-    reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink), worker)
+    reply = ask(options, ReplayLaw(options.target, options.case, options.law, options.shrink), pool)
     whole = {**msgspec.to_builtins(reply.law), "smaller": msgspec.to_builtins(reply.smaller)}
     code = exits.WRONG if reply.law.status == "broken" else exits.PASS
     return Outcome(whole, code, _law_lines(options, reply))

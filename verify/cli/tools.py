@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from verify import api
-from verify.cli import exits, explain, given, judge, options, replay, run, sinks
+from verify.cli import exits, explain, given, options, replay, sinks
 from verify.cli.parsing import Parser
 from verify.cli.screen import plain
 from verify.diagnose.requests import Explain
@@ -33,9 +33,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Tool:
-    """A command, the options that a request may have, and the function that does it."""
+    """The options of a command that a request may have, and the function that does it."""
 
-    command: Any  # its module
     names: tuple[str, ...]
     required: tuple[str, ...]
     work: Callable[[argparse.Namespace, Pool, Progress], Answer]
@@ -71,11 +70,11 @@ def _explain(options: argparse.Namespace, pool: Pool, progress: Progress) -> Ans
 PLACE = ("target", "case", "result", "index", "law", "run", "dtype", "regime", "timeout")
 TOOLS = {
     "run": Tool(
-        run, ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"), ("targets",), _run
+        ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"), ("targets",), _run
     ),
-    "judge": Tool(judge, ("problem", "solution", "profile", "seed"), ("problem", "solution"), _judge),
-    "replay": Tool(replay, (*PLACE, "shrink"), (), _replay),
-    "explain": Tool(explain, PLACE, (), _explain),
+    "judge": Tool(("problem", "solution", "profile", "seed"), ("problem", "solution"), _judge),
+    "replay": Tool((*PLACE, "shrink"), (), _replay),
+    "explain": Tool(PLACE, (), _explain),
 }
 
 
@@ -88,7 +87,7 @@ class _Commands(Parser):
 
 _COMMANDS = _Commands(prog="verify").add_subparsers()
 PARSERS: dict[str, argparse.ArgumentParser] = {
-    name: options.define(_COMMANDS, name, tool.command.__doc__) for name, tool in TOOLS.items()
+    name: options.define(_COMMANDS, name, options.definition_of(name)) for name in TOOLS
 }
 
 
