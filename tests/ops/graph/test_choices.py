@@ -519,6 +519,50 @@ def test_a_floor_of_an_exact_number_stays_where_a_tie_is_broken(first: bool) -> 
     assert not passes(ranked, x, right.flip(0))
 
 
+def test_a_comparison_of_rounded_numbers_takes_one_side() -> None:
+    """ceil(0.78) / 2 is not above 0.5, at x + tiny p neither. So the gradient goes to the other row."""
+
+    def rounded(x: Tensor) -> Tensor:
+        a = (x[0] * 2).ceil() / 2
+        return torch.where(a > 0.5, a, x[1]).sigmoid()
+
+    x, dy = T([[0.39], [0.5]]), T([1.0])
+    assert passes(rounded, x, rounded(x), slope(rounded, x, dy), dy)
+    assert not passes(rounded, x, rounded(x), torch.zeros(2, 1), dy)
+
+
+@pytest.mark.parametrize("dx", [0.002, -0.002, 0.0, 0.004])
+def test_a_slope_beside_0_is_searched_for(dx: float) -> None:
+    def small(x: Tensor) -> Tensor:
+        return x.abs() * 0.002
+
+    x = T([0.0, 1.0]).bfloat16()
+    assert passes(small, x, small(x), T([dx, 0.002]).bfloat16(), torch.ones_like(x)) is (dx != 0.004)
+
+
+def test_a_slope_may_overflow_its_format() -> None:
+    def steep(x: Tensor) -> Tensor:
+        return x.abs() * 1e5
+
+    x = T([0.0, 0.25]).half()
+    assert passes(steep, x, steep(x), T([torch.inf, torch.inf]).half(), torch.ones_like(x))
+    assert not passes(steep, x, steep(x), T([1e4, torch.inf]).half(), torch.ones_like(x))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_first_of_equal_quotients_wins_whatever_they_are_quotients_of(first: bool) -> None:
+    """1 / 2 and 2 / 4 are equal. The largest of each column is chosen among equal ones too, and so is a slope at 0."""
+
+    def scaled(x: Tensor) -> Tensor:
+        a = x / x.abs().amax(-2, keepdim=True)
+        return torch.relu(a.gather(-1, a.topk(8, -1).indices) + 0.5)
+
+    x = torch.randint(-6, 7, (7, 9), generator=torch.Generator().manual_seed(1)) / 2
+    dy = draw(7, 8, seed=1)
+    moved = x.double() + (1 if first else -1) * torch.arange(63, 0, -1).reshape(7, 9) * 1e-9
+    assert passes(scaled, x, scaled(x), slope(scaled, moved, dy.double()).float(), dy)
+
+
 # -- any order of equal numbers -----------------------------------------------------------------------------------
 
 

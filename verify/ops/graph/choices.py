@@ -29,22 +29,19 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.forms import only_tests, origins
+from verify.ops.graph.lines import in_lines, ramp
 from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
-from verify.ops.graph.selecting import First, Order
-from verify.ops.graph.steps import Leaf, Move, Run, Step, moved_from
+from verify.ops.graph.selecting import First, Order, in_order_of, is_sorted, ranked
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 from verify.ops.graph.stored import in_order
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
 _TIE = 2.0**-30  # what breaks a tie, relative to the number: far below the spacing of a float32
 _LITTLE = 2.0**-20  # relative change of a number that what breaks ties may come to
-_LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
 _ALONE = 8  # sources of which each is moved alone, and decisions of which each stays alone
-# signs by which ties are broken, errors point, and copies of one number come first; 0: not at all
-_SIGNS = ((1, 1, 1), (-1, -1, -1), *product((1, -1), (0,), (1, -1)), *product((0,), (1, -1, 0), (1, -1)))
-_SIGNS += (*product((1, -1), (1, -1), (1, -1)),)[1:-1]
 _AT_RANDOM = 32  # directions; of half of them equal operands stay equal
 _SHARES = (0.5, 0.25, 0.125, 0.0625)  # of the largest errors of numbers that are rounded to integers
 
@@ -135,6 +132,23 @@ class Choices:
         return set(map(id, self.program.needed_for(list(filter(self._is_output, self.program.results)))))
 
     @cached_property
+    def _flat(self) -> set[int]:
+        """The ids of the steps that x + tiny p does not move: constants, decisions, and what is made of these alone."""
+        found: set[int] = set()
+        for step in self.program.needed_for(self.wanted):
+            constant = isinstance(step, Plain) or (isinstance(step, Leaf) and not step.real)
+            slopes = isinstance(step, Map) and (step.function in REMAINS or step.function.removeprefix("to ") in GRIDS)
+            decided = step.decides and not slopes  # a cast passes gradients on
+            if constant or decided or (step.inputs and all(id(each) in found for each in step.inputs)):
+                found.add(id(step))
+        return found
+
+    def _is_settled(self, step: Step) -> bool:
+        """True for a comparison of numbers that x + tiny p does not move, such as ceil(x) > 1."""
+        compares = isinstance(step, Map) and step.function in COMPARISONS
+        return compares and all(id(each) in self._flat for each in step.inputs)
+
+    @cached_property
     def _ties(self) -> dict[int, Tensor]:
         """Maps ids of the decisions that outputs depend on to masks of those on equal numbers that no kernel rounds."""
         steps = [step for step in self.program.needed_for(self.outputs) if step in self.deciding]
@@ -209,7 +223,7 @@ class Choices:
         An output has the value that PyTorch's convention gives it there, and so has a number that decides later. Only a
         derivative has two sides.
         """
-        if isinstance(step, Map) and step.function in COMPARISONS:
+        if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
             return (given[0] - given[1] == 0) & (self._near(step.inputs[0]) == 0) & (self._near(step.inputs[1]) == 0)
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
             return (given[0] == 0) & (self._near(step.inputs[0]) == 0)
@@ -219,7 +233,7 @@ class Choices:
         """Returns a mask of the free decisions of a step on some numbers; for an order, of the rows with one."""
         x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
-            ordered, places = _ranked(step, x).sort(-1, descending=True)
+            ordered, places = ranked(step, x).sort(-1, descending=True)
             reach = near.expand(x.shape).gather(-1, places)
             close = ordered[..., :-1] - reach[..., :-1] <= ordered[..., 1:] + reach[..., 1:]
             if step.stable:  # equal numbers that no kernel rounds keep their order
@@ -227,7 +241,8 @@ class Choices:
             return close.any(-1)
         assert isinstance(step, Map)
         if step.function in COMPARISONS:
-            return (given[0] - given[1]).abs() <= self.reach.get(-id(step), torch.zeros(()))
+            reach = self.reach.get(-id(step), torch.zeros(()))
+            return ((given[0] - given[1]).abs() <= reach) & ~self._follows(step, given)
         if step.function == "integer":
             return ~step.holds(x)
         low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
@@ -296,7 +311,7 @@ class Choices:
             rounded = (self._near(step.inputs[0]).expand(given[0].shape) > 0).any(-1)
             return ~(rounded if isinstance(step, First) else rounded[..., None])
         follows = torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
-        if isinstance(step, Map) and step.function not in COMPARISONS:
+        if isinstance(step, Map) and (step.function not in COMPARISONS or self._is_settled(step)):
             near = sum(map(self._near, step.inputs))
             follows = follows | (near == 0) & ~self._is_tie(step, given)
         return follows
@@ -308,14 +323,16 @@ class Choices:
         """
         if id(step) in decided and id(step) in self._ties:
             return self._ties[id(step)] & (decided[id(step)] == self.run.decisions[id(step)])
-        if not isinstance(step, Map) or not step.decides or step.function in (*COMPARISONS, "integer"):
+        if not isinstance(step, Map) or not step.decides or step.function == "integer":
             return None
         if any(id(each) not in self.numbers for each in step.inputs):
             return None
         real = [self.numbers[id(each)] for each in step.inputs]
         found = self._follows(step, real)
         for x, own in zip(given, real, strict=True):
-            found = found & ((x - own).abs() <= _LITTLE * own.abs())
+            size = own.abs().nan_to_num(0.0, 0.0, 0.0)
+            most = torch.where(size.amax() > 0, size.amax(), 1.0) if size.numel() else size
+            found = found & ((x - own).abs() <= _LITTLE * (size + most / 16))
         return found if bool(found.any()) else None
 
     def _nearer(self, taken: Taken, parts: Parts) -> dict[int, Tensor]:
@@ -340,7 +357,7 @@ class Choices:
         x, near = given[0], self._near(step.inputs[0])
         if isinstance(step, Order):
             reach = near.expand(x.shape)
-            right = _is_sorted(step, x, reach, proposed)
+            right = is_sorted(step, x, reach, proposed)
             if step.stable:
                 right = right & (reach > 0).any(-1)
             return torch.where(right if isinstance(step, First) else right[..., None], proposed, own)
@@ -383,12 +400,12 @@ class Choices:
             if isinstance(step, Order):
                 x = given[0] if rounded is None else given[0].to(rounded)
                 if id(step) in moved and not step.stable:
-                    run.decisions[id(step)] = _in_order(step, x, moved[id(step)])
+                    run.decisions[id(step)] = in_order_of(step, x, moved[id(step)])
                 elif rounded is not None:  # equal numbers may come in another order there
                     run.decisions[id(step)] = step.evaluated(x)
                 elif id(step) in decided and not step.stable:
                     places, own = decided[id(step)], step.evaluated(given[0])
-                    right = _is_sorted(step, given[0], torch.zeros_like(given[0]), places)
+                    right = is_sorted(step, given[0], torch.zeros_like(given[0]), places)
                     right = right if isinstance(step, First) else right[..., None]
                     run.decisions[id(step)] = torch.where(right, places, own)
             elif isinstance(step, Map) and step.function == "integer":
@@ -446,7 +463,10 @@ class Choices:
             return near if own is None else torch.minimum(near, own)
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)
         if size.numel():
-            size = size + torch.where(size.amax() > 0, size.amax(), 1.0) * 2.0**-10
+            most = torch.where(size.amax() > 0, size.amax(), 1.0)
+            gaps = x[torch.isfinite(x)].sort().values.diff()
+            coarse = bool(((gaps == 0) | (gaps > _LITTLE * most)).all())  # no two change places
+            size = most.expand(size.shape) if coarse else size + most * 2.0**-10
         return _TIE * size + 1e-300
 
     def directions(self, got: Mapping[str, Tensor]) -> Iterator[Proposal]:
@@ -458,10 +478,8 @@ class Choices:
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
         kinds = {id(step): 0 if _breaks_ties(step) else 2 if isinstance(step, Order) else 1 for step in sources}
-        for ties, errors, copies in _SIGNS:  # the middle of a line is its mean: a curve puts it on either side
-            curves = {key: ties + abs(ties) * copies * line / 8 for key, line in ramps.items()}
-            signs = {key: (curves[key], errors, copies)[kind] for key, kind in kinds.items()}
-            yield self.proposed({key: sizes[key] * ramps[key] * sign for key, sign in signs.items()})
+        for moved in in_lines(kinds, ramps):
+            yield self.proposed({key: sizes[key] * line for key, line in moved.items()})
         alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
         for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign for key in keys})
@@ -530,33 +548,6 @@ class Choices:
             yield self.proposed({}, decided={id(step): shown})
 
 
-def _ranked(step: Order, x: Tensor) -> Tensor:
-    """Returns numbers of which the larger ones come first. NaN is the largest number, and each extreme of its row."""
-    nan, largest = torch.isnan(x), torch.finfo(x.dtype).max
-    if isinstance(step, First):
-        x = torch.where(nan.any(-1, True), nan.to(x.dtype) * (1 if step.largest else -1), x)
-    x = x.clamp(-largest, largest).masked_fill(nan, math.inf)
-    return x if step.largest else -x
-
-
-def _is_sorted(step: Order, x: Tensor, reach: Tensor, proposed: Tensor) -> Tensor:
-    """Returns a mask of the rows in which the places are those of a right order, if numbers move by `reach`."""
-    line = _ranked(step, x)
-    places = proposed[..., None] if isinstance(step, First) else proposed
-    taken, room = line.gather(-1, places), reach.gather(-1, places)
-    rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
-    later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
-    return (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
-
-
-def _in_order(step: Order, x: Tensor, scores: Tensor) -> Tensor:
-    """Returns the order of numbers, equal ones by their scores."""
-    first = scores.expand(x.shape).sort(dim=-1, descending=True, stable=True).indices
-    ordered = _ranked(step, x).gather(-1, first).sort(dim=-1, descending=True, stable=True).indices
-    places = first.gather(-1, ordered)
-    return places[..., 0] if isinstance(step, First) else places[..., : step.shape[-1]]
-
-
 def _ended(step: Map, x: Tensor, above: int) -> Tensor:
     """Returns the integers that a processor makes of numbers, if those too large become one end of the dtype.
 
@@ -593,13 +584,3 @@ def _moved(step: Step, source: Step, run: Run) -> Tensor:
         return torch.arange(math.prod(source.shape), device=run.device).reshape(source.shape)
     assert isinstance(step, Move)
     return step.move([_moved(step.inputs[0], source, run)], [run.fixed(each) for each in step.by], 0)
-
-
-def ramp(values: Tensor) -> Tensor:
-    """Returns numbers between 1 and -1 that fall along each dimension, and along rows one after the other if few."""
-    found, share, shares = torch.zeros_like(values), 1.0, 0.0
-    for dim, size in enumerate(values.shape):
-        line = torch.linspace(share, -share, size, dtype=values.dtype, device=values.device)
-        found = found + line.reshape([-1 if at == dim else 1 for at in range(values.ndim)])
-        share, shares = max(share / max(size, 1), _LEAST), shares + share
-    return found / max(shares, 1.0)

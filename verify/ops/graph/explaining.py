@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken, ramp
+from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken
+from verify.ops.graph.lines import ramp
 from verify.ops.graph.parts import Parts
 from verify.ops.graph.selecting import Order
 from verify.ops.graph.steps import Leaf, moved_from
@@ -212,12 +213,14 @@ class _Search:
         got, value = got.to(torch.float64), value.to(torch.float64)
         noise = self.choices.noise.get(name)
         # the noise is that of PyTorch's choice: another one has roundings where its own gradient is 0
-        ulp = torch.ldexp(torch.full_like(value, kind.eps / 2), torch.frexp(value)[1]).clamp(min=kind.tiny * kind.eps)
+        ulp = torch.ldexp(torch.full_like(value, kind.eps / 2), torch.frexp(value)[1]).masked_fill(value == 0, 0.0)
+        ulp = ulp.clamp(min=kind.tiny * kind.eps)
         unit = ulp * (4 if kind.bits >= 32 else 1)
         if noise is not None:
             unit = torch.maximum(unit, ulp / 2 + 2 * noise.nan_to_num(0.0, 0.0, 0.0))
         apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
-        same = (got == value) | (torch.isnan(got) & torch.isnan(value))
+        beyond = torch.isinf(got) & (got == value.to(self.got[name].dtype))  # of its format
+        same = (got == value) | beyond | (torch.isnan(got) & torch.isnan(value))
         return torch.where(same, 0.0, apart)
 
     def _barred(self, taken: Taken, parts: Parts) -> Tensor:

@@ -169,3 +169,30 @@ class Positioned(Step):
 def _positions(index: Any) -> Tensor:
     """Returns positions as integers, from integers or from the interval of whole numbers."""
     return index.mid().nan_to_num(0.0, 0.0, 0.0) if isinstance(index, Span) else index
+
+
+def ranked(step: Order, x: Tensor) -> Tensor:
+    """Returns numbers of which the larger ones come first. NaN is the largest number, and each extreme of its row."""
+    nan, largest = torch.isnan(x), torch.finfo(x.dtype).max
+    if isinstance(step, First):
+        x = torch.where(nan.any(-1, True), nan.to(x.dtype) * (1 if step.largest else -1), x)
+    x = x.clamp(-largest, largest).masked_fill(nan, math.inf)
+    return x if step.largest else -x
+
+
+def is_sorted(step: Order, x: Tensor, reach: Tensor, proposed: Tensor) -> Tensor:
+    """Returns a mask of the rows in which the places are those of a right order, if numbers move by `reach`."""
+    line = ranked(step, x)
+    places = proposed[..., None] if isinstance(step, First) else proposed
+    taken, room = line.gather(-1, places), reach.gather(-1, places)
+    rest = (line - reach).scatter(-1, places, -math.inf).amax(-1, True)
+    later = torch.cat([taken - room, rest], -1).flip(-1).cummax(-1).values.flip(-1)[..., 1:]
+    return (taken + room >= later).all(-1) & (places.sort(-1).values.diff(dim=-1) != 0).all(-1)
+
+
+def in_order_of(step: Order, x: Tensor, scores: Tensor) -> Tensor:
+    """Returns the order of numbers, equal ones by their scores."""
+    first = scores.expand(x.shape).sort(dim=-1, descending=True, stable=True).indices
+    ordered = ranked(step, x).gather(-1, first).sort(dim=-1, descending=True, stable=True).indices
+    places = first.gather(-1, ordered)
+    return places[..., 0] if isinstance(step, First) else places[..., : step.shape[-1]]
