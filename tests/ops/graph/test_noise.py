@@ -872,3 +872,14 @@ def test_a_float64_kernel_holds_all_digits_of_a_constant_divisor() -> None:
     verify.assert_close(y, like=lambda x: torch.remainder(x, 0.001), inputs=(x,))
     with pytest.raises(AssertionError, match="is wrong"):
         verify.assert_close(y * (1 + 1e-6), like=lambda x: torch.remainder(x, 0.001), inputs=(x,))
+
+
+def test_a_subnormal_number_is_rounded_to_the_spacing_of_its_format() -> None:
+    """Weights of 4e-6 beside a weight of 1 have 7 bits in float16, not 11: kernels round them before the product."""
+    source = torch.Generator().manual_seed(0)
+    scores, v = torch.rand(16, 65, generator=source) / 4, torch.zeros(65, 8)
+    scores[:, 0], v[1:] = 12.5, torch.rand(64, 8, generator=source)
+    inputs = {"scores": scores.half(), "v": v.half()}
+    found = at_hand(lambda scores, v: scores.softmax(-1) @ v, inputs)
+    ratio = found.noise / (2.0**-25 / math.sqrt(3) * inputs["v"].double().square().sum(-2, keepdim=True).sqrt())
+    assert 0.7 < float(ratio.median()) < 1.5 and float(ratio.min()) > 0.4

@@ -48,8 +48,8 @@ from verify.ops.graph.rounding import (
     deviation_of,
     is_exact,
     lost_in,
+    size_of_rounding,
     terms_of,
-    unit_of,
 )
 from verify.ops.graph.steps import Leaf, Plain, Run, Step, ends_of, moved_from
 
@@ -230,7 +230,7 @@ class _Samples:
         if id(step) in self.ends:
             self.stored[id(step)] = rounded
         else:  # later steps see only the stored number, so both roundings become one
-            stored = (value.abs() * (unit_of(format) / _ROOT3)).masked_fill(~rounded, 0.0)
+            stored = (size_of_rounding(format, value) / _ROOT3).masked_fill(~rounded, 0.0)
             if deviation is not None:
                 first = value.abs() * deviation if isinstance(deviation, float) else deviation
                 stored = torch.hypot(first, stored).nan_to_num(0.0, 0.0, 0.0)
@@ -337,8 +337,8 @@ class _Samples:
             value = torch.addcmul(value, deviation, self.coins.like(value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
-        unit = unit_of(self.format.stored[id(step)]) * self.shrink
-        moved = torch.addcmul(value, value, self.coins.like(value), value=unit)
+        size = size_of_rounding(self.format.stored[id(step)], value)
+        moved = torch.addcmul(value, size, self.coins.like(value), value=self.shrink)
         return value, torch.where(self.stored[id(step)], moved, value)
 
     def _is_blurred(self, step: Step) -> Tensor | None:

@@ -81,6 +81,11 @@ def unit_of(kind: torch.dtype) -> float:
     return torch.finfo(kind).eps / 2
 
 
+def size_of_rounding(kind: torch.dtype, value: Tensor) -> Tensor:
+    """Returns the largest error of rounding to a format: below its normal numbers, half the spacing of all others."""
+    return value.abs().clamp(min=torch.finfo(kind).smallest_normal) * unit_of(kind)
+
+
 @dataclass(frozen=True)
 class Products:
     """Inner products a @ b that a program multiplies by weights and sums.
