@@ -230,3 +230,16 @@ def test_layer_on_layer_every_element_stays_known() -> None:
     verify.assert_close(deep(x, w), like=deep, inputs=(x, w))
     with pytest.raises(AssertionError, match="noise"):
         verify.assert_close(deep(x, w) * 1.001, like=deep, inputs=(x, w))
+
+
+def test_a_difference_that_is_smaller_than_float64s_roundings_is_known() -> None:
+    x = torch.linspace(900, 1000, 4)[:, None] - torch.tensor([0.0, 40.0, 60.0])
+
+    def rest(x: Tensor) -> Tensor:
+        return x.logsumexp(-1) - x.amax(-1)
+
+    op = Definition(rest, ["x"], examples=[(x,)]).op()
+    truth = evaluate_all(op, Problem(inputs={"x": x}, upstream={}, results=("y",)), {"y": named("float32")})["y"]
+    assert bool((truth.bound <= 1e-12 * truth.value).all())
+    assert torch.allclose(truth.value, torch.tensor(math.exp(-40)).double().expand(4), rtol=1e-3)
+    verify.assert_close(torch.zeros(4), like=rest, inputs=(x,), vacuous={"y": "the noise is larger than the result"})
