@@ -149,3 +149,23 @@ def test_a_cast_of_the_result_is_left_to_the_judge() -> None:
 def test_a_cast_to_a_format_that_verify_cannot_round_to_is_named() -> None:
     with pytest.raises(UsageError, match=r"received a cast to torch.float8_e4m3fnuz \("):
         trace(lambda x: x.to(torch.float8_e4m3fnuz).float() * 2, {"x": torch.ones(3)})
+
+
+def test_codes_by_a_scale_of_16_bits_are_right_if_the_declaration_says_eager() -> None:
+    """Eager PyTorch rounds the scale and the quotient to bfloat16. Without that word no kernel may."""
+
+    def dynamic(x: Tensor) -> tuple[Tensor, Tensor]:
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return (x / scale).round().clamp(-128, 127).to(torch.int8), scale
+
+    x = torch.randn(33, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
+    codes, scale = dynamic(x.float())
+    exact, eager = (codes, scale.bfloat16()), dynamic(x)
+    wrong = (eager[0] + (torch.arange(64) % 7 == 0)).to(torch.int8), eager[1]
+    assert not torch.equal(exact[0], eager[0])
+    for got in (exact, eager):
+        verify.assert_close(got, like=dynamic, inputs=(x,), intermediate="eager")
+    verify.assert_close(exact, like=dynamic, inputs=(x,))
+    for got, said in ((eager, ""), (wrong, "eager")):
+        with pytest.raises(AssertionError, match="wrong"):
+            verify.assert_close(got, like=dynamic, inputs=(x,), intermediate=said)
