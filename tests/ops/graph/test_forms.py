@@ -34,7 +34,7 @@ def test_gelu_as_one_plus_erf_is_right_while_half_of_its_digits_are_left(approxi
 
 
 def gated(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
-    state, steps = torch.zeros(*q.shape[::2], v.shape[2]), []
+    state, steps = torch.zeros(*q.shape[::2], v.shape[2], dtype=q.dtype), []
     for t in range(q.shape[1]):
         state = state * g[:, t].exp()[..., None] + k[:, t, :, None] * v[:, t, None, :]
         steps.append((q[:, t, :, None] * state).sum(1))
@@ -61,5 +61,28 @@ def test_a_gate_may_have_its_gradient_by_the_next_state(length: int) -> None:
 
     check(by_the_next)
     for wrong in (by_the_next + 1e-4, by_the_next.roll(1, -1) if length > 1 else by_the_next - 1e-4):
+        with pytest.raises(AssertionError, match="dg is wrong"):
+            check(wrong)
+
+
+def test_a_gate_of_16_bits_is_not_exact_by_the_choice_of_operands() -> None:
+    """With powers of two, each state of the definition fits bfloat16. The numbers of q dq - k dk do not."""
+    q, v, k = torch.full((2, 6, 4), 32.0), torch.full((2, 6, 3), 32.0), torch.full((2, 6, 4), 0.25)
+    g = torch.zeros(2, 6, 4)
+    inputs = [each.bfloat16() for each in (q, k, v, g)]
+    asked = [each.double().requires_grad_() for each in inputs]
+    y = gated(*asked)
+    upstream = torch.randn(y.shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    y.backward(upstream.double())
+    dq, dk, dv, _ = (each.grad.bfloat16() for each in asked)  # type: ignore[union-attr]
+    dg = (q * dq - k * dk).flip(1).cumsum(1).flip(1)
+    assert bool(dg[:, 0].any())
+
+    def check(dg: Tensor) -> None:
+        grads = (dq, dk, dv, dg.bfloat16())
+        verify.assert_close(y.detach().bfloat16(), like=gated, inputs=tuple(inputs), upstream=upstream, grads=grads)
+
+    check(dg)
+    for wrong in (dg * 1.1, dg.roll(1, 1)):
         with pytest.raises(AssertionError, match="dg is wrong"):
             check(wrong)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import REMAINS, Map
 from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Products, Rounding, of_sum
+from verify.ops.graph.rounding import Products, Rounding, of_sum, unit_of
 from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
 
@@ -207,9 +207,13 @@ class Gates:
             return None
         factor, *terms = self.held.pop(state)
         variance = self.variances.get(self.after[state][0], torch.zeros_like(value))
+        # kernels store the states in 16 bits, or numbers of other forms that need more digits than these states
+        kind = self.format.stored.get(self.after[state][0])
+        stored = 0.0 if kind is None else unit_of(kind) ** 2 / 3
         for each in terms:
             squares, count = (x.sum(step.dims, step.keep) for x in (each * each, (each != 0).double()))
-            variance = variance + of_sum(each.sum(step.dims, step.keep), squares, count, self.format).square()
+            summed = of_sum(each.sum(step.dims, step.keep), squares, count, self.format)
+            variance = variance + summed.square() + squares * stored
         self.variances[state] = variance
         return (variance.sqrt() / factor.amax(step.dims, step.keep)).nan_to_num(0.0, 0.0, 0.0)
 
