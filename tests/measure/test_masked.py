@@ -44,6 +44,19 @@ def test_a_block_of_masked_logits_in_front_of_others_is_found() -> None:
     assert measured(verify.kernel(like=chosen, **said)(chosen)).status == "ok"
 
 
+def test_the_shipped_softmax_has_masked_rows_too() -> None:
+    def averaged(x: torch.Tensor) -> torch.Tensor:
+        return x.double().softmax(-1).to(x.dtype)
+
+    def careless(x: torch.Tensor) -> torch.Tensor:
+        return torch.where((x[..., :1] == -math.inf) & (x.shape[-1] > 64), math.nan, averaged(x))
+
+    said = {"op": "softmax", "dtypes": ["float32"], "gradients": False}
+    assert measured(verify.kernel(**said)(averaged)).status == "ok"
+    [result] = measured(verify.kernel(**said)(careless)).results
+    assert result.status == "wrong" and "infinite or NaN inputs" in result.reason
+
+
 def test_rows_that_are_masked_as_a_whole_may_have_zeros_for_nan() -> None:
     """The program has NaN there, and a fused kernel may skip them. Their logarithm is -inf in both."""
 

@@ -99,12 +99,12 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
 
 
 def endless_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
-    """Returns the recipe of infinities of one PyTorch function, if an operand may have them."""
+    """Returns the recipe of infinities of an op, if an operand may have them."""
     largest, op = kernel.largest.get(dtype), kernel.op
     names = {e.name for e in _numbers(op) if e.domain is None and up_to(largest, e.name) == math.inf}
-    if not adds_up(op):
-        return (NOT_FINITE,) if names else ()
-    return (MASKED,) if names.intersection(op.normalised) else ()
+    if names.intersection(op.normalised) and op.gate != "plain":
+        return (MASKED,)
+    return (NOT_FINITE,) if names and op.geometry.named and not adds_up(op) else ()
 
 
 def has_numbers(op: Op) -> bool:

@@ -29,7 +29,7 @@ from verify.cases.covering import (
 )
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
-from verify.cases.values import AT_BOUNDS, MASKED, MATRIX_REGIMES, ROW_REGIMES, SIGNS
+from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, MATRIX_REGIMES, ROW_REGIMES, SIGNS
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
 from verify.ops.geometry import ByGeometry
@@ -225,7 +225,7 @@ def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     sizes = PLAN_SIZES[scale]
     upstream = "normal" if kernel.differentiable else ""
     cases = []
-    for place, recipe in enumerate(ROW_REGIMES):
+    for place, recipe in enumerate((*ROW_REGIMES, *endless_recipes(kernel, dtype))):
         narrow = sizes.narrow[place % len(sizes.narrow)]
         widths = [narrow, sizes.middle] + [sizes.wide[place % len(sizes.wide)]] * (place % 2)
         shapes = [(sizes.rows, width) for width in widths]
@@ -233,8 +233,10 @@ def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
             shapes.append((2, sizes.longest))
         if dtype == "float64":
             shapes = [(sizes.rows, narrow), (sizes.rows, sizes.exact_width)]
-        for dims in shapes:
-            cases.append(_case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=upstream, regime=recipe))
+        arriving = "" if recipe in ENDLESS else upstream
+        cases += [
+            _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=arriving, regime=recipe) for dims in shapes
+        ]
     return [Group(tuple(cases))]
 
 

@@ -30,5 +30,9 @@ def _scales(problem: Problem) -> Scales:
 
 
 SOFTMAX = Shipped(_softmax, (Operand("x"),), scales=_scales).op(
-    "softmax", Rowwise(), gate="scaled", summary="exp(x) / sum(exp(x)) over the last dimension"
+    "softmax",
+    Rowwise(),
+    gate="scaled",
+    normalised=("x",),
+    summary="exp(x) / sum(exp(x)) over the last dimension",
 )
