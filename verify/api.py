@@ -216,7 +216,6 @@ def run(
         kept=_kept(resume, named),
         whole=True,
         by_dtype=True,
-        ahead=pool is not None and pool.more is not None,
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
     said |= {"memory": memory, "fail-fast": fail_fast}

@@ -334,10 +334,10 @@ except UsageError as error:
     print(error)
 time.sleep(0.7)  # a process that lost its parent would end this one now
 kernels = apart.KernelProcesses(None, lambda: Cuda("cpu"), how)
-begun = kernels._ahead["kernel"].pid
+begun = kernels._first.pid
 asked = msgspec.Raw(msgspec.json.encode(ListKernels("examples/pytorch.py")))
 print(bytes(kernels.answer(asked, print)).decode())
-print(kernels._kernel.pid == begun, kernels._ahead)
+print(kernels._kernel.pid == begun, kernels._first)
 kernels.stop()
 """
 

@@ -16,33 +16,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
 import torch
-from torch import Tensor
 
 from verify import backends
 from verify.backends import Backend
-from verify.cases import counter
 from verify.declare import promises
 from verify.declare.declaration import Kernel
-from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load, reach
 from verify.declare.requests import Describe, Forget, ListKernels
 from verify.declare.target import Target
 from verify.errors import InternalError, JudgeFailed, KernelError, UsageError
 from verify.measure import call
 from verify.measure.autotuners import choose_by_key
-from verify.measure.budget import Budget
 from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import MOST_ENDED, measure_kernel
 from verify.measure.remote_call import RemoteKernel
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State
 from verify.ops.graph import decompositions
-from verify.ops.op import Problem
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send
 from verify.workers.channel import Channel
@@ -78,7 +73,6 @@ class ForkSetup(msgspec.Struct):
     imports: tuple[str, ...] = ()
     judges: bool = False  # True: the fork judges, and another process calls the kernel
     traces: bool = False  # True: the target has a definition by `like=`
-    ahead: bool = False  # True: the fork has time before its first request
 
 
 class KernelProcesses:
@@ -99,10 +93,8 @@ class KernelProcesses:
         torch.set_num_threads(1)
         compiles = _import_triton(requested)
         self._server = ForkServer(self._serve, _share, channel)
-        # Forks for the next target. The first one creates its GPU context while this process creates its own.
-        self._ahead: dict[Who, Fork] = {}
-        if compiles:
-            self._ahead["kernel"] = self._server.fork(msgspec.json.encode(ForkSetup()))
+        # The fork for the first target creates its GPU context while this process creates its own.
+        self._first = self._server.fork(msgspec.json.encode(ForkSetup())) if compiles else None
         try:
             self.backend = ready()
         except Exception:
@@ -158,8 +150,9 @@ class KernelProcesses:
                     print(printed.text, end="", file=sys.stderr, flush=True)
 
     def _end_server(self) -> None:
-        while self._ahead:  # a fork that outlives its parent ends its whole session
-            self._ahead.popitem()[1].stop(at_once=True)
+        if self._first is not None:  # a fork that outlives its parent ends its whole session
+            self._first.stop(at_once=True)
+            self._first = None
         self._server.stop()
 
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
@@ -169,8 +162,12 @@ class KernelProcesses:
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
             self._tests, self._traces = _mentions(targets, _TESTS), _mentions(targets, _DEFINITION)
-            self._kernel = self._taken("kernel") or self._fork(laws=laws)
-            self._judge = self._new_judge() if self._traces and not self.backend.forks else None
+            first, self._first = self._first, None
+            if first is not None and first.ended:
+                first.stop()
+                first = None
+            self._kernel = first or self._fork(laws=laws)
+            self._judge = self._fork(who="judge") if self._traces and not self.backend.forks else None
             self._listed = True
         self._targets = targets
         return self._kernel
@@ -191,32 +188,14 @@ class KernelProcesses:
         while len(self._ending) > but:
             self._ending.pop(0).stop()
 
-    def _fork(self, *, laws: bool = False, who: Who = "kernel", ahead: bool = False) -> Fork:
+    def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
         imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
         imports = imports if self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
-        setup = ForkSetup(backend, imports, who == "judge", self._traces, ahead)
+        setup = ForkSetup(backend, imports, who == "judge", self._traces)
         return self._server.fork(msgspec.json.encode(setup), who)
-
-    def _new_judge(self) -> Fork:
-        return self._taken("judge") or self._fork(who="judge")
-
-    def _taken(self, who: Who) -> Fork | None:
-        """Takes the fork that was started ahead. Returns None if there is none or if it has ended."""
-        fork = self._ahead.pop(who, None)
-        if fork is not None and fork.ended:
-            fork.stop()
-            return None
-        return fork
-
-    def _stand_by(self, request: Measure) -> None:
-        """Starts the forks of the next target, if the request wants them. Each holds half a gigabyte of the GPU."""
-        roles: tuple[Who, ...] = ("kernel", "judge") if self._traces else ("kernel",)
-        for who in roles if request.ahead and not self.backend.forks else ():
-            if who not in self._ahead:
-                self._ahead[who] = self._fork(who=who, ahead=True)
 
     def stop(self) -> None:
         """Ends all processes."""
@@ -258,9 +237,7 @@ class KernelProcesses:
         def call_kernel(asked: bytes | msgspec.Raw, most: int) -> Outcome:
             if not replace_ended():
                 return Died("the process of the kernel has ended")
-            found = kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
-            self._stand_by(request)  # the first call has the GPU's driver alone
-            return found
+            return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
 
         if description.own_op:
             declared = Kernel.of_description(description.kernel)
@@ -268,7 +245,7 @@ class KernelProcesses:
             run = RemoteKernel(declared, request.target, self.backend.device, begin).__call__  # this process calls it
             done = measure_kernel(declared, alone, self.backend, progress=heard, run=run)
         else:
-            judge = kernel if description.contained else self._judge or self._new_judge()
+            judge = kernel if description.contained else self._judge or self._fork(who="judge")
             self._judge = None
             try:
                 done = judge.ask(alone, progress=heard, kernel=None if description.contained else call_kernel)
@@ -337,10 +314,7 @@ class KernelProcesses:
         else:
             backend = backends.named(setup.backend.pop("name"))(**setup.backend)
             backends.activate(backend)
-        if setup.ahead:
-            with contextlib.suppress(Exception), phase("rehearse for the next target"):
-                _rehearse(backend, judges=setup.judges)
-        elif setup.judges and not backend.forks:  # the first request repeats the answers, and reports an error
+        if setup.judges and not backend.forks:  # the first request repeats the answers, and reports an error
             _begin_beside(lambda: demand_known_answers(backend.device))
         subject = _Subject(self._handler, backend, call_over(channel) if setup.judges else None)
         serve(channel, subject.answer, backend.usable, flush)
@@ -451,28 +425,6 @@ def _import_triton(requested: str | None) -> bool:
                 choose_by_key()
             return True
     return False
-
-
-def _rehearse(backend: Backend, *, judges: bool = True) -> None:
-    """Measures a small kernel. Loads what every case needs on the GPU: the first one takes 0.5 s otherwise.
-
-    A process that judges evaluates rows with gradients too, whose noise takes other operations.
-    """
-    demand_known_answers(backend.device)
-    counter.prepare(backend.device)
-    examples = [(torch.empty(128, 128, device="meta"),)]  # more elements than are called on the host
-    silu = torch.nn.functional.silu
-    kernel = declare(like=silu, examples=examples, dtypes=["float32"], name="rehearsal")(silu)
-    if judges:
-        x = torch.ones(256, 128, device=backend.device)  # more elements than have additional runs
-        rows = declare(like=_softmax, examples=[x], dtypes=["float32"], name="rows")(_softmax).op
-        rows.fast(Problem({"x": x}, upstream={"y": x}, results=("y", "dx")))
-    some = replace(Budget.of(backend), whole=1, elements=16)  # a few elements of each case are judged
-    measure_kernel(kernel, Measure("", seconds=0.6), backend, budget=some)
-
-
-def _softmax(x: Tensor) -> Tensor:
-    return x.softmax(-1)
 
 
 def _begin_beside(first: Callable[[], object]) -> None:

@@ -31,7 +31,6 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     # is tried that is not `needed`. Of long rows fewer elements are judged exactly.
     enough: float = 0.0
     needed: bool = True
-    ahead: bool = False  # True: processes for the next target start meanwhile
 
 
 class Lent(msgspec.Struct, frozen=True):

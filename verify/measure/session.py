@@ -53,7 +53,6 @@ class Session(Work):
     enough: float = 0.0  # see `Measure`
     needed: bool = True
     judging: float = 0.0  # seconds of judging beside `timeout`, which then counts the kernel's calls; 0: they share it
-    ahead: bool = False  # True: on a GPU, workers start the processes of the caller's next target meanwhile
     by_dtype: bool = False  # True: measure each dtype of a kernel on its own, so that many workers are busy to the end
     # True: the store belongs to this run alone; the run claims it, and Ctrl-C makes a record of the finished parts
     whole: bool = False
@@ -250,7 +249,6 @@ class Measuring(Source[_Part, KernelRun]):
             fail_fast=session.fail_fast,
             enough=session.enough,
             needed=session.needed,
-            ahead=session.ahead,
         )
 
     def timeout(self, part: _Part) -> float:
