@@ -20,7 +20,7 @@ from torch import Tensor
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
-from verify.errors import JudgeFailed, KernelError, Refused, RefusedBackward, UsageError
+from verify.errors import JudgeFailed, KernelError, Refused, RefusedBackward
 from verify.measure.call import Measured
 from verify.measure.digest import digests_of
 from verify.measure.remote_call import Run
@@ -35,7 +35,6 @@ _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung"
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
 DIFFER = "two calls with the same input differ"
 _PATIENCE = 3  # a kernel without memory is called this many more times
-DEATHS = 6  # the search for a smaller crashing case may cost this many processes
 
 
 def patient(run: Run) -> Run:
@@ -87,7 +86,6 @@ class CaseRunner:
     _answered: set[str] = field(default_factory=set)  # dtypes of cases without an empty dimension that gave results
     _late: int = 0
     _spent: float = 0.0  # seconds that the kernel's calls took
-    _deaths: int = 0
 
     @property
     def ended(self) -> bool:
@@ -118,7 +116,6 @@ class CaseRunner:
             key = self._note(case, error)
             if key[1] in _FATAL:
                 self._deadly[case.dtype, case.dims] = key
-                self._smaller(run, case, key)
             if isinstance(error, RefusedBackward) and self.kernel.gradients == "auto":
                 forward = msgspec.structs.replace(case, upstream="")
                 try:
@@ -157,31 +154,6 @@ class CaseRunner:
         backward = isinstance(error, RefusedBackward) and self.kernel.gradients == "auto"
         self._found.setdefault(key, _Found(kind, str(error), [], backward)).cases.append(case)
         return key
-
-    def _smaller(self, run: Run, case: Case, key: tuple[str, Kind, str]) -> None:
-        """Searches for a smaller case that also crashes, by dividing the sizes. A hang is not repeated."""
-        while self._deaths < DEATHS and key[1] == "crashed":
-            divided = [
-                (*case.dims[:place], size // by, *case.dims[place + 1 :])
-                for by in (64, 8, 2)
-                for place, size in enumerate(case.dims)
-                if size >= by
-            ]
-            for dims in filter(self.kernel.allows, divided):
-                if self.ended:
-                    return
-                smaller = msgspec.structs.replace(case, dims=dims, edits={}, values={})
-                try:
-                    run(smaller)
-                except (Died, Late):
-                    case, self._deaths = smaller, self._deaths + 1
-                    self._found[key].cases.append(case)
-                    self._tried[case.dtype] += 1
-                    break
-                except (KernelError, UsageError):  # UsageError: a PyTorch function does not accept such sizes
-                    continue
-            else:
-                return
 
     @property
     def unmeasured(self) -> list[Unmeasured]:
