@@ -7,9 +7,9 @@ witness: an input and an element that differ.
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
@@ -28,7 +28,8 @@ from verify.laws.engine import PROFILES
 from verify.laws.law import Subject, plain_case
 from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import Measured, run_kernel
-from verify.truth.ulp import bits_of, same_bits
+from verify.measure.digest import digests_of
+from verify.truth.ulp import same_bits
 from verify.workers.requests import OnProgress
 
 AGAIN = "second call"
@@ -67,16 +68,14 @@ def cases_of(subject: Subject) -> list[Case]:
     plain = plain_case(subject, shapes[0])
     all_rows = [rows.dimension for rows in separate_rows(kernel, plain)]
     names = kernel.op.geometry.dims or ("",) * len(plain.dims)
-    dims = plain.dims
+    dims, work = plain.dims, partial(work_of, kernel.op) if kernel.op.geometry.named else math.prod
     for at, name in enumerate(names):
         if name in all_rows:
             larger = bits.many_rows(subject.backend) if name == all_rows[0] and (name or at == 0) else _OTHERS
         else:
             larger = max((each[at] for each in shapes if at < len(each) and each[at] <= _WIDEST), default=dims[at])
         longer = [(*dims[:at], larger // part, *dims[at + 1 :]) for part in (1, 4, 16) if larger // part > dims[at]]
-        fitting = (
-            each for each in longer if kernel.allows(each) and _work(kernel, each) <= _WORK[subject.backend.scale]
-        )
+        fitting = (each for each in longer if kernel.allows(each) and work(each) <= _WORK[subject.backend.scale])
         dims = next(fitting, dims)
     fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
     regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
@@ -84,10 +83,6 @@ def cases_of(subject: Subject) -> list[Case]:
         case_of(kernel, subject.dtype, dims=dims, fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
         for fill, seed in regimes
     ]
-
-
-def _work(kernel: Kernel, dims: tuple[int, ...]) -> float:
-    return work_of(kernel.op, dims) if kernel.op.geometry.named else math.prod(dims)
 
 
 def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
@@ -133,7 +128,7 @@ def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows])
                 pairs = {result: [each.expected[result], each.got[result]] for result in each.expected}
                 equal = same_bits([one for one, _ in pairs.values()], [two for _, two in pairs.values()])
                 usual = each.usual
-                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else _digest(each.got))
+                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else str(digests_of(each.got)))
                 if not equal and not witness:
                     witness = _witness(case, pairs, (usual, each.setting))
     groups: dict[tuple[str, ...], list[str]] = {}
@@ -151,11 +146,6 @@ def _calls(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows 
         return
     again = run_kernel(subject.kernel, case, subject.backend.device)
     yield bits.Compared("second", again.results, "first", whole.results)
-
-
-def _digest(results: dict[str, Tensor]) -> str:
-    data = b"".join(bits_of(value.contiguous()).cpu().numpy().tobytes() for value in results.values())
-    return hashlib.sha256(data).hexdigest()
 
 
 def _witness(case: Case, pairs: dict[str, list[Tensor]], labels: tuple[str, str]) -> list[str]:

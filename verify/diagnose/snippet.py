@@ -69,11 +69,12 @@ def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
 
 def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> str:
     """Returns the script's docstring: the finding, the device, how to run the script, and the command for a replay."""
-    worst = found.worst
+    worst, figure = found.worst, f"{found.judged:.6g}{UNIT[found.gate]}"
+    device = backend.label.rpartition(" (")[0] or "CPU"
     lines = [
-        f'"""{kernel.name} ({found.op}), {found.result} in {found.dtype}: {_figure(found)} off at {list(worst.index)}.',
+        f'"""{kernel.name} ({found.op}), {found.result} in {found.dtype}: {figure} off at {list(worst.index)}.',
         "",
-        f"Measured with torch {torch.__version__} on {backend.name} ({_device_name(backend)}).",
+        f"Measured with torch {torch.__version__} on {backend.name} ({device}).",
     ]
     if kernel.policy != Policy():
         lines.append(f"verify judged it under {kernel.policy}; the lines at the end use the default.")
@@ -90,14 +91,6 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
         lines += ["", "The case was made smaller; the one that was found:", "", replay_command(found.smaller.original)]
     lines.append('"""')
     return "\n".join(line.replace("\\", "\\\\") for line in lines)
-
-
-def _figure(found: Replay) -> str:
-    return f"{found.judged:.6g}{UNIT[found.gate]}"
-
-
-def _device_name(backend: Backend) -> str:
-    return backend.label.rpartition(" (")[0] or "CPU"
 
 
 def _imports(kernel: Kernel, backend: Backend, source: str) -> str:

@@ -188,17 +188,15 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return tuple(found)
 
 
-def _applies(subject: Subject) -> str | None:
-    return None if subject.kernel.same_bits else "the kernel promises the bits of no other setting"
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="same bits",
         summary="settings that the declaration names change no bit",
         space=batch.space_of_rows,
         check=_check,
-        applies=_applies,
+        applies=lambda subject: (
+            None if subject.kernel.same_bits else "the kernel promises the bits of no other setting"
+        ),
         examples=_examples,
         share=0.5,
         nearest=True,

@@ -164,10 +164,6 @@ def _check_operators(subject: Subject, case: Case) -> None:
 # -- autocast ------------------------------------------------------------------------------------------
 
 
-def _no_float64(subject: Subject) -> str | None:
-    return "autocast leaves float64 alone" if subject.dtype == "float64" else None
-
-
 def _with(kernel: Kernel, prepare: Callable[[Tensor], Tensor]) -> Kernel:
     """Returns the kernel with each operand prepared inside the graph, so that gradients have the operand's dtype."""
 
@@ -267,7 +263,7 @@ LAWS: Sequence[Law] = (
         summary="autocast gives the plain result, or the result for operands that are cast throughout",
         space=_space,
         check=_check_autocast,
-        applies=_no_float64,
+        applies=lambda subject: "autocast leaves float64 alone" if subject.dtype == "float64" else None,
         examples=plain_cases,
         share=0.25,
     ),

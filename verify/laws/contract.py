@@ -33,7 +33,6 @@ from torch import Tensor
 from verify.cases import Case, inputs_of
 from verify.cases.case import derive_all
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
 from verify.laws.compare import demand_same
@@ -45,13 +44,10 @@ from verify.ops.graph.shapes import NamedDims, Range
 
 _DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
 OF_INT64 = "of int64"
+_ALL_DERIVED = "the kernel receives nothing but what is derived from other operands"
 Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
 Mistake = tuple[str, str, Change]  # the error, the operand, and the change that makes it
-
-
-def _space(subject: Subject) -> CaseSpace:
-    return plain_space(subject, shapes_for(subject.kernel, _DIMS, 512))
 
 
 def _integers(tensor: Tensor) -> Tensor:
@@ -79,10 +75,6 @@ def _seen(subject: Subject) -> list[str]:
     """Lists the operands of which a call may have another value: none that are derived, or that no kernel receives."""
     unseen = [each.name for each in subject.kernel.op.operands if each.derive is not None or each.hidden]
     return [name for name in subject.kernel.operands if name not in unseen]
-
-
-def _applies(subject: Subject) -> str | None:
-    return None if _seen(subject) else "the kernel receives nothing but what is derived from other operands"
 
 
 def _mistakes(subject: Subject) -> list[Mistake]:
@@ -318,9 +310,9 @@ LAWS: Sequence[Law] = (
     Law(
         name="error contract",
         summary="invalid operands raise an error with a message, and nothing else happens",
-        space=_space,
+        space=lambda subject: plain_space(subject, shapes_for(subject.kernel, _DIMS, 512)),
         check=_check,
-        applies=_applies,
+        applies=lambda subject: None if _seen(subject) else _ALL_DERIVED,
         examples=plain_cases,
         share=0.25,
     ),

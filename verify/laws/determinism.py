@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 from torch import Tensor
@@ -36,10 +37,6 @@ from verify.ops.geometry import alike
 _MANY, _DTYPES = alike((1, 3, 1)), alike((3, 37, 4))
 _CALLS = 300
 _SECONDS = 20.0  # for all calls together: the interpreter needs half a second for a call of some kernels
-
-
-def _space(subject: Subject) -> CaseSpace:
-    return space_of(subject, upstream=EITHER_PATH)
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -134,7 +131,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="determinism",
         summary="the same call gives the same bits every time",
-        space=_space,
+        space=partial(space_of, upstream=EITHER_PATH),
         check=_check,
         examples=_examples,
     ),

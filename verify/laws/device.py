@@ -142,10 +142,6 @@ def _bytes(subject: Subject) -> int:
     return size
 
 
-def _room(subject: Subject) -> str | None:
-    return _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
-
-
 def _far_space(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
         return _named_space(subject)
@@ -354,7 +350,7 @@ LAWS: Sequence[Law] = (
         summary="operands beyond 2^31 elements give the bits of their contiguous copies",
         space=_far_space,
         check=_check_far,
-        applies=_room,
+        applies=lambda subject: _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE),
         examples=_plain,
         share=0.02,
     ),

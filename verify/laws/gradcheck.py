@@ -21,7 +21,6 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.law import Broken, Law, Subject, plain_case, plain_space
 from verify.measure.call import call_tensors, describe
@@ -36,10 +35,6 @@ _STEP, _RELATIVE = 1e-6, 1e-5
 # Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 the error is 1e-9.
 _SPREAD = 0.1
 _CORNER = 1e-3
-
-
-def _space(subject: Subject) -> CaseSpace:
-    return plain_space(subject, _shapes(subject))
 
 
 def _shapes(subject: Subject) -> list[tuple[int, ...]]:
@@ -151,19 +146,15 @@ def _applies(subject: Subject) -> str | None:
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
-def _examples(subject: Subject, space: CaseSpace) -> tuple[Case, ...]:
-    """Returns each choice once, without layouts. Layouts have laws of their own, and a difference takes many calls."""
-    return tuple(case for case in space.each_choice() if not case.layouts)
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="gradgradcheck",
         summary="gradients of gradients agree with finite differences in float64",
-        space=_space,
+        space=lambda subject: plain_space(subject, _shapes(subject)),
         check=_check,
         applies=_applies,
-        examples=_examples,
+        # layouts have laws of their own, and a difference takes many calls
+        examples=lambda subject, space: tuple(case for case in space.each_choice() if not case.layouts),
         share=0.25,
     ),
 )

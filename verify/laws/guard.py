@@ -306,14 +306,9 @@ def _maker(func: Any) -> str:
     return "" if func.is_view or func._schema.is_mutable else str(func._schema.name.partition("::")[2])
 
 
-@lru_cache
-def _is_torchs_own(func: Any) -> bool:
-    return func.namespace in ("aten", "prim", "prims")
-
-
 def _python_body(func: Any, args: Any, kwargs: Any) -> Callable[..., Any] | None:
     """Returns the Python function behind a custom operator, for the device of its arguments; None if there is none."""
-    if _is_torchs_own(func):
+    if func.namespace in ("aten", "prim", "prims"):
         return None
     from torch._library.custom_ops import OPDEFS
 

@@ -19,6 +19,7 @@ expanded together, as for heads that share them, with one key more than whole bl
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import combinations
 
 import msgspec
@@ -35,6 +36,7 @@ from verify.measure.call import run_contiguous, run_kernel, run_tensors
 from verify.truth.ulp import same_bits
 
 _ONE_OVER = (33, 129)
+_OF_GRADIENTS = "gradients depend on the layout of the upstream gradient, not only on its values"
 # "expanded matrices" matters to keys and values alone
 _LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")
 
@@ -107,10 +109,6 @@ def _shared_keys(subject: Subject) -> tuple[Case, ...]:
     )
 
 
-def _operands(subject: Subject) -> CaseSpace:
-    return space_of(subject, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH)
-
-
 def _check_operands(subject: Subject, case: Case) -> None:
     if not case.layouts:
         _compare_shared(subject, case)
@@ -128,28 +126,20 @@ def _check_refusal(subject: Subject, case: Case) -> None:
         return
 
 
-def _upstream(subject: Subject) -> CaseSpace:
-    return space_of(subject, layouts=Layouts(upstream=_LAYOUTS))
-
-
-def _check_upstream(subject: Subject, case: Case) -> None:
-    # autograd passes gradients in any layout, so no kernel may refuse an upstream gradient
-    _compare(subject, case, "gradients depend on the layout of the upstream gradient, not only on its values")
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="layout independence",
         summary="strided operands give the bits of their contiguous copies",
-        space=_operands,
+        space=partial(space_of, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH),
         check=_check_operands,
         examples=_with_plain,
     ),
     Law(
         name="upstream layout independence",
         summary="strided and expanded upstream gradients give the bits of their contiguous copies",
-        space=_upstream,
-        check=_check_upstream,
+        space=partial(space_of, layouts=Layouts(upstream=_LAYOUTS)),
+        # autograd passes gradients in any layout, so no kernel may refuse an upstream gradient
+        check=lambda subject, case: _compare(subject, case, _OF_GRADIENTS),
         applies=has_gradients,
         examples=_examples,
     ),

@@ -131,13 +131,13 @@ def independent_rows(kernel: Kernel, case: Case) -> list[Rows]:
     If results depend on the position of an index, as in a rotary embedding, the indices are not independent.
     """
     op = kernel.op
-    if op.geometry.examples or not op.geometry.named:
+    if op.geometry.examples or not isinstance(op.geometry, NamedDims):
         return []
     # ordinary values: with numbers of 1e-20 no difference would show
     inputs = inputs_of(op, case_of(kernel, case.dtype, dims=case.dims), "cpu", shared=True)
     found = []
     for dimension, size in zip(op.geometry.dims, case.dims, strict=True):
-        if _is_tied(op, dimension) or _shares(op, dimension):
+        if _is_tied(op, dimension) or op.geometry.within_expression(dimension):
             continue
         axes = growing(op, case, dimension)
         single = all(len(some) < 2 for some in axes.values()) and all(axes.get(name) for name in op.outputs)
@@ -174,11 +174,6 @@ def _derives_alike(op: Op, case: Case, inputs: dict[str, Tensor | None], rows: R
         (one, other) for name in names if (one := derived[name]) is not None and (other := picked[name]) is not None
     ]
     return all(one.shape == other.shape and torch.equal(one, other) for one, other in pairs)
-
-
-def _shares(op: Op, dimension: str) -> bool:
-    """True if several indices of a dimension share an element of an operand, as the rows of a block share a scale."""
-    return isinstance(op.geometry, NamedDims) and op.geometry.within_expression(dimension)
 
 
 def growing(op: Op, case: Case, dimension: str) -> dict[str, dict[int, int]]:

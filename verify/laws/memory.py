@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -34,7 +35,7 @@ from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, space_of
+from verify.laws.law import Broken, Law, Subject, has_gradients, space_of
 from verify.laws.locality import data_operands
 from verify.measure.budget import distances
 from verify.measure.call import (
@@ -58,10 +59,6 @@ def _space(subject: Subject) -> CaseSpace:
         layouts=Layouts(_LAYOUTS, ("contiguous", *_LAYOUTS), subject.kernel.contiguous),
         upstream=EITHER_PATH,
     )
-
-
-def _plain_space(subject: Subject) -> CaseSpace:
-    return space_of(subject, upstream=EITHER_PATH)
 
 
 def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
@@ -249,10 +246,6 @@ def _check_stale(subject: Subject, case: Case) -> None:
         raise broken.restated(stale, case, facts | broken.facts) from None
 
 
-def _differentiable(subject: Subject) -> str | None:
-    return None if subject.kernel.differentiable else "the kernel has no gradients, so there is no backward pass"
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="memory bounds",
@@ -271,12 +264,12 @@ LAWS: Sequence[Law] = (
         summary="backward changes nothing and can run twice",
         space=space_of,
         check=_check_overwritten,
-        applies=_differentiable,
+        applies=has_gradients,
     ),
     Law(
         name="no stale results",
         summary="new values in the same memory give new results",
-        space=_plain_space,
+        space=partial(space_of, upstream=EITHER_PATH),
         check=_check_stale,
     ),
 )

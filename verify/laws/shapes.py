@@ -68,10 +68,6 @@ def _dims(subject: Subject) -> list[Dims]:
     return [*chosen, (sizes.elements + 1,)]
 
 
-def _space(subject: Subject) -> CaseSpace:
-    return space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH)
-
-
 def _check(subject: Subject, case: Case) -> None:
     kernel = subject.kernel
     measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
@@ -250,7 +246,7 @@ LAWS: Sequence[Law] = (
         name="shapes",
         rows=True,
         summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
-        space=_space,
+        space=lambda subject: space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH),
         check=_check,
         # with so few shapes no search is needed: each is tried every time, and drawn again with other values
         examples=plain_cases,

@@ -39,7 +39,7 @@ from verify.laws.law import Broken, Law, Subject, plain_case, space_of
 from verify.measure.call import run_tensors
 from verify.records.record import EXTREME
 from verify.truth.fast import evaluate
-from verify.truth.formats import Format, named
+from verify.truth.formats import named
 from verify.truth.ulp import ulp_exponent, widen
 
 Inputs = dict[str, Tensor | None]
@@ -116,22 +116,14 @@ def _space(subject: Subject) -> CaseSpace:
     return space_of(subject, fill=fill, upstream=("",))
 
 
-def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    return (_plain(subject), *chosen.each_choice())
-
-
 def _range(subject: Subject, case: Case, seed: str) -> tuple[int, int]:
     operand = next(each for each in subject.kernel.op.operands if each.name == seed)
     assert operand.range is not None
     return operand.range(case.dims)
 
 
-def _format(subject: Subject, result: str) -> Format:
-    return named(subject.kernel.result_dtype(subject.dtype, result) or subject.dtype)
-
-
 def _places(subject: Subject, case: Case, inputs: Inputs, result: str) -> _Places:
-    op, fmt = subject.kernel.op, _format(subject, result)
+    op, fmt = subject.kernel.op, named(subject.kernel.result_dtype(subject.dtype, result) or subject.dtype)
     problem = problem_of(op, case, inputs, {}, (result,))
     truth = evaluate(op, problem, {result: fmt})[result]
     exact, bound = truth.value.reshape(-1), truth.bound.reshape(-1)
@@ -304,7 +296,7 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check,
         applies=_reason,
-        examples=_examples,
+        examples=lambda subject, space: (_plain(subject), *space.each_choice()),
         share=0.25,
     ),
 )
