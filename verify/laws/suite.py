@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -15,7 +14,6 @@ from verify.declare import promises
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError, one_of
 from verify.laws import engine, registry
-from verify.laws.law import Law
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
 from verify.laws.shrink import shrink_law
@@ -105,11 +103,17 @@ def with_laws(
     promised = [name for field, name in promises.LAWS.items() if getattr(kernel, field)]
     wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else promised) for dtype in dtypes]
     seconds = chosen.seconds * len(dtypes) if asked.laws and engine.has_large_cases(kernel) else math.inf
-    clock = _Clock(started + seconds, sum(_WEIGHTS.get(name, 1.0) for name, _ in wanted))
+    left = [_WEIGHTS.get(name, 1.0) for name, _ in wanted]  # of the laws to come
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         with phase(f"law {name} in {dtype}"):
-            tried.append(clock.tried(registry.get(name), kernel, dtype, backend, chosen, done.target))
+            now, share = time.monotonic(), left[0] / sum(left)
+            options = engine.Options(shrink=shrink_law, until=now + (started + seconds - now) * share)
+            if now >= started + seconds:
+                tried.append(LawRun(name, dtype, "skipped", 0, "not tried: no time was left for it", late=True))
+            else:
+                tried.append(engine.try_law(registry.get(name), kernel, dtype, backend, chosen, done.target, options))
+            del left[0]
         if asked.fail_fast and tried[-1].status == "broken":
             break
         if tried[-1].status != "ok" and not backend.usable():  # as after an illegal access
@@ -124,25 +128,6 @@ def with_laws(
         unrepeatable=done.unrepeatable or unrepeatable(tried),
         seconds=round(done.seconds + time.monotonic() - started, 3),
     )
-
-
-@dataclass
-class _Clock:
-    """Divides the time of all laws of a kernel with large cases among those to come, by weight."""
-
-    until: float  # a time of time.monotonic(); math.inf: no limit
-    weight: float  # of the laws to come
-
-    def tried(
-        self, law: Law, kernel: Kernel, dtype: str, backend: Backend, profile: engine.Profile, target: str
-    ) -> LawRun:
-        """Tries the next law for its share of the time. If no time is left, the law counts as not tried."""
-        now, weight = time.monotonic(), _WEIGHTS.get(law.name, 1.0)
-        share, self.weight = weight / self.weight, self.weight - weight
-        if now >= self.until:
-            return LawRun(law.name, dtype, "skipped", 0, "not tried: no time was left for it", late=True)
-        options = engine.Options(shrink=shrink_law, until=now + (self.until - now) * share)
-        return engine.try_law(law, kernel, dtype, backend, profile, target, options)
 
 
 def _notes(tried: Sequence[LawRun], seconds: float) -> list[str]:
