@@ -147,7 +147,9 @@ class _Divided:
         for name, whole in zip(self.formats, self.rounded.wholes, strict=True):
             made = whole.to(self.got.dtype).to(self.got.device)
             error = self.unit.error(pattern_at(made.contiguous(), self.index))
-            found.append(Whole(name, number(error), int(_same_bits(made, self.got).sum())))
+            both_nan = torch.isnan(made.double()) & torch.isnan(self.got.double())
+            same = (bits_of(made) == bits_of(self.got)) | both_nan
+            found.append(Whole(name, number(error), int(same.sum())))
         return found
 
     def told(self, plain: Explanation) -> Explanation:
@@ -265,11 +267,6 @@ def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int
     moved = Problem({"x": torch.tensor([near], dtype=torch.float64)}, op.resolve(case.params), upstream, (result,))
     there = op.points(moved, result, [0])[0].mp(BITS)
     return number(abs(unit.ulps(there - unit.truth))) if mp.isfinite(there) else None
-
-
-def _same_bits(made: Tensor, got: Tensor) -> Tensor:
-    both_nan = torch.isnan(made.double()) & torch.isnan(got.double())
-    return (bits_of(made) == bits_of(got)) | both_nan
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -18,7 +18,6 @@ from typing import Any
 
 from verify.cases import Case
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.compare import demand_same
@@ -35,10 +34,6 @@ _DIMS: ByGeometry[Shapes] = ByGeometry(
     rowwise=((5, 40), (33, 65), (3, 1031), (2, 3)),
     contraction=((5, 40, 3), (33, 65, 40), (3, 129, 65), (2, 3, 5)),
 )
-
-
-def _space(subject: Subject) -> CaseSpace:
-    return space_of(subject, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12))
 
 
 def _applies(subject: Subject) -> str | None:
@@ -99,7 +94,7 @@ LAWS: Sequence[Law] = (
     Law(
         name="configuration independence",
         summary="every configuration of every autotuner keeps the kernel's promise",
-        space=_space,
+        space=lambda subject: space_of(subject, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12)),
         check=_check,
         applies=_applies,
         examples=plain_cases,

@@ -50,10 +50,6 @@ Change = Callable[[Tensor], Tensor]
 Mistake = tuple[str, str, Change]  # the error, the operand, and the change that makes it
 
 
-def _integers(tensor: Tensor) -> Tensor:
-    return tensor.float().to(torch.int64)
-
-
 def _longer(tensor: Tensor) -> Tensor:
     return torch.cat([tensor, tensor[..., :1]], -1)
 
@@ -83,7 +79,7 @@ def _mistakes(subject: Subject) -> list[Mistake]:
     first, *others = _seen(subject)
     found: list[Mistake] = []
     if not any(operand.name == first and operand.range for operand in kernel.op.operands):
-        found.append((OF_INT64, first, _integers))
+        found.append((OF_INT64, first, lambda tensor: tensor.float().to(torch.int64)))
     for name in others:
         found += [
             ("one element longer than it must be", name, _longer),

@@ -143,7 +143,6 @@ class Law:
     check: Callable[[Subject, Case], float | None]
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
-    rows: bool = False  # True: the law is about rows of data, which a PyTorch function need not have
     nearest: bool = False  # True: results that are rounded at random need not keep the law
     share: float = 1.0  # share of a profile's drawn cases; expensive laws take fewer
 
@@ -151,8 +150,6 @@ class Law:
         """Returns why the law does not apply to a subject; None if it applies."""
         if subject.kernel.encoding is not None:
             return "it is about numbers; a quantiser has laws of its own, which every run tries"
-        if self.rows and subject.kernel.op.geometry.named:
-            return "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
         if self.nearest and subject.kernel.stochastic:
             return f"{', '.join(subject.kernel.stochastic)} is rounded at random, by the place of an element"
         return self.applies(subject)

@@ -162,9 +162,6 @@ class _Draft:
         upstream = "ones" if self.base.upstream else ""
         return msgspec.structs.replace(self.base, fill="ones", upstream=upstream, values=values, edits=edits, regime="")
 
-    def with_tensor(self, name: str, tensor: Tensor) -> _Draft:
-        return replace(self, tensors={**self.tensors, name: tensor})
-
     @staticmethod
     def _not_one(tensor: Tensor) -> list[int]:
         one = bits_of(torch.ones(1).to(tensor.dtype))[0]
@@ -271,16 +268,13 @@ class _Shrinker:
             before = self.best
             for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
                 self._cut(dim, thorough=thorough)
-            for name in self._of_numbers():
+            for name in [name for name, value in self._required().tensors.items() if value.is_floating_point()]:
                 self._simplify(name)
         self._plainer()
 
     def _required(self) -> _Draft:
         assert self.draft is not None
         return self.draft
-
-    def _of_numbers(self) -> list[str]:
-        return [name for name, tensor in self._required().tensors.items() if tensor.is_floating_point()]
 
     def _frozen(self, case: Case) -> _Draft:
         """Returns the case with the elements of its tensors."""
@@ -441,7 +435,7 @@ class _Shrinker:
         """Tries `number` at all of `places` that are not `kept`."""
         stays = set(kept)
         changed = _filled(draft.tensors[name], number, [place for place in places if place not in stays])
-        return self._takes(draft.with_tensor(name, changed))
+        return self._takes(replace(draft, tensors={**draft.tensors, name: changed}))
 
     @staticmethod
     def _plain_places(tensor: Tensor) -> set[int]:

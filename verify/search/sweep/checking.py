@@ -128,7 +128,8 @@ class _Collector:
         floor = kernel.noise_floor(self.space.dtype, result)
         by = JudgedBy(kernel.op, problem, result, truth, self.of_result, kernel.policy, floor=floor)
         _, found = by.with_noise_beside(got).compared(got)
-        places = self._places(got, first)
+        # the place of an element is its index in the result of the whole space, seen as one tensor
+        places = torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
         patterns = bits_of(got.reshape(-1))
         found, escalated = self._settled(found, places, patterns)
         largest = kernel.largest.get(self.space.dtype)
@@ -153,10 +154,6 @@ class _Collector:
         stream = f"sweep/{self.result}/{first // CHUNK}"
         chosen = sorted(set(counter.below(0, stream, SAMPLE, truth.value.numel()).tolist()))
         check_bound(self.kernel.op.points(problem, self.result, chosen), truth, chosen)
-
-    def _places(self, got: Tensor, first: int) -> Tensor:
-        """Returns the place of every element: its index in the result of the whole space, seen as one tensor."""
-        return torch.arange(got.numel(), dtype=torch.int64, device=got.device) + first * self.width
 
     def _settled(self, found: Errors, places: Tensor, patterns: Tensor) -> tuple[Errors, int]:
         """Judges open elements exactly up to the chunk's limit, the lowest place first. Returns their number too."""

@@ -101,7 +101,8 @@ class _Finished:
         parts = _parts(found)
         judged = check_limit(kernel, space.dtype, self.name, parts)
         ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
-        special = self._described(found, found.worst_special())
+        infinite = self.part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
+        special = self._described(found, [item for item in infinite if found.judge(item).ulp])
         leaders = [] if kernel.peer else found.worst_of_regimes().items()
         each = [(value_of(x.upper), part_of(name), self._described(found, [x])[0]) for name, x in leaders]
         each.sort(key=lambda entry: -entry[0])
@@ -227,11 +228,6 @@ class _Judging:
         judged = [item for item in candidates if item.place in self.exact]
         both = {item.place: item for item in [*worst(candidates, keep), *judged]}
         return self._ranked(both.values())[:keep]
-
-    def worst_special(self) -> list[Leader]:
-        """Returns the worst elements of infinite and NaN inputs, if they have an error."""
-        leaders = self.part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
-        return [item for item in leaders if self.judge(item).ulp]
 
     def worst_of_regimes(self) -> dict[str, Leader]:
         """Returns the worst judged element of each part, if its error exceeds that of correct rounding."""
