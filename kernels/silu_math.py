@@ -54,7 +54,7 @@ from kernels.gelu_math import (
     zero_at_minus_inf,
 )
 
-# The zero of N, and N / t in powers of t = zero - u. tests/kernels/test_swiglu.py derives them again.
+# The zero of N, and N / t in powers of t = zero - u.
 NEG_LOG2E: tl.constexpr = tl.constexpr(-1.4426950408889634)
 NEG_LOG2E_LO: tl.constexpr = tl.constexpr(-1.92596298909109e-08)  # beyond float32
 LN2: tl.constexpr = tl.constexpr(0.6931471805599453)

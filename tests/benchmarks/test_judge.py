@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
-import subprocess
-import time
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 from benchmarks import judge
-from docs import generate_figures
 
 
 def answers(*pairs: tuple[float, float], verdict: str = "accepted") -> list[dict[str, Any]]:
@@ -44,42 +37,3 @@ def test_solutions_that_never_end_hold_the_judge_for_twice_their_limit() -> None
         assert judge.within("held", {"verdict": verdict, "seconds": seconds}) == within
     assert judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 14.0})
     assert not judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 16.0})
-
-
-def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its judgements so far count, and it is killed if it ignores the interruption."""
-    monkeypatch.setattr(judge, "ENDING_SECONDS", 0.3)
-    code = """trap "" INT; echo '{"seconds": 1.0, "verdict": "accepted", "message": ""}'; exec sleep 60"""
-
-    def sleeps(*_: object) -> subprocess.Popen[str]:
-        return subprocess.Popen(["sh", "-c", code], stdout=subprocess.PIPE, text=True, start_new_session=True)
-
-    monkeypatch.setattr(judge, "judge", sleeps)
-    began = time.monotonic()
-    options = argparse.Namespace(backend="cpu", side=1, jobs=2, candidates=3, seconds=2.0)
-    row = judge.many(tmp_path, tmp_path / "times.txt", options)
-    assert (row["judgements"], row["of"], row["until"]) == (1, 3, 2.0) and time.monotonic() - began < 30
-
-
-def test_right_solutions_of_all_problems_are_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One command judges one solution of each, by forks of one process. Numbers are fewer by a factor of 16 or 64."""
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    for name, (operands, reference, inputs, *bodies) in judge.PROBLEMS.items():
-        small = inputs.replace("1024", "64").replace("128", "16")
-        monkeypatch.setitem(judge.PROBLEMS, name, (operands, reference, small, *bodies))
-    options = argparse.Namespace(backend="cpu", side=1, jobs=2, candidates=3, seconds=120.0)
-    times = tmp_path / "times.txt"
-    row = judge.many(tmp_path, times, options)
-    assert row["verdicts"] == {"accepted": 3}, row
-    assert sum(float(line.split()[3]) > 0.2 for line in times.read_text().splitlines() if "import torch" in line) == 1
-    data = {
-        "environment": {"gpu": "H100", "cores": 16, "import_torch": 5.9},
-        "limits": judge.LIMITS,
-        "jobs": 16,
-        "quick": {"silu": {"seconds": 9.44}, "softmax": {"seconds": 11.0}},
-        "ci": {"softmax": {"seconds": 20.0}},
-        "many": {"a_minute": 24.4, "first": 31.2},
-    }
-    text = generate_figures.judge_times(data)
-    assert "`quick` took 9.4 s (silu), 11.0 s (softmax), 10 s wanted; `ci` took 20.0 s (softmax), 30 s wanted" in text
-    assert "made 24 judgements a minute (20 wanted), the first after 31 s" in text

@@ -50,13 +50,6 @@ for line in sys.stdin:
 """
 
 
-# Before a script that reads PTX alone: ptxas takes a third of the time.
-WITHOUT_PTXAS = """
-from triton.backends.nvidia.compiler import CUDABackend
-CUDABackend.make_cubin = lambda *given: b""
-"""
-
-
 class Compiler:
     """A process that compiles: it imported Triton without the interpreter."""
 
@@ -89,21 +82,6 @@ class Compiler:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()
-
-
-def chains_around_a_loop(ptx: str) -> list[int]:
-    """How many products are added to each float32 sum of a loop, one by one, until it is the same sum again."""
-    into = dict(re.findall(r"fma\.rn\.f32\s+(%\w+), %\w+, %\w+, (%\w+);", ptx))
-    assert len(into) == ptx.count("fma.rn.f32"), "two products are added to one number"
-    found = []
-    while into:
-        start, register = into.popitem()
-        steps = 1
-        while register != start:
-            register = into.pop(register)
-            steps += 1
-        found.append(steps)
-    return found
 
 
 class Compiled(NamedTuple):

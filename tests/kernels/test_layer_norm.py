@@ -227,6 +227,13 @@ def run(x, weight, bias, dy, eps, residual=None, input_bias=None, ds=None):
     return called(norm, eps, dy, ds, x=x, weight=weight, bias=bias, residual=residual, input_bias=input_bias)
 
 
+def errors_of(x, weight, bias, dy, eps, residual=None, input_bias=None, ds=None, pick=None, forward=False):
+    """The worst error of each result of a call; forward: of the outputs alone."""
+    outputs, gradients = run(x, weight, bias, dy, eps, residual, input_bias, ds)
+    upstream, inputs = [t for t in (dy, ds) if t is not None], (x, weight, bias, residual, input_bias)
+    return exact_errors(inputs, outputs, upstream, None if forward else gradients, eps, pick=pick)
+
+
 def regime(name, m, n, dtype):
     """Values of one regime in `dtype`, and its eps; None where the dtype has no such numbers."""
     z, eps = draw(m, n, seed=len(name) + n), 1e-5
@@ -370,10 +377,8 @@ def test_long_rows_backward(n, dtype, monkeypatch):
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     x, eps = regime("mean 1e3", 2, n, dtype)
     weight, bias, dy = draw(n, seed=1).to(dtype), draw(n, seed=2).to(dtype), draw(2, n).to(dtype)
-    outputs, gradients = run(x, weight, bias, dy, eps)
     columns = [0, 1, 2_047, 2_048, 4_097, 4_098, n - 1, *range(5, n, 61)]
-    inputs = (x, weight, bias)
-    found = exact_errors(inputs, outputs, (dy,), gradients, eps, pick=columns)
+    found = errors_of(x, weight, bias, dy, eps, pick=columns)
     paired = dtype == torch.float32 and n < 8_192
     assert found["x"] <= (0.7 if paired else X_BOUND[dtype]), found
     assert found["weight"] <= (2.0 if paired else X_BOUND[dtype]), found
@@ -392,8 +397,7 @@ def test_paired_kernel_in_hard_regimes(name, monkeypatch):
     weight = draw(n, seed=1).float()
     columns = [0, 1, n // 2, n - 1, *range(7, n, 97)]
     w = None if name in ("huge", "one step") else weight
-    outputs, gradients = run(x, w, None, dy * 2.0**-60, eps)
-    found = exact_errors((x, w, None), outputs, (dy * 2.0**-60,), gradients, eps, pick=columns)
+    found = errors_of(x, w, None, dy * 2.0**-60, eps, pick=columns)
     assert found["x"] <= 0.7 and found.get("weight", 0.0) <= 2.0, found
 
 
@@ -457,9 +461,7 @@ def test_gradients_that_float32_cannot_hold(form, dtype, monkeypatch):
         if form == "bare":
             weight = bias = None
         input_bias = draw(n, seed=3).to(dtype) if form.endswith("bias") else None
-        outputs, gradients = run(x, weight, bias, dy, 1e-5, r, input_bias, ds)
-        upstream = (dy,) if ds is None else (dy, ds)
-        found = exact_errors((x, weight, bias, r, input_bias), outputs, upstream, gradients, 1e-5)
+        found = errors_of(x, weight, bias, dy, 1e-5, r, input_bias, ds)
         assert max(found.values()) <= 0.51, found
 
 
@@ -491,8 +493,7 @@ def test_sums_that_float32_cannot_hold(dtype):
         x = torch.stack([top * one, z * top, 1e4 * one, 1000 * one, 1e-4 * z, top * one]).to(dtype)
         r = torch.stack([top / 2 * z, z * top, 1e-7 * z, 0.1 * z, top * one, -top * one]).to(dtype)
         for i in (None, draw(n, seed=51).to(dtype), (top * one).to(dtype)):
-            outputs, _ = run(x, None, None, x.new_zeros(x.shape), 1e-5, r, i)
-            found = exact_errors((x, None, None, r, i), outputs, (), None, 1e-5)
+            found = errors_of(x, None, None, x.new_zeros(x.shape), 1e-5, r, i, forward=True)
             assert found["y"] <= Y_BOUND[dtype], (n, i, found)
             assert found["s"] <= 0.51, (n, i, found)
 
@@ -501,8 +502,7 @@ def test_three_operands_far_apart_do_not_lose_the_last():
     """The low part of a float32 pair has no room for 3e-4 and 1e-11 at once."""
     x = torch.full((1, 40), 1e4, dtype=torch.bfloat16)
     r, i = (1e-11 * draw(1, 40)).bfloat16(), torch.full((40,), 3e-4, dtype=torch.bfloat16)
-    outputs, _ = run(x, None, None, x * 0, 1e-5, r, i)
-    found = exact_errors((x, None, None, r, i), outputs, (), None, 1e-5)
+    found = errors_of(x, None, None, x * 0, 1e-5, r, i, forward=True)
     assert found["y"] <= Y_BOUND[torch.bfloat16], found
 
 
@@ -542,9 +542,8 @@ def test_operands_hidden_from_a_float64_sum(x_dtype, r_dtype, w_dtype, n, three,
     dy, ds = draw(*x.shape, seed=63).to(x_dtype), (draw(*x.shape, seed=64) * 1e-3).to(r_dtype)
     weight, bias = draw(n, seed=1).to(w_dtype), None
     i = (1e-3 * draw(n, seed=65)).to(x_dtype) if three else None
-    outputs, gradients = run(x, weight, bias, dy, 1e-5, r, i, ds)
     pick = None if n < 100 else [0, 1, n - 1, *range(5, n, 901)]
-    found = exact_errors((x, weight, bias, r, i), outputs, (dy, ds), gradients, 1e-5, pick=pick)
+    found = errors_of(x, weight, bias, dy, 1e-5, r, i, ds, pick=pick)
     assert max(found.values()) <= 0.51, found
 
 
@@ -566,8 +565,7 @@ def test_a_hidden_third_operand_that_the_residual_uncovers():
     n = 40
     x = torch.full((2, n), 1e20)
     i = (1e-3 * draw(n, seed=66)).float()
-    outputs, _ = run(x, None, None, draw(2, n, seed=67).float(), 1e-5, -x, i)
-    found = exact_errors((x, None, None, -x, i), outputs, (), None, 1e-5)
+    found = errors_of(x, None, None, draw(2, n, seed=67).float(), 1e-5, -x, i, forward=True)
     assert found["y"] <= Y_BOUND[torch.float32], found
 
 
@@ -634,8 +632,7 @@ def test_float64_means_that_large_elements_leave_when_they_cancel(n, residual):
     r = (draw(1, n, seed=79) * 2.0**-50 * x.abs()) if residual else None
     pick = None if n < 1000 else [*range(0, n, 7)]
     for eps in (1e-5, 0.0):
-        outputs, _ = run(x, None, None, x, eps, r)
-        found = exact_errors((x, None, None, r), outputs, (), None, eps, pick=pick)
+        found = errors_of(x, None, None, x, eps, r, pick=pick, forward=True)
         assert found["y"] <= Y_BOUND[torch.float64], found
 
 
@@ -648,9 +645,8 @@ def test_a_float64_operand_that_hardly_varies_beside_a_constant_one(n, eps):
     r = torch.tensor([[2.0**-66], [-1.5 * 2.0**-53], [2.0**-40]], dtype=torch.float64) * (1 + steps * 2.0**-52)
     x[2] += 2.0**-52 * (steps[1] % 2)
     weight, dy = draw(n, seed=85), draw(3, n, seed=86)
-    outputs, gradients = run(x, weight, None, dy, eps, r)
     pick = None if n < 1000 else [0, 1, n - 1, *range(5, n, 901)]
-    found = exact_errors((x, weight, None, r), outputs, (dy,), gradients, eps, pick=pick)
+    found = errors_of(x, weight, None, dy, eps, r, pick=pick)
     assert max(found.values()) <= Y_BOUND[torch.float64], found
 
 
@@ -688,9 +684,8 @@ def test_paired_kernel_beyond_float32(bare, monkeypatch):
     x, dy = (torch.stack([row[k] for row in rows]).float() for k in range(2))
     weight = None if bare else (draw(n, seed=1) * 4).float()
     bias = None if bare else draw(n, seed=2).float()
-    outputs, gradients = run(x, weight, bias, dy, 1e-5)
     pick = [0, 1, 2_048, n - 1, *range(5, n, 801)]
-    found = exact_errors((x, weight, bias), outputs, (dy,), gradients, 1e-5, pick=pick)
+    found = errors_of(x, weight, bias, dy, 1e-5, pick=pick)
     assert found["x"] <= 0.7, found
     assert found.get("weight", 0) <= 2 and found.get("bias", 0) <= 0.501, found
 

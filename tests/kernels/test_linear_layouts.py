@@ -8,15 +8,12 @@ here the classes are compared, and on a GPU the bits too.
 
 from __future__ import annotations
 
-import re
-
 import pytest
 import torch
 
 from kernels import linear_act as act
 from kernels import linear_geglu as geglu
 from kernels import linear_layers, linear_weight, plans
-from tests.kernels.compiled import WITHOUT_PTXAS, chains_around_a_loop
 
 MODULES = [act, geglu]
 SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
@@ -187,47 +184,6 @@ def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, mod
         assert len({bk for _, _, bk, _, _ in configs}) == 1, dtype
         assert linear_weight.BLOCK % configs[0][2] == linear_weight.PARTS[dtype] % linear_weight.BLOCK == 0
         assert min(bm for bm, *_ in configs) >= 64  # smaller tiles have another matrix instruction
-
-
-COMPILE = """
-import sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kernels import linear_act, linear_geglu
-
-strides = "stride_am", "stride_ak", "stride_bn", "stride_bk"
-rows = (strides[1::2], (*strides[::2], "K", "a_ptr", "b_ptr"))  # strides of 1, multiples of 16
-columns = (strides[::2], (*strides[1::2], "a_ptr", "b_ptr"))
-odd = ((), ())
-for module, mode, tile, classes in (
-    (linear_act, 0, 0, (rows,)), (linear_act, 0, 1, (rows, columns, odd)), (linear_geglu, 1, 0, (rows, odd)),
-):
-    kernel, names = module._tile_kernel, module._tile_kernel.arg_names
-    bm, bn, bk, warps, stages = module._configs(linear_act.torch.float32, False)[tile]
-    for ones, sixteens in classes:
-        constants = dict(MODE=mode, HAS_BIAS=True, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8)
-        constants |= dict(BOXES=False, A_T=False, B_T=False)
-        constants |= dict.fromkeys(ones, 1)
-        types = {n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "i32" for n in names}
-        values = {(names.index(n),): v for n, v in constants.items()}
-        divisible = {(names.index(n),): [["tt.divisibility", 16]] for n in sixteens}
-        source = ASTSource(kernel, types, values, divisible)
-        options = dict(num_warps=warps, num_stages=stages)
-        ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-        print("kernel", (1 + mode) * bm * bn // (32 * warps), bk)
-        print(*(line for line in ptx.splitlines() if ".f32" in line), sep="\\n")
-"""
-
-
-def test_every_float32_sum_is_one_chain_through_k(printed, tmp_path):
-    """In the code for an H200, for each class of strides: an element's products are added one after the other."""
-    compiled = printed(WITHOUT_PTXAS + COMPILE, tmp_path, 120).split("kernel ")[1:]
-    assert len(compiled) == 6
-    for text in compiled:
-        elements, bk = map(int, text.split("\n", 1)[0].split())
-        assert chains_around_a_loop(text) == [bk] * elements
-        assert not re.search(r"\bmul\.(rn\.)?f32", text)
 
 
 @pytest.mark.gpu

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ from kernels import linear_weight as module
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.linear_weight import BLOCK, PARTS, weight_gradient
-from tests.kernels.compiled import WITHOUT_PTXAS, chains_around_a_loop
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 SIBLINGS = DTYPES[1::2]  # float32 and bfloat16 stand for float64 and float16 where the dtype changes nothing
@@ -175,49 +173,6 @@ def test_derivatives(backend):
 
 
 # ---------------------------------------------------------------------------------------- launches
-
-
-COMPILE = """
-import re
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from kernels import linear_weight as module
-from kernels.linear_layers import PRODUCT_CONFIGS
-
-kernel, names = module._weight_kernel, module._weight_kernel.arg_names
-columns = ("stride_gn", "stride_xk"), ("stride_gm", "stride_xm", "N", "K", "g_ptr", "x_ptr", "w_ptr")
-rows = ("stride_gm", "stride_xm"), ("stride_gn", "stride_xk", "N", "K", "g_ptr", "x_ptr", "w_ptr")
-odd = ((), ())
-for config, (ones, sixteens) in zip(PRODUCT_CONFIGS["float32"], (columns, rows, odd)):
-    bn, bk, bm, warps, stages = config
-    constants = dict(PRECISION="ieee", PART=1 << 14, BLOCK=128, BN=bn, BK=bk, BM=bm, GROUP=8)
-    constants |= dict(BOXES=False, G_T=False, X_T=False) | dict.fromkeys(ones, 1)
-    types = {n: "constexpr" if n in constants else "*fp32" if n.endswith("_ptr") else "i32" for n in names}
-    values = {(names.index(n),): v for n, v in constants.items()}
-    divisible = {(names.index(n),): [["tt.divisibility", 16]] for n in sixteens}
-    options = dict(num_warps=warps, num_stages=stages)
-    ptx = triton.compile(
-        ASTSource(kernel, types, values, divisible), target=GPUTarget("cuda", 90, 32), options=options
-    ).asm["ptx"]
-    print("kernel", bn * bk // (32 * warps), bm)
-    print(*(line for line in ptx.splitlines() if re.search(r"\\.f32|bra|^\\$L_|selp", line)), sep="\\n")
-"""
-
-
-def test_a_block_is_one_chain_and_its_end_a_branch(printed, tmp_path):
-    """In the code for an H200, for three classes of strides, one for each tile: see _hidden_zero."""
-    compiled = printed(WITHOUT_PTXAS + COMPILE, tmp_path, 120).split("kernel ")[1:]
-    assert len(compiled) == 3
-    for text in compiled:
-        elements, bm = map(int, text.split("\n", 1)[0].split())
-        assert chains_around_a_loop(text) == [bm] * elements
-        assert not re.search(r"\bmul\.(rn\.)?f32", text)
-        stretches = re.split(r"\n(?:\$L_.*|.*\bbra\b.*)", text)  # code without a jump
-        added = [s for s in stretches if re.search(r"\badd(\.rn)?\.f32", s)]
-        assert len(added) == 2  # in the loop and after it
-        assert not any(re.search(r"\b(fma\.rn|ld)\.", s) for s in added[:1])
-        assert not any("selp.f32" in s for s in stretches if "fma" in s)
 
 
 @pytest.mark.gpu
