@@ -33,6 +33,11 @@ def exact_errors(x, weight, dy, eps, outputs, gradients, residual=None, ds=None,
     return errors_of_norm((x, weight, None, residual), outputs, upstream, gradients, eps, pick, centre=False)
 
 
+def errors_of(x, weight, dy, eps, residual=None, ds=None, pick=None):
+    """The worst scaled error of each result of a call."""
+    return exact_errors(x, weight, dy, eps, *run(x, weight, dy, eps, residual, ds), residual, ds, pick)
+
+
 def assert_within(found, dtype):
     assert found["y"] <= Y_BOUND[dtype], found
     assert found.get("s", 0.0) <= 0.5001, found
@@ -104,8 +109,7 @@ def test_every_regime_is_within_its_bound(name, dtype):
         if name == "upstream large" or "beyond" in name:
             weight = weight.sign() / 2
         for w in (weight, None):
-            outputs, gradients = run(x, w, dy, eps)
-            assert_within(exact_errors(x, w, dy, eps, outputs, gradients), dtype)
+            assert_within(errors_of(x, w, dy, eps), dtype)
 
 
 def test_float64_numbers_beside_much_larger_ones():
@@ -118,8 +122,7 @@ def test_float64_numbers_beside_much_larger_ones():
     weight = weight[0] * torch.tensor([2.0**40, 1.0, 2.0**-30]).double().repeat(7)[:19]
     for residual in (None, 2.0**-1060 * draw(3, 19, seed=4)):
         ds = None if residual is None else torch.zeros_like(x)
-        outputs, gradients = run(x, weight, dy, 1e-6, residual, ds)
-        assert_within(exact_errors(x, weight, dy, 1e-6, outputs, gradients, residual, ds), torch.float64)
+        assert_within(errors_of(x, weight, dy, 1e-6, residual, ds), torch.float64)
 
 
 @pytest.mark.parametrize("n", [33, 256])  # one row and four rows of a program
@@ -132,8 +135,7 @@ def test_a_large_weight_brings_a_tiny_bfloat16_number_back(n):
     for residual in (None, torch.zeros(4, n).bfloat16()):
         ds = None if residual is None else torch.zeros(4, n).bfloat16()
         given = x.bfloat16(), weight.bfloat16(), dy, 1e-6
-        outputs, gradients = run(*given, residual, ds)
-        assert_within(exact_errors(*given, outputs, gradients, residual, ds), torch.bfloat16)
+        assert_within(errors_of(*given, residual, ds), torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=name_of)
@@ -143,8 +145,7 @@ def test_float32_weights_of_16_bit_sums_have_gradients_of_float32(dtype):
     eps = torch.finfo(dtype).eps
     x[0, 4], residual[0, 4] = 2.0**-15 * (1 + 1 / eps), 2.0**9 * (1 + eps)
     dy, weight = torch.ones(1, 9).to(dtype), torch.ones(9)
-    outputs, gradients = run(x, weight, dy, 1e-6, residual, torch.zeros_like(dy))
-    found = exact_errors(x, weight, dy, 1e-6, outputs, gradients, residual, torch.zeros_like(dy))
+    found = errors_of(x, weight, dy, 1e-6, residual, torch.zeros_like(dy))
     assert found["weight"] <= 0.501
 
 
@@ -188,9 +189,8 @@ def test_long_rows(dtype, n, monkeypatch):
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     x, dy, eps = regime("outlier", 2, n, dtype)
     weight = draw(n, seed=1).to(dtype)
-    outputs, gradients = run(x, weight, dy, eps)
     pick = sorted({0, 1, 2_047, 2_048, 4_097, n - 1, *range(5, n, 401)})
-    found = exact_errors(x, weight, dy, eps, outputs, gradients, pick=pick)
+    found = errors_of(x, weight, dy, eps, pick=pick)
     paired = dtype == torch.float32 and n < 8_192
     assert found["y"] <= Y_BOUND[dtype] and found["x"] <= (0.7 if paired else X_BOUND[dtype]), found
     assert found["weight"] <= (2.0 if paired else X_BOUND[dtype]), found
@@ -203,8 +203,7 @@ def test_the_paired_kernel_in_hard_regimes(name, monkeypatch):
     monkeypatch.setattr(plan, "PAIRED_ROWS", 1)
     n = 4_099
     x, dy, eps = regime(name, 2, n, torch.float32)
-    outputs, gradients = run(x, None, dy, eps)
-    found = exact_errors(x, None, dy, eps, outputs, gradients, pick=[0, 1, n - 1, *range(5, n, 401)])
+    found = errors_of(x, None, dy, eps, pick=[0, 1, n - 1, *range(5, n, 401)])
     assert found["x"] <= 1.5 and found["y"] <= 0.501, found
 
 
@@ -227,8 +226,7 @@ def test_column_sums_over_programs_with_hard_rows(dtype, monkeypatch):
     monkeypatch.setattr(plan, "PROGRAMS", 2)
     x, dy, weight = draw(7, 33).to(dtype), draw(7, 33, seed=1).to(dtype), draw(33, seed=2).to(dtype)
     x[3], dy[3] = x[3] * 2.0**-60, dy[3] * 2.0**-115
-    outputs, gradients = run(x, weight, dy, 0.0)
-    assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), dtype)
+    assert_within(errors_of(x, weight, dy, 0.0), dtype)
 
 
 @pytest.mark.parametrize("n", [64, 128])
@@ -267,8 +265,7 @@ def test_statistics_of_16_bit_rms_norm_are_two_float32_numbers_a_row():
 def test_a_row_that_float32_cannot_hold_adds_nothing_where_its_upstream_is_zero(scale, n):
     x, dy, weight = draw(3, n).bfloat16(), draw(3, n, seed=1).bfloat16(), draw(n, seed=2).bfloat16()
     x[1], dy[1] = x[1] * scale, 0.0
-    outputs, gradients = run(x, weight, dy, 0.0)
-    assert_within(exact_errors(x, weight, dy, 0.0, outputs, gradients), torch.bfloat16)
+    assert_within(errors_of(x, weight, dy, 0.0), torch.bfloat16)
 
 
 @pytest.mark.parametrize("n", [33, 128])
