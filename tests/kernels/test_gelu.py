@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -304,35 +302,6 @@ def test_more_than_one_program(backend):
 
 
 # --- the relative in CUDA C++, with the same signature ---
-
-
-def test_gelu_cuda_is_built_once_and_loaded_by_every_other_process(monkeypatch, tmp_path):
-    made: list[tuple[str, Path]] = []
-
-    def build(source: str, folder: Path) -> ModuleType:
-        assert not (folder / "lock").exists(), "PyTorch would wait for a build that was stopped"
-        made.append(("built", folder))
-        (folder / "lock").touch()
-        if len(made) == 1:
-            raise RuntimeError("nvcc was stopped")
-        return ModuleType("built")
-
-    def load(path: Path) -> ModuleType:
-        made.append(("loaded", path.parent))
-        return ModuleType("loaded")
-
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    monkeypatch.setattr(gelu_cuda, "_build", build)
-    monkeypatch.setattr(gelu_cuda, "_loaded", load)
-    process = gelu_cuda._library.__wrapped__  # each calls it once
-    with pytest.raises(RuntimeError, match="stopped"):
-        process()
-    assert [process().__name__ for _ in range(3)] == ["built", "loaded", "loaded"]
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
-    assert process().__name__ == "built"
-    assert [what for what, _ in made] == ["built", "built", "loaded", "loaded", "built"]
-    assert len({folder for _, folder in made}) == 2 and all(folder.parent == tmp_path for _, folder in made)
 
 
 def test_gelu_cuda_without_a_compiler_says_what_is_missing(monkeypatch, tmp_path):
