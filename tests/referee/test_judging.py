@@ -34,7 +34,6 @@ from verify.workers import process
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"
 RIGHT = {
-    "library": PLAIN,
     "product": "return (x @ weight.T + bias).clamp(min=0)",
     "by_columns": """
         y = bias.expand(len(x), -1)
@@ -42,14 +41,6 @@ RIGHT = {
             y = y + x[:, k : k + 1] * weight[:, k]
         return torch.where(y > 0, y, torch.zeros_like(y))
     """,
-    "by_blocks": """
-        y = torch.zeros(len(x), len(weight))
-        for k in range(0, x.shape[1], 8):
-            y += x[:, k : k + 8] @ weight[:, k : k + 8].T
-        return torch.relu(y + bias)
-    """,
-    "by_rows": "return torch.stack([torch.relu(weight @ row + bias) for row in x])",
-    "in_float64": "return torch.relu(functional.linear(x.double(), weight.double(), bias.double())).float()",
 }
 WRONG = {
     "accumulates_in_bfloat16": """
@@ -59,12 +50,6 @@ WRONG = {
         return torch.relu(y.float() + bias)
     """,
     "drops_the_tail": "return torch.relu(functional.linear(x[:, :23], weight[:, :23], bias))",
-    "misses_a_bias": """
-        bias = torch.cat([bias[:-1], bias.new_zeros(1)])
-        return torch.relu(functional.linear(x, weight, bias))
-    """,
-    "wrong_group": "return torch.relu(functional.linear(x, weight.roll(5, 0), bias))",
-    "wrong_border": "y = functional.linear(x, weight, bias)\nreturn torch.where(y > 0.01, y, 0 * y)",
 }
 CACHED = solution(
     """
