@@ -89,9 +89,8 @@ def test_the_range_of_triton_is_the_one_that_the_interpreter_names() -> None:
 def test_the_number_of_laws_is_the_number_of_laws() -> None:
     from verify.laws import registry
 
-    assert len(registry.ALL) == 35
-    assert "[35 laws]" in README
-    assert "35 laws" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"[{len(registry.ALL)} laws]" in README
+    assert f"{len(registry.ALL)} laws" in (ROOT / "CHANGELOG.md").read_text()
 
 
 def test_every_command_has_its_place_in_the_index_or_the_reference() -> None:
