@@ -116,7 +116,7 @@ class _Square(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         at = x.detach() if ctx.bug == "double backward forgets a path" else x
         # in this order, a product that overflows or underflows on the way is one that does so in the end
-        return dy * at * 2.0, None
+        return dy * at * (2.002 if ctx.bug == "wrong slope" else 2.0), None
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str | None) -> Tensor:
@@ -216,6 +216,7 @@ FORWARD = (
 for _law, _form, _bug, _note, _backends in FORWARD:
     FAMILY.add(_bug, "one law alone", "forward", _note, killed_by=(_law,), backends=_backends, form=_form)
 for _law, _form, _bug, _note in (
+    ("gradcheck", "square", "wrong slope", "2.002 x"),
     ("gradgradcheck", "square", "double backward forgets a path", "x is detached in backward"),
     ("linear backward", "silu", "gradient clipped", "at 0.9"),
 ):

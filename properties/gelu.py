@@ -87,7 +87,7 @@ def torch_gelu_tanh(x):
 # laws that depend on the constants, so that each form is tried in 16 bits and in wider dtypes. Slow runs try the other
 # pairs, and the accuracy of all: tests/kernels/test_gelu.py compares every form and dtype with Arb. A night tries all
 # laws on every kernel.
-FORMULA = ["special values", "gradgradcheck", "mixed dtypes"]
+FORMULA = ["special values", "gradcheck", "gradgradcheck", "mixed dtypes"]
 SLOW = ["accuracy", *FORMULA]
 
 # Three hundred calls in a row can differ from one only if programs run at the same time, as on a GPU.
@@ -95,7 +95,7 @@ test_gelu = verify.laws_for(gelu, dtypes=["bfloat16"], without=["determinism"])
 test_gelu_in_a_row = pytest.mark.slow(verify.laws_for(gelu, dtypes=["bfloat16"], laws=["determinism"]))
 test_gelu_others = verify.laws_for(gelu, dtypes=["float32", "float64"], laws=FORMULA)
 # Second derivatives of both forms are compared with Arb in test_gelu.py; finite differences see what both share.
-OF_TANH = [law for law in FORMULA if law != "gradgradcheck"]
+OF_TANH = [law for law in FORMULA if law not in ("gradcheck", "gradgradcheck")]
 test_gelu_tanh = verify.laws_for(gelu_tanh, dtypes=["float16", "float64"], laws=OF_TANH)
 test_gelu_float16 = pytest.mark.slow(verify.laws_for(gelu, dtypes=["float16"], laws=SLOW))
 test_gelu_tanh_others = pytest.mark.slow(verify.laws_for(gelu_tanh, dtypes=["bfloat16", "float32"], laws=SLOW))

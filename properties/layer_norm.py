@@ -91,7 +91,7 @@ LAYOUTS = ["layout independence", "upstream layout independence"]
 TESTED = ["batch invariance", "no stale results", *LAYOUTS]
 LONG = ["many rows", "determinism"]
 DIFFERENT = ["accuracy", "initialised memory"]
-GRADIENTS = ["gradgradcheck"]
+GRADIENTS = ["gradcheck", "gradgradcheck"]
 
 test_layer_norm = verify.laws_for(layer_norm, dtypes=["bfloat16"], without=[*TESTED, *LONG, *DIFFERENT])
 test_layer_norm_residual_bias = verify.laws_for(layer_norm_residual_bias, dtypes=["bfloat16"], laws=DIFFERENT)

@@ -80,7 +80,7 @@ def torch_rms_norm(x, weight, *, eps):
 # and among others. `verify run --profile ci` tries every law in every dtype.
 LAWS = ["special values", "shapes"]
 OF_SUMS = ["accuracy", "nothing overwritten"]
-GRADIENTS = ["gradgradcheck"]
+GRADIENTS = ["gradcheck", "gradgradcheck"]
 
 test_rms_norm = verify.laws_for(rms_norm, dtypes=["bfloat16"], laws=LAWS)
 test_rms_norm_residual = pytest.mark.slow(verify.laws_for(rms_norm_residual, dtypes=["bfloat16"], laws=OF_SUMS))

@@ -1,8 +1,9 @@
-"""Gradients of gradients against finite differences, in float64.
+"""Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
 
-`torch.autograd.gradgradcheck` compares them with differences of the kernel's own gradients, so it needs no truth. (The
-gradients themselves have one: the law of accuracy.) A kernel whose backward pass has no autograd, such as one with
-`once_differentiable` or a launch without a formula, promises no second derivatives, so the law does not apply.
+`torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth.
+`gradgradcheck` does the same for the gradient of the gradient. A kernel whose backward pass has no autograd, such as
+one with `once_differentiable` or a launch without a formula, promises no second derivatives. `gradgradcheck` does not
+apply to it.
 
 Details:
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -94,32 +96,35 @@ def _gradients(function: Function, count: int) -> Function:
     return gradients
 
 
-def _check(subject: Subject, case: Case) -> None:
-    """Compares gradients of gradients with differences."""
+def _check(subject: Subject, case: Case, *, twice: bool) -> None:
+    """Compares gradients with differences; with `twice`, the gradients of gradients."""
     function, leaves, smooth = _prepared(subject, case)
     if not smooth:
         return
     # the kernel's own error divided by the step, summed over about 17 elements
     noise = 1e-6 + subject.kernel.limit(subject.dtype) * 2.0**-53 / _STEP * 100
     try:
-        plain = inputs_of(subject.kernel.op, case, subject.backend.device)
-        outputs = call_tensors(subject.kernel, plain, case.params).outputs
-        attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
-        upstream = upstream_of(subject.kernel.op, case, attached)
-        values = (*leaves, *(value.requires_grad_(True) for value in upstream.values()))
-        gradients = _gradients(function, len(leaves))
-        gradcheck(gradients, values, eps=_STEP, atol=noise, rtol=_RELATIVE, fast_mode=True)
+        values = leaves
+        if twice:
+            plain = inputs_of(subject.kernel.op, case, subject.backend.device)
+            outputs = call_tensors(subject.kernel, plain, case.params).outputs
+            attached = {name: value.detach() for name, value in outputs.items() if value.requires_grad}
+            upstream = upstream_of(subject.kernel.op, case, attached)
+            values = (*leaves, *(value.requires_grad_(True) for value in upstream.values()))
+            function = _gradients(function, len(leaves))
+        gradcheck(function, values, eps=_STEP, atol=noise, rtol=_RELATIVE, fast_mode=True)
     except GradcheckError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         facts = {"torch says": lines[0]} | {line.partition(":")[0]: line.partition(":")[2] for line in lines[1:3]}
-        raise Broken("the gradient of the gradient disagrees with finite differences", case, facts) from None
+        checked = "the gradient of the gradient disagrees" if twice else "the gradients disagree"
+        raise Broken(f"{checked} with finite differences", case, facts) from None
     except (KernelError, Broken):
         raise
     except Exception as error:
         raise Broken(f"the kernel raised while gradients were checked: {describe(error)}", case, {}) from error
 
 
-def _applies(subject: Subject) -> str | None:
+def _applies(subject: Subject, *, twice: bool) -> str | None:
     kernel = subject.kernel
     if "float64" not in kernel.dtypes:
         return "finite differences need float64, which the kernel does not declare"
@@ -132,6 +137,8 @@ def _applies(subject: Subject) -> str | None:
         outputs = function(*leaves)
         if not outputs and kernel.gradients == "auto":
             return "autograd has no path through the kernel"
+        if not twice:
+            return None
         arriving = [torch.ones_like(output, requires_grad=True) for output in outputs]
         gradients = torch.autograd.grad(outputs, leaves, arriving, create_graph=True, allow_unused=True)
     except Exception:
@@ -146,15 +153,16 @@ def _applies(subject: Subject) -> str | None:
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
-LAWS: Sequence[Law] = (
+LAWS: Sequence[Law] = tuple(
     Law(
-        name="gradgradcheck",
-        summary="gradients of gradients agree with finite differences in float64",
+        name=name,
+        summary=f"{what} agree with finite differences in float64",
         space=lambda subject: plain_space(subject, _shapes(subject)),
-        check=_check,
-        applies=_applies,
+        check=partial(_check, twice=twice),
+        applies=partial(_applies, twice=twice),
         # layouts have laws of their own, and a difference takes many calls
         examples=lambda subject, space: tuple(case for case in space.each_choice() if not case.layouts),
-        share=0.25,
-    ),
+        share=0.25 if twice else 0.5,
+    )
+    for name, what, twice in (("gradcheck", "gradients", False), ("gradgradcheck", "gradients of gradients", True))
 )

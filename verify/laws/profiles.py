@@ -13,7 +13,7 @@ from verify.errors import UsageError, closest
 # The laws in the order of `registry.ALL`.
 NAMES = tuple(
     """\
-determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradgradcheck, \
+determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
 no stale results, batch invariance, same bits, causality, decode equals prefill, grouped heads, varlen equals padded, \
 permutation of experts, shapes, many rows, exact identities, linear backward, configuration independence, \

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from verify.ops.geometry import Contraction
-from verify.ops.graph.shipped import Scales, Shipped
+from verify.ops.graph.shipped import Limits, Scales, Shipped
 from verify.ops.op import Operand, Problem
 
 # ---------------------------------------------------------------------------------- the activations
@@ -172,8 +172,32 @@ def _scales(problem: Problem) -> Scales:
     return {name: (scale, None) for name, scale in found.items() if name in problem.results}
 
 
+def _limits(problem: Problem) -> Limits:
+    """Returns NaN for gradients where one half is infinite and the gate -infinity, so that one factor vanishes.
+
+    The clamp in `_gelu` would cut the gradient off instead.
+    """
+    x, weight, bias = (problem.inputs.get(name) for name in ("x", "weight", "bias"))
+    if problem.params["activation"] not in _GATED or x is None or weight is None:
+        return {}
+    pre = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    p1, p2 = pre.chunk(2, -1)
+    lost = (p2 == -math.inf) & torch.isinf(p1)
+    units = torch.cat([torch.zeros_like(lost), lost], -1).any(0)  # the first half's gradient has the gate's limit, 0
+    shapes = {
+        "dx": lost.any(-1, keepdim=True).expand(x.shape),
+        "dweight": units[:, None].expand(weight.shape),
+        "dbias": units,
+    }
+    return {
+        name: (mask, torch.tensor(math.nan)) for name, mask in shapes.items() if name in problem.results and mask.any()
+    }
+
+
 _OPERANDS = Operand("x"), Operand("weight", role="matrix"), Operand("bias", role="shift", optional=True)
-LINEAR = Shipped(partial(_layer, gelu=_gelu), _OPERANDS, ("y", "pre"), scales=_scales, summed=("dweight", "dbias")).op(
+_MEANING = partial(_layer, gelu=_gelu)
+_SUMMED = ("dweight", "dbias")
+LINEAR = Shipped(_MEANING, _OPERANDS, ("y", "pre"), scales=_scales, limits=_limits, summed=_SUMMED).op(
     "linear",
     Contraction(factor=lambda params: 2 if params.get("activation") in _GATED else 1),
     baseline=_layer,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -148,14 +148,13 @@ def _sharper(point: Point) -> Point:
 def _or_limit(point: Point, evaluator: ElementEvaluator, place: int, limit: Callable[[], float | None]) -> Point:
     """Returns the point with the limit in place of a value that is no number, where an operand is not finite."""
 
-    def special(prec: int) -> float | None:
-        if point.arb(prec).is_finite() or not _depends_on_special(evaluator, place):
-            return None
-        return limit()
+    @cache
+    def special() -> float | None:
+        return limit() if _depends_on_special(evaluator, place) else None
 
     return Point(
-        lambda prec: point.mp(prec) if (known := special(prec)) is None else mp.mpf(known),
-        lambda prec: point.arb(prec) if (known := special(prec)) is None else to_arb(known),
+        lambda prec: point.mp(prec) if (known := special()) is None else mp.mpf(known),
+        lambda prec: point.arb(prec) if (known := special()) is None else to_arb(known),
     )
 
 
