@@ -89,7 +89,7 @@ def _gate_terms(factors: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], edge
         return factor, inner * change
 
     return _Terms(
-        value=lambda x: (x * factors(x.clamp(-edge, edge))[0]).abs(),
+        value=lambda x: (x * factors(x.clamp(-edge, edge))[0]).masked_fill(x == -math.inf, 0.0).abs(),  # its limit
         slope=lambda x: sum(slope(x)).abs(),  # type: ignore[union-attr]
         terms=lambda x: slope(x)[0] + slope(x)[1].abs(),
         bend=lambda x: factors(x.clamp(-edge, edge))[2],
@@ -173,24 +173,26 @@ def _scales(problem: Problem) -> Scales:
 
 
 def _limits(problem: Problem) -> Limits:
-    """Returns NaN for gradients where one half is infinite and the gate -infinity, so that one factor vanishes.
+    """Returns NaN for gradients at a NaN, and where one half is infinite and the gate -infinity: one factor vanishes.
 
     The clamp in `_gelu` would cut the gradient off instead.
     """
     x, weight, bias = (problem.inputs.get(name) for name in ("x", "weight", "bias"))
-    if problem.params["activation"] not in _GATED or x is None or weight is None:
+    activation = problem.params["activation"]
+    if x is None or weight is None or activation in ("id", "squared_relu"):
         return {}
     pre = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    p1, p2 = pre.chunk(2, -1)
-    lost = (p2 == -math.inf) & torch.isinf(p1)
-    units = torch.cat([torch.zeros_like(lost), lost], -1).any(0)  # the first half's gradient has the gate's limit, 0
-    shapes = {
-        "dx": lost.any(-1, keepdim=True).expand(x.shape),
-        "dweight": units[:, None].expand(weight.shape),
-        "dbias": units,
-    }
+    lost = torch.isnan(pre)
+    if activation in _GATED:
+        p1, p2 = pre.chunk(2, -1)
+        none = torch.isnan(p1) | torch.isnan(p2)
+        # the first half's own gradient has the gate's limit, 0
+        lost = torch.cat([none, none | (p2 == -math.inf) & torch.isinf(p1)], -1)
+    units = lost.any(0)
+    masks = {"dx": lost.any(-1, keepdim=True).expand(x.shape), "dweight": units[:, None].expand(weight.shape)}
+    found = {**masks, "dbias": units}
     return {
-        name: (mask, torch.tensor(math.nan)) for name, mask in shapes.items() if name in problem.results and mask.any()
+        name: (mask, torch.tensor(math.nan)) for name, mask in found.items() if name in problem.results and mask.any()
     }
 
 
