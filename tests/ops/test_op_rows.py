@@ -181,7 +181,16 @@ def test_layer_norm_by_hand() -> None:
     assert mp.isnan(first[2]) and mp.isnan(first[3])
     assert [point.mp(100) for point in op.points(some_eps, "y", [2, 3])] == [0.5, -4]
     assert op.fast(some_eps)["y"].value[1].tolist() == [0.5, -4.0]
-    assert not op.fast(zero_eps)["y"].bound[1].isfinite().any()
+    assert op.fast(zero_eps)["y"].value[1].isnan().all()
+
+
+def test_a_constant_row_is_exactly_at_its_mean() -> None:
+    """Its scale is 0 too, so any bound but 0 would leave every element of a run of such rows to exact arithmetic."""
+    op = get("layer_norm")
+    inputs = {"x": torch.full((3, 257), 1000.1), "weight": torch.ones(257), "bias": None}
+    problem = Problem(inputs, op.resolve({}), {"y": torch.randn(3, 257)}, ("y", "dweight"))
+    for fast in op.fast(problem).values():
+        assert not fast.value.any() and not fast.bound.any()
 
 
 def test_the_sum_is_exact_and_y_belongs_to_the_unrounded_sum() -> None:

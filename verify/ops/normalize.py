@@ -107,6 +107,18 @@ def _layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = N
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
 
+def _centred_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float) -> Tensor:
+    """Returns the same, over the real numbers. Multiplies by n before it subtracts the sum, not by 1 / n afterwards.
+
+    float64 computes n x and most sums exactly, so intervals keep the digits of a number near the mean of its row.
+    """
+    count = max(x.shape[-1], 1)
+    centred = (count * x - x.sum(-1, keepdim=True)) / count
+    xhat = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    y = xhat if weight is None else xhat * weight
+    return y if bias is None else y + bias
+
+
 def _rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float) -> Tensor:
     weight = None if weight is None else weight.to(x.dtype)
     return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
@@ -126,16 +138,26 @@ def _normalization(name: str, norm: Callable[..., Tensor], operands: Sequence[Op
     """Returns the op that normalises the sum of all operands except `weight` and `bias`."""
     summands = [each.name for each in operands if each.name not in ("weight", "bias")]
     alone = len(summands) == 1
+    centres = norm is _layer_norm
+    function, baseline = (
+        each if alone else _of_sum(each, len(summands)) for each in (_centred_norm if centres else norm, norm)
+    )
     made = Shipped(
-        norm if alone else _of_sum(norm, len(summands)),
+        function,
         tuple(operands),
         ("y",) if alone else ("y", "s"),
-        scales=partial(_scales, centre=norm is _layer_norm, summands=summands),
+        scales=partial(_scales, centre=centres, summands=summands),
         summed=["d" + each.name for each in operands if each.role != "data"],
     )
-    landmarks = Landmarks(of="x")
     return made.op(
-        name, Rowwise(), params={"eps": eps}, gate="scaled", landmarks=landmarks, symmetry="norm", summary=summary
+        name,
+        Rowwise(),
+        baseline=baseline,
+        params={"eps": eps},
+        gate="scaled",
+        landmarks=Landmarks(of="x"),
+        symmetry="norm",
+        summary=summary,
     )
 
 

@@ -364,8 +364,9 @@ def total(a: Span, dims: tuple[int, ...], keep: bool) -> Span:
     sums = list[tuple[Tensor, Tensor]]()
     for end in (a.lo,) if a.is_point else (a.lo, a.hi):
         first, rest = _split(end, dims, 4.0 * count) if count > 1 else (end, torch.zeros_like(end))
+        left = rest.abs().sum(dims, keep)
         value = first.sum(dims, keep) + rest.sum(dims, keep)
-        slack = rest.abs().sum(dims, keep) * (count * _EPSILON) + value.abs() * (2 * _EPSILON if count > 1 else 0.0)
+        slack = torch.where(left == 0, 0.0, left * (count * _EPSILON) + value.abs() * (2 * _EPSILON))
         sums.append((value, slack))
     (lo, down), (hi, up) = sums[0], sums[-1]
     return _summed(a, lo - down, hi + up, lambda mask: mask.sum(dims, keep) > 0)
