@@ -262,6 +262,21 @@ def test_each_class_of_sizes_has_a_verdict() -> None:
             assert classes >= {*CLASSES} - ({"1"} if 1 not in sizes and where else set())
 
 
+def test_the_lower_end_of_an_integer_occurs_beside_a_long_dimension() -> None:
+    """A label of -1, where a row has several blocks and few rows fit the budget: with inputs that have a verdict."""
+
+    def loss(x: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x, label, ignore_index=-1, reduction="none")
+
+    said = {"shapes": {"x": "n v", "label": "n"}, "integers": {"label": "-1 <= label < v"}, "where": "v >= 1"}
+    kernel = declared(loss, dtypes=["float32"], **said)
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    long = [case for case in group.cases if case.dims[1] > 128 and class_of_recipe(case.fill) != EXTREME]
+    labels = [inputs_of(kernel.op, case, "cpu")["label"] for case in long]
+    for lowest in (True, False):
+        assert any(bool(((each == -1) if lowest else (each > 64)).any()) for each in labels if each is not None)
+
+
 def test_an_elementwise_function_has_many_numbers_where_it_bends() -> None:
     """Of a long vector, some numbers are beyond a threshold of 5 and some are between 5 and 5.8."""
     kernel = declared(torch.nn.functional.softplus, shapes={"x": "n"}, dtypes=["float32"], gradients=False)

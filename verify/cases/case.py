@@ -193,7 +193,7 @@ def _filled(
 def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device: torch.device | str) -> Tensor:
     """Returns an integer operand at random: half of its numbers small or near a multiple of 64, and both ends.
 
-    Of up to 4 numbers the last one is an end, and the others are free: two cases have other numbers.
+    Of up to 4 numbers the last one is one of the ends, and the others are free: two cases have other numbers.
     In one case of four its numbers are the same for 32 to 256 places, the first ones low: blocks of a mask, tokens that
     all go to one expert. In another one they stay in a low part of the range: no sequence has the longest length.
     """
@@ -216,7 +216,8 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     if form == 3 and not operand.boolean:
         drawn = drawn % (2 << int(chance.below(1, max((high - low).bit_length() - 1, 1), "part")))
     elif count > 1 and not structure:
-        drawn[0], drawn[-1] = 0 if count > _FEW else drawn[0], high - low - 1
+        ends = (0, high - low - 1)
+        drawn[0], drawn[-1] = ends if count > _FEW else (drawn[0], ends[int(chance.below(1, 2, "end"))])
     if count > _FEW and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
         drawn[count // 2] = -low  # nothing between others, such as an empty sequence
     if form == 2:

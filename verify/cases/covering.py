@@ -91,11 +91,16 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
     NaN and infinities are in no domain, and beyond a magnitude that the kernel promises. A program that adds up may
     hide numbers by multiplying them by 0, which is NaN for an infinity where a right kernel skips it. Of such a program
     -inf is in numbers whose exponentials it adds up. If nothing is promised at extreme inputs, the least numbers are
-    left out: no verdict would follow from them.
+    left out, and other extreme ones come last: no verdict follows from the pairs that they cover.
     """
     silent = kernel.limit_of(dtype, EXTREME) is None
-    rows = (each for each in ROW_REGIMES if not (silent and each == LEAST))
-    return (*rows, *own_recipes(kernel.op), *endless_recipes(kernel, dtype))
+    rows = [each for each in ROW_REGIMES if not (silent and each == LEAST)]
+    return tuple(
+        sorted(
+            (*rows, *own_recipes(kernel.op), *endless_recipes(kernel, dtype)),
+            key=lambda each: silent and each in rows and class_of_recipe(each) == EXTREME,
+        )
+    )
 
 
 def endless_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
