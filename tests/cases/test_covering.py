@@ -277,6 +277,19 @@ def test_the_lower_end_of_an_integer_occurs_beside_a_long_dimension() -> None:
         assert any(bool(((each == -1) if lowest else (each > 64)).any()) for each in labels if each is not None)
 
 
+def test_a_lone_integer_is_small_beside_numbers_near_a_constant() -> None:
+    """A bias correction of 100,000 steps is 1: eps inside of it or outside is the same then."""
+
+    def step(m: torch.Tensor, v: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        return m / ((v / (1 - 0.999**step)).sqrt() + 1e-8)
+
+    said = {"shapes": {"m": "n", "v": "n", "step": ""}, "domain": {"v": "0 <= v <= 1e8"}, "dtypes": ["float32"]}
+    kernel = declared(step, integers={"step": "1 <= step <= 100000"}, **said)
+    (group,) = plan(kernel, "float32", "interpreter", 0)
+    near = [inputs_of(kernel.op, case, "cpu")["step"] for case in group.cases if case.fill.startswith("near ")]
+    assert near and all(each is not None and 1 <= int(each) <= 64 for each in near)
+
+
 def test_an_elementwise_function_has_many_numbers_where_it_bends() -> None:
     """Of a long vector, some numbers are beyond a threshold of 5 and some are between 5 and 5.8."""
     kernel = declared(torch.nn.functional.softplus, shapes={"x": "n"}, dtypes=["float32"], gradients=False)

@@ -14,7 +14,7 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, SMALL, SPECIAL, Stream, fill, inside, within
+from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, NEAR, SMALL, SPECIAL, Stream, fill, inside, within
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -211,6 +211,8 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     drawn = _below(stream, count, _MANY if structure == "permutation" else max(high - low, 1))
     if not structure and 4 < high - low <= 1 << 31:  # wider ranges are of seeds
         drawn = _at_edges(stream, drawn, low, high - low)
+    if count == 1 and not structure and case.fill.startswith(NEAR):  # a step of 100,000 hides what the constant does
+        drawn = (max(-low, 0) + drawn % 64) % (high - low)
     chance = Stream(case.seed, f"whole/{operand.name}", torch.device("cpu"))
     form = int(chance.below(1, 4, "form")) if not structure and high - low <= 1 << 31 else 0
     if form == 3 and not operand.boolean:
