@@ -164,7 +164,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
         everything = step == 1 and fmt.bits <= 16 and not encoding.zero_point
         add("scales", count, name.format("amax") + f" from {first} by {step}", count, everything=everything)
     if not encoding.second and all(encoding.block) and fmt.bits > 16:  # 16-bit formats have all maxima above
-        mantissas = sorted({1.0, 2 - 2.0**-1, _mantissa(encoding.data.largest), 1.75})
+        mantissas = sorted({1.0, 2 - 2.0**-1, 2 * math.frexp(encoding.data.largest)[0], 1.75})
         count = border_count(fmt, len(mantissas))
         if count * size <= _MOST:
             text = ",".join(f"{each:g}" for each in mantissas)
@@ -185,10 +185,6 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
     for recipe in ordinary:
         add("blocks", 12 if all(encoding.block) else 1, recipe, 12)
     return found
-
-
-def _mantissa(value: float) -> float:
-    return math.frexp(value)[0] * 2
 
 
 def _maxima(encoding: Encoding, fmt: Format, size: int) -> Iterator[tuple[int, int, int]]:

@@ -95,12 +95,8 @@ def run_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
     """
     silent = kernel.limit_of(dtype, EXTREME) is None
     rows = [each for each in ROW_REGIMES if not (silent and each == LEAST)]
-    return tuple(
-        sorted(
-            (*rows, *own_recipes(kernel.op), *endless_recipes(kernel, dtype)),
-            key=lambda each: silent and each in rows and class_of_recipe(each) == EXTREME,
-        )
-    )
+    recipes = (*rows, *own_recipes(kernel.op), *endless_recipes(kernel, dtype))
+    return tuple(sorted(recipes, key=lambda each: silent and each in rows and class_of_recipe(each) == EXTREME))
 
 
 def endless_recipes(kernel: Kernel, dtype: str) -> tuple[str, ...]:
