@@ -135,6 +135,6 @@ def test_a_full_disk_costs_what_is_kept_and_not_the_work(
 def test_chunks_of_a_sweep_count_once(tmp_path: Path) -> None:
     store = PartStore(tmp_path / "j")
     for low, high in ((4, 8), (0, 2), (0, 2), (1, 5)):
-        keep(store, Partial("space", "torch cpu", [(low, high)], {"y": Part(escalated=high - low)}).encode())
+        keep(store, Partial("space", "torch cpu", [(low, high)], {"y": Part(escalated=high - low)}))
     found = known_of(PartStore(tmp_path / "j"))["space"]
     assert found.chunks == [(0, 2), (4, 8)] and found.parts["y"].escalated == 6, "what overlaps is done again"

@@ -7,7 +7,6 @@ not restrain, so the page under test is the page that ships, unchanged.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -177,13 +176,6 @@ class Page:
             deviceScaleFactor=2 if mobile else 1,
             mobile=mobile,
         )
-
-    def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        size = self.send("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        extra = {"clip": clip, "captureBeyondViewport": True} if whole else {}
-        data = self.send("Page.captureScreenshot", format="png", **extra)["data"]
-        path.write_bytes(base64.b64decode(data))
 
     def _mine(self, *methods: str) -> list[dict[str, Any]]:
         self.evaluate("0")  # a round trip, so that pending events are in

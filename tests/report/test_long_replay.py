@@ -94,7 +94,7 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
     assert '[0, 7]</small> <small class="region">worst of high end</small>' in rows[0]
     assert '[0, 9]</small> <small class="region">worst of low</small>' in rows[1]
     assert "--index 9" in rows[1]
-    bare = msgspec.structs.replace(kernel_, results=[plain(2.0)])
+    bare = msgspec.structs.replace(kernel_, results=[msgspec.structs.replace(plain(2.0), regimes=[])])
     assert "<caption>Worst inputs, judged" in record_html.render(msgspec.structs.replace(record(), kernels=[bare]))
 
 
