@@ -37,16 +37,9 @@ def law_of(check: Any, **options: Any) -> Law:
     return Law(name="trial", summary="for these tests", space=space_of, check=check, **options)
 
 
-def tried(profile: Profile, kernel: Kernel = silu, **options: Any) -> list[str]:
+def tried(profile: Profile, kernel: Kernel = silu) -> list[str]:
     seen: list[str] = []
-    run_law(
-        law_of(lambda subject, case: seen.append(case.to_json())),
-        kernel,
-        "float32",
-        here(),
-        profile,
-        options=engine.Options(**options),
-    )
+    run_law(law_of(lambda subject, case: seen.append(case.to_json())), kernel, "float32", here(), profile)
     return seen
 
 
@@ -111,11 +104,6 @@ def test_fixed_cases_come_first_and_a_profile_may_limit_them() -> None:
     assert tried(replace(PROFILE, examples=0, fixed=None)) == fixed
     assert tried(replace(PROFILE, examples=0, fixed=3)) == fixed[:3]
     assert tried(replace(PROFILE, fixed=None))[: len(fixed)] == fixed
-
-
-def test_pinned_cases_come_before_all_others() -> None:
-    pinned = Case(dtype="float32", dims=(77,), fill="bits", seed=5)
-    assert tried(replace(PROFILE, fixed=None), pinned=[pinned])[0] == pinned.to_json()
 
 
 def test_what_the_corpus_pins_for_a_law_is_tried_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,18 +241,14 @@ def law_of(error: Exception) -> Law:
     ],
 )
 def test_a_law_without_a_verdict_is_neither_kept_nor_broken(error: Exception, said: str) -> None:
-    found = engine.try_law(
-        law_of(error), silu, "float32", backends.select(), PROFILE, options=engine.Options(pinned=())
-    )
+    found = engine.try_law(law_of(error), silu, "float32", backends.select(), PROFILE)
     assert (found.status, found.message) == ("skipped", said)
     with pytest.raises(type(error)):
-        engine.run_law(law_of(error), silu, "float32", backends.select(), PROFILE, options=engine.Options(pinned=()))
+        engine.run_law(law_of(error), silu, "float32", backends.select(), PROFILE)
     one = KernelRun("k", "k.py::k", "silu", {}, "", "ok", [], laws=[found], notes=["plain"])
     assert session.gaps_of(one) == [Gap("harness error", f"k: the law of trial in float32: {said}", "k.py::k")]
 
 
 def test_a_kernel_that_raises_breaks_the_law() -> None:
-    found = engine.try_law(
-        law_of(KernelError("no")), silu, "float32", backends.select(), PROFILE, options=engine.Options(pinned=())
-    )
+    found = engine.try_law(law_of(KernelError("no")), silu, "float32", backends.select(), PROFILE)
     assert found.status == "broken"

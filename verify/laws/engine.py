@@ -131,13 +131,11 @@ def message(kernel: str, found: LawRun) -> str:
 class Options:
     """Holds options of a search for a case that breaks a law.
 
-    pinned: cases that are tried first; None: the cases of the project's corpus for the law.
     shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
     until: a time of time.monotonic(). After it no case is tried but the first, and no broken case is made smaller.
         A large case takes too long for many tries, and is not made smaller either.
     """
 
-    pinned: Sequence[Case] | None = None
     shrink: Callable[[Law, Subject, Broken], Broken] | None = None
     until: float = math.inf
 
@@ -155,14 +153,12 @@ def run_law(
     options: Options = DEFAULT,
 ) -> LawRun:
     """Tries one law on one kernel in one dtype."""
-    pinned = options.pinned
     subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, options.until)
     reason = law.reason(subject)
     if reason is not None:
         return _skipped(law, dtype, reason)
     _first_call(subject)
-    if pinned is None:
-        pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
+    pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
     trial = _Trial(law, subject, profile)
     try:
         broken = trial.tried(pinned) or trial.fixed() or trial.drawn()
