@@ -118,11 +118,10 @@ class Units(Source[U, R]):
         part.of.not_done = reason
         self.gaps.append(Gap(kind, self.gap.format(part, reason), part.target))
 
-    def finish(self, part: U, seconds: float, status: Status, *, keep: bool = True, **found: Any) -> None:
+    def finish(self, part: U, seconds: float, status: Status, **found: Any) -> None:
         """Records the outcome of a unit, and keeps it for later starts."""
         part.of.done[part.key] = done = part.of.kernel.run(status, seconds=round(seconds, 3), **found)
-        if keep:
-            self.keep(part.key, done)
+        self.keep(part.key, done)
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """Returns one entry for each kernel with all its units, and the gaps. Errors of verify itself come first."""

@@ -14,13 +14,16 @@ import pytest
 from tests.workers.dask_cluster import connected
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
+from verify.measure.source import NoResult
 from verify.measure.units import KernelUnits
+from verify.records.part_store import PartStore
 from verify.records.record import Run
 from verify.search.hunt import schedule
 from verify.search.hunt.requests import DoHunt, Hunt
 from verify.search.hunt.schedule import HuntSession, run
 from verify.search.hunt.settings import Settings
 from verify.workers.pool import Pool
+from verify.workers.requests import Died
 
 # found, not imported: every process of a test run imports this module, and few run its tests
 pytestmark = pytest.mark.skipif(find_spec("distributed") is None, reason="needs distributed")
@@ -70,6 +73,20 @@ def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path) -> None:
     queue.raise_flag = lambda: asked.append(stop.exists())
     queue.on_interrupt()
     assert queue.was_interrupted and asked == [True]
+
+
+def test_a_hunt_that_ends_by_ctrl_c_is_repeated_by_the_next_start(tmp_path: Path) -> None:
+    of = KernelUnits(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
+    kept = PartStore(tmp_path / "hunt.parts")
+    session = HuntSession(settings=Settings(evaluations=1), kept=kept)
+    for interrupted in (True, False):
+        queue = schedule._Hunts([], session, tmp_path / "stop", ExitStack())
+        unit = schedule._Hunting(of, "float32", "y", f"y {interrupted}", hunt=Hunt("float32", "y"))
+        queue.enqueue([of], [unit], 1)
+        if interrupted:
+            queue.on_interrupt()
+        queue.failed(unit, NoResult.of(Died("SIGKILL"), 1.0), 1.0)
+        assert of.done[unit.key].status == "crashed" and kept.begun is not interrupted
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -138,6 +139,11 @@ class _Hunts(Units[_Hunting, HuntReply]):
         self.session.stopping()
         self.raise_flag()
 
+    def keep(self, name: str, value: Any) -> None:
+        """Stores a hunt, unless it was cut short: the next start repeats it."""
+        if not self.was_interrupted:
+            super().keep(name, value)
+
     def begin(self, part: _Hunting) -> DoHunt:
         """Returns the request of one hunt."""
         settings = self.session.settings
@@ -160,9 +166,8 @@ class _Hunts(Units[_Hunting, HuntReply]):
         self.session.progress(part.name, said)
 
     def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
-        """Records a hunt that ended with a result. The next start repeats a hunt that was cut short."""
-        keep = not self.was_interrupted
-        self.finish(part, seconds, reply.result.status, keep=keep, results=[reply.result], notes=reply.notes)
+        """Records a hunt that ended with a result."""
+        self.finish(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
         self.session.summaries.append(
             HuntSummary(part.of.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
