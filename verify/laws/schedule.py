@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -13,7 +14,7 @@ from verify.errors import SPENT
 from verify.laws.profiles import remaining
 from verify.laws.requests import TryLaw
 from verify.measure.session import longest_first
-from verify.measure.source import Work, collect
+from verify.measure.source import NoResult, Work, collect
 from verify.measure.units import KernelUnits, Unit, Units
 from verify.records.record import KernelRun, LawRun, Run
 from verify.workers.pool import Pool
@@ -79,9 +80,9 @@ class _Laws(Units[_Tried, LawRun]):
         else:
             self.finish(part, seconds, "wrong" if reply.status == "broken" else "ok", laws=[reply])
 
-    def again(self, part: _Tried) -> str:
+    def of_failure(self, part: _Tried, why: NoResult) -> dict[str, Any]:
         """Returns the next command for a kernel that failed."""
-        return f"verify run {shlex.quote(part.target)}"
+        return {"hint": f"verify run {shlex.quote(part.target)}"}
 
     def entry(self, of: KernelUnits) -> KernelRun:
         """Adds the laws that were left out, and a note on those that had less time than they need."""

@@ -172,10 +172,14 @@ class _Hunts(Units[_Hunting, HuntReply]):
             HuntSummary(part.of.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
         )
 
+    def of_failure(self, part: _Hunting, why: NoResult) -> dict[str, Any]:
+        """Returns a note with the best find of a hunt that failed."""
+        return {"notes": part.best_so_far(why.message)}
+
     def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
-        """Records a hunt that ended without a result, with its best find."""
+        """Records a hunt that ended without a result."""
         super().failed(part, why, seconds)
-        if why.kind in (None, "out of time"):
+        if why.kind == "out of time":
             part.of.notes += part.best_so_far(why.message)
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
