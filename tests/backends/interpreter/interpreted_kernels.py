@@ -235,16 +235,6 @@ def atomic_pairs(x, out, old, N: tl.constexpr):
 
 
 @triton.jit
-def elementwise(x, out, n, BLOCK: tl.constexpr):
-    """A GELU-like chain, for timing."""
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    a = tl.load(x + i, mask=i < n)
-    u = 0.7978845608 * (a + 0.044715 * a * a * a)
-    e = tl.exp(-2.0 * u)
-    tl.store(out + i, a / (1.0 + e) + tl.minimum(a, 0.0), mask=i < n)
-
-
-@triton.jit
 def float_argument(out, s, N: tl.constexpr):
     """s^2 - 1: the last bits say in which precision the argument was squared."""
     tl.store(out + tl.arange(0, N), tl.zeros((N,), tl.float32) + (s.to(tl.float32) * s - 1.0))

@@ -62,14 +62,6 @@ def test_the_float64_reciprocal_is_a_seed_of_20_bits() -> None:
     assert 2.0**-23 < error.max() < 2.0**-18
 
 
-def test_min_max_in_their_forms() -> None:
-    nan = float("nan")
-    assert one("min.f32", nan, 2.0) == 2.0 and np.isnan(one("min.NaN.f32", nan, 2.0))
-    assert np.signbit(one("min.f32", 0.0, -0.0)) and not np.signbit(one("max.f32", -0.0, 0.0))
-    assert one("min.xorsign.abs.f32", -5.0, 2.0) == -2.0 and one("copysign.f32", -0.0, 3.0) == -3.0
-    assert one("neg.f32", 2.0) == -2.0 and one("abs.f32", -2.0) == 2.0
-
-
 @pytest.mark.parametrize(("suffix", "kind"), [("f16x2", "fp16"), ("bf16x2", "bf16")])
 def test_two_halves_in_one_register(suffix: str, kind: str) -> None:
     x, y, z = (narrow(RNG.normal(size=64), kind) for _ in range(3))

@@ -19,26 +19,12 @@ def product(a: list[list[float]], b: list[list[float]], kind: str, precision: st
     return float(out[0, 0])
 
 
-def test_tf32_operands_are_truncated_and_tf32x3_keeps_the_rest() -> None:
-    x = 1 + 2.0**-10 + 2.0**-11  # 12 significant bits: one more than tf32 has
-    one = [[1.0]]
-    assert product([[x]], one, "fp32") == 1 + 2.0**-10
-    assert product([[x]], one, "fp32", "tf32x3") == x
-    assert product([[x]], one, "fp32", "ieee") == x
-
-
 def test_the_two_roundings_to_tf32() -> None:
     x = np.array([1 + 2.0**-11, 1 + 2.0**-11 - 2.0**-23, -1 - 2.0**-11, np.inf, 3.4e38, np.nan], F)
     assert truncate_tf32(x)[:3].tolist() == [1.0, 1.0, -1.0]
     assert round_tf32(x)[:4].tolist() == [1 + 2.0**-10, 1.0, -1 - 2.0**-10, math.inf]  # ties away from zero
     assert round_tf32(x)[4] == np.inf or np.isfinite(round_tf32(x)[4])
     assert np.isnan(round_tf32(x)[5])
-
-
-def test_ieee_is_a_chain_of_fma_in_the_order_of_k() -> None:
-    # (2^24 + 1) + 1: one at a time each 1 is lost to ties-to-even, summed first they would not be.
-    assert product([[2.0**12, 1.0, 1.0]], [[2.0**12], [1.0], [1.0]], "fp32", "ieee") == 2.0**24
-    assert product([[1.0, 1.0, 2.0**12]], [[1.0], [1.0], [2.0**12]], "fp32", "ieee") == 2.0**24 + 2
 
 
 def test_the_matrix_unit_cuts_bits_below_the_largest_term_and_truncates() -> None:
@@ -50,12 +36,6 @@ def test_the_matrix_unit_cuts_bits_below_the_largest_term_and_truncates() -> Non
     # Two halves of an ULP add up before the truncation: the sum inside one instruction is exact.
     assert product([[1.0, 2.0**-24, 2.0**-24]], [[1.0]] * 3, "bf16") == 1 + 2.0**-23
     assert product([[-1.0, -(2.0**-24)]], [[1.0]] * 2, "bf16") == -1.0
-
-
-def test_float8_products_leave_the_unit_with_14_bits() -> None:
-    assert product([[1.0, 2.0**-6]], [[1.0], [2.0**-7]], "fp8e4nv") == 1 + 2.0**-13
-    assert product([[1.0, 2.0**-6, 2.0**-6]], [[1.0], [2.0**-8], [2.0**-8]], "fp8e4nv") == 1.0  # each is cut
-    assert product([[1.0, 1.0, 2.0**-6]], [[1.0], [1.0], [2.0**-7]], "fp8e4nv") == 2.0  # the sum is cut
 
 
 def test_infinity_and_nan() -> None:
@@ -78,12 +58,8 @@ def test_batches_are_independent_products(kind: str) -> None:
         assert np.array_equal(together[i], dot(a[i], b[i], acc[i], kind, kind, "fp32", "tf32"))
 
 
-def test_float64_is_right_to_the_last_bits_and_int8_is_exact() -> None:
+def test_int8_is_exact() -> None:
     rng = np.random.default_rng(1)
-    a, b = rng.normal(size=(6, 40)), rng.normal(size=(40, 5))
-    exact = np.array([[math.fsum(float(p) for p in a[i] * b[:, j]) for j in range(5)] for i in range(6)])
-    got = dot(a, b, np.zeros((6, 5)), "fp64", "fp64", "fp64", "ieee")
-    assert np.abs(got - exact).max() < 1e-14
     x, y = (rng.integers(-128, 128, s).astype(np.int8) for s in ((6, 40), (40, 5)))
     total = dot(x, y, np.full((6, 5), 7, np.int32), "int8", "int8", "int32", "tf32")
     assert np.array_equal(total, x.astype(int) @ y.astype(int) + 7)

@@ -1,12 +1,15 @@
-"""fma against exact integer arithmetic: every finite candidate is judged by the definition of rounding."""
+"""fma against exact rational numbers and their rounding by `verify.truth.formats`."""
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from verify.backends.interpreter import fma as module
 from verify.backends.interpreter.fma import fma
+from verify.truth.formats import named
 
 #: Triton type -> (numpy type, bits of the significand, exponent of the smallest subnormal, pattern type)
 FORMATS = {
@@ -14,41 +17,21 @@ FORMATS = {
     "fp32": (np.float32, 24, -149, np.uint32),
     "fp16": (np.float16, 11, -24, np.uint16),
 }
-
-
-def integer(values: np.ndarray, low: int) -> np.ndarray:
-    """Finite values as exact Python integers, in units of 2^low."""
-    mantissa, exponent = np.frexp(values.astype(np.float64))
-    whole = np.ldexp(mantissa, 53).astype(np.int64).astype(object)
-    shift = (exponent.astype(np.int64) - 53 - low).tolist()
-    shifted = [m << s if s >= 0 else m >> -s for m, s in zip(whole.tolist(), shift, strict=True)]
-    return np.array(shifted, dtype=object)
+ALLOWED = {"rm": lambda error, exact: -1 < error <= 0, "rp": lambda error, exact: 0 <= error < 1}
+ALLOWED["rz"] = lambda error, exact: ALLOWED["rm" if exact > 0 else "rp"](error, exact)
 
 
 def wrong(x: np.ndarray, y: np.ndarray, z: np.ndarray, got: np.ndarray, name: str, direction: str = "rn") -> list[int]:
-    """Indices whose result is not the rounding of x y + z, decided by comparing integers only."""
-    _, precision, least, _ = FORMATS[name]
-    low = 2 * least - 60
-    exact = integer(x, least - 60) * integer(y, least) + integer(z, low)
-    finite = np.isfinite(got)
-    out = np.where(finite, integer(np.where(finite, got, 0), low), 0)
-    # Half a unit in the last place of the exact value, at least half the smallest subnormal.
-    size = np.array([max(abs(v).bit_length() - precision, least - low) for v in exact.tolist()])
-    bad = []
-    limit = ((1 << precision) - 1) << ((-least + {53: 971, 24: 104, 11: 5}[precision]) + least - low)
-    odd = (got.view(f"u{got.dtype.itemsize}") & 1).astype(bool).tolist()
-    for i, (v, r, e) in enumerate(zip(exact.tolist(), out.tolist(), size.tolist(), strict=True)):
-        ulp = 1 << int(e)
-        if direction == "rn":
-            overflows = abs(v) >= limit + (ulp >> 1) if abs(v) >= limit else False
-            right = (
-                not finite[i]
-                if overflows
-                else finite[i] and (2 * abs(v - r) < ulp or (2 * abs(v - r) == ulp and not odd[i]) or (v - r == 0))
-            )
-        else:
-            below = r <= v if direction == "rm" else r >= v if direction == "rp" else abs(r) <= abs(v)
-            right = finite[i] and below and abs(v - r) < ulp
+    """Indices whose result is not the rounding of x y + z, decided by exact rational numbers."""
+    form, bad = named(f"float{got.dtype.itemsize * 8}"), []
+    patterns = got.view(FORMATS[name][3]).tolist()
+    for i, (*given, bits) in enumerate(zip(x.tolist(), y.tolist(), z.tolist(), patterns, strict=True)):
+        a, b, c = map(Fraction, given)
+        exact = a * b + c
+        if direction != "rn":
+            right = ALLOWED[direction](form.error(bits, exact), exact)
+        else:  # the sign of a sum that is zero is another test's
+            right = bits == form.round(exact) if exact else bits in (0, form.sign_bit)
         if not right:
             bad.append(i)
     return bad

@@ -28,15 +28,3 @@ def test_an_unknown_symbol_is_named_with_the_way_to_add_it() -> None:
         lookup("__nv_besselkf")
     assert "the interpreter backend has no __nv_besselkf" in str(error.value)
     assert "next: add '__nv_besselkf' to SYMBOLS in verify/backends/interpreter/libdevice.py" in str(error.value)
-
-
-def test_fast_exp_keeps_the_error_of_its_sequence() -> None:
-    """log2(e) x is rounded to float32 first: at 88 the result is 62 ULP off, on a GPU as here."""
-    x = np.linspace(80, 88, 500, dtype=F)
-    exact = np.exp(x.astype(float))
-    worst = {}
-    for symbol in ("__nv_expf", "__nv_fast_expf"):
-        got = lookup(symbol)(x).astype(float)
-        worst[symbol] = float(np.max(np.abs(got - exact) / np.spacing(exact.astype(F)).astype(float)))
-    assert worst["__nv_expf"] <= 0.51
-    assert 55 < worst["__nv_fast_expf"] < 70
