@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.cli.here import Said, as_process
 from verify.backends import Cpu
 from verify.records import files
 from verify.records.readings import arch_of
@@ -77,11 +76,9 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def verify(project: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
+def verify(project: Path, *arguments: str, **more: str) -> Said:
     path = os.pathsep.join([str(project / "site"), str(ROOT)])
-    outside = {name: value for name, value in os.environ.items() if name not in ("CI", "TRITON_INTERPRET")}
-    command, env = [sys.executable, "-m", "verify", *arguments], {**outside, "PYTHONPATH": path, **more}
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+    return as_process(*arguments, cwd=project, without=("CI", "TRITON_INTERPRET"), PYTHONPATH=path, **more)
 
 
 def test_a_run_on_an_added_backend_has_its_name_and_its_own_bounds(project: Path) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import runpy
 import signal
 import subprocess
+import sys
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +115,14 @@ def said(*arguments: str, cwd: Path) -> Said:
         except SystemExit as stopped:  # of the parser of options
             code = int(str(stopped.code))
     return Said(code, *(stream.buffer.getvalue().decode() for stream in (out, err)))  # type: ignore[attr-defined]
+
+
+def as_process(*arguments: str, cwd: Path, without: Sequence[str] = (), **variables: str) -> Said:
+    """What a command says as a process of its own, with other variables, and `without` some of this process."""
+    command = [sys.executable, "-m", "verify", *arguments]
+    env = {name: value for name, value in os.environ.items() if name not in without} | variables
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+    return Said(done.returncode, done.stdout, done.stderr)
 
 
 def script_said(path: Path) -> Said:

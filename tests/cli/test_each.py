@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.here import as_process
 from verify.cli.run import _finished
 from verify.errors import UsageError
 
 pytestmark = pytest.mark.usefixtures("warm")
 
+RUN = ("run", "--backend", "interpreter")
 KERNEL = """
 import torch, verify
 
@@ -23,20 +23,15 @@ def called(x):
 """
 
 
-def _run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verify", "run", "--backend", "interpreter", *words]
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300)
-
-
 def test_a_bad_file_costs_no_other_and_a_second_start_goes_on(tmp_path: Path) -> None:
     (tmp_path / "good.py").write_text(KERNEL.format(name="neg", change=""))
     (tmp_path / "wrong.py").write_text(KERNEL.format(name="abs", change=" * 1.5"))
     (tmp_path / "dies.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
     each = ("--each", "each.jsonl", "--jobs", "1")
-    done = _run(tmp_path, "dies.py", "good.py", *each)
+    done = as_process(*RUN, "dies.py", "good.py", *each, cwd=tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
     assert "good.py: pass" in done.stdout and "dies.py: incomplete" in done.stdout and "SIGKILL" in done.stdout
-    done = _run(tmp_path, "dies.py", "good.py", "wrong.py", *each)
+    done = as_process(*RUN, "dies.py", "good.py", "wrong.py", *each, cwd=tmp_path)
     assert done.returncode == 1 and done.stdout.count("\n") == 1 and done.stdout.startswith("wrong.py: fail")
     rows = [json.loads(line) for line in (tmp_path / "each.jsonl").read_text().splitlines()]
     assert {row["target"]: row["exit code"] for row in rows} == {"dies.py": 2, "good.py": 0, "wrong.py": 1}
@@ -59,5 +54,5 @@ def test_a_line_that_was_cut_off_is_measured_again_and_another_file_is_refused(t
 @pytest.mark.parametrize("other", ["--json", "--html"])
 def test_one_record_of_all_and_one_of_each_exclude_each_other(tmp_path: Path, other: str) -> None:
     (tmp_path / "good.py").write_text(KERNEL.format(name="neg", change=""))
-    done = _run(tmp_path, "good.py", "--each", "each.jsonl", other, "out")
+    done = as_process(*RUN, "good.py", "--each", "each.jsonl", other, "out", cwd=tmp_path)
     assert done.returncode == 2 and f"--each writes a record for each target; received {other} too" in done.stderr

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.here import Said, said
+from tests.cli.here import Said, as_process, said
 from tests.records.bounds.gate_records import bound, kernel, result, run
 from tests.records.test_commit import git
 from verify.records import files
@@ -40,24 +39,11 @@ BACKEND = ("--backend", "interpreter")
 ROOT = Path(__file__).parents[2]
 
 
-def command(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if name != "CI"}
-    return subprocess.run(
-        arguments,
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=300,
-        # editable installs of the user's package and of verify put these folders on the path
-        env={**clean, "PYTHONPATH": os.pathsep.join((str(cwd / "src"), str(ROOT))), **environment},
-    )
-
-
-def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> Said | subprocess.CompletedProcess[str]:
+def verify(*arguments: str, cwd: Path, code: int, **environment: str) -> Said:
     """What imports the project's code runs in a process of its own."""
-    done: Said | subprocess.CompletedProcess[str]
     if "--base" in arguments:
-        done = command(sys.executable, "-m", "verify", *arguments, cwd=cwd, **environment)
+        path = os.pathsep.join((str(cwd / "src"), str(ROOT)))  # of editable installs of the package and of verify
+        done = as_process(*arguments, cwd=cwd, without=["CI"], **{"PYTHONPATH": path, **environment})
     else:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("CI", raising=False)

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree as Xml
 
 import pytest
 
-from tests.cli.here import Here, said
+from tests.cli.here import as_process, said
 from verify.records import files, record
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -27,14 +23,6 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "pyproject.toml").write_text('[tool.verify]\nkernels = ["k.py"]\ncorpus = "pinned"\n')
     (folder / "k.py").write_text(KERNELS)
     return folder
-
-
-def verify(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verify", *arguments]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=300, check=False, env=environment
-    )
 
 
 def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project: Path) -> None:
@@ -71,7 +59,8 @@ def _plain(worst: record.Worst) -> object:
 def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     source = KERNELS[: KERNELS.index('@verify.kernel(op="silu", dtypes=["float32"], gradients=False)\ndef one_exp')]
     (project / "few.py").write_text(source + _kernels("aborts", "refuses", "one_exponent", "sixteen_bits"))
-    done = verify(project, "hunt", "few.py", "--evaluations", "200000", "--json", "-", "--junit", "few.xml")
+    options = ("--evaluations", "200000", "--json", "-", "--junit", "few.xml")
+    done = as_process("hunt", "few.py", *options, cwd=project, TRITON_INTERPRET="1")
     assert done.returncode == 1
     kernels = {kernel.name: kernel for kernel in files.decode(done.stdout.encode()).kernels}
     assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
@@ -91,41 +80,16 @@ def _kernels(*names: str) -> str:
     return "".join(chosen) + "\naborts_calls: list[int] = []\n"
 
 
-# -- the same commands with the worker's handlers in this process: importing torch once is enough -------
-
-
-@pytest.fixture
-def local(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    """Runs the command line in this process: (exit code, stdout, stderr)."""
-    from verify import cli
-    from verify.workers import process
-
-    monkeypatch.setattr(process, "Worker", Here)
-    monkeypatch.chdir(project)
-
-    def command(*arguments: str) -> tuple[int, str, str]:
-        for name in [name for name in sys.modules if name.startswith("verify_target_k_")]:
-            del sys.modules[name]  # a worker would be a new process
-        try:
-            code = cli.main(list(arguments))
-        except SystemExit as stopped:
-            code = int(str(stopped.code))
-        out = capsys.readouterr()
-        return code, out.out, out.err
-
-    return command
-
-
-def test_nothing_found_passes_and_does_not_say_that_nothing_is_there(local: Any) -> None:
-    code, out, _ = local("hunt", "k.py::right", "--evaluations", "5000")
-    assert code == 0
-    assert out.splitlines()[-2:] == [
+def test_nothing_found_passes_and_does_not_say_that_nothing_is_there(project: Path) -> None:
+    done = said("hunt", "k.py::right", "--evaluations", "5000", cwd=project)
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-2:] == [
         "nothing beyond a limit was found, which does not prove that nothing is",
         "next: verify hunt k.py::right --evaluations 5000 --seed 1",
     ]
 
 
-def test_an_undecided_hunt_is_no_pass(local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_undecided_hunt_is_no_pass(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verify.errors import BeyondEffort
     from verify.truth import exact
 
@@ -133,44 +97,44 @@ def test_an_undecided_hunt_is_no_pass(local: Any, monkeypatch: pytest.MonkeyPatc
         raise BeyondEffort("too long")
 
     monkeypatch.setattr(exact, "judge", beyond)
-    code, out, _ = local("hunt", "k.py::right", "--evaluations", "2000")
-    assert code == 3 and "    why       exact arithmetic " in out
-    assert out.splitlines()[-2] == "undecided: the largest error of right is not known"
+    done = said("hunt", "k.py::right", "--evaluations", "2000", cwd=project)
+    assert done.returncode == 3 and "    why       exact arithmetic " in done.stdout
+    assert done.stdout.splitlines()[-2] == "undecided: the largest error of right is not known"
 
 
-def test_a_peer_is_measured_and_not_judged(local: Any) -> None:
-    code, out, _ = local("hunt", "k.py::compared", "--evaluations", "2000")
-    assert code == 0 and "measured, not judged" in out
+def test_a_peer_is_measured_and_not_judged(project: Path) -> None:
+    done = said("hunt", "k.py::compared", "--evaluations", "2000", cwd=project)
+    assert done.returncode == 0 and "measured, not judged" in done.stdout
 
 
-def test_pinned_finds_are_replayed(local: Any, project: Path) -> None:
-    _, first, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
-    _, again, _ = local("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
+def test_pinned_finds_are_replayed(project: Path) -> None:
+    command = ("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
+    first, again = (said(*command, cwd=project).stdout for _ in range(2))
     (path,) = (project / "pinned").glob("one_exponent/*.json")
     assert first.endswith(f"\nnext: verify replay pinned/one_exponent/{path.name}\n")
     assert f"pinned    {path.stem}" in first and f"pinned before {path.stem}" in again
     entry = json.loads(path.read_text())
     assert entry["result"] == "y" and entry["index"] == 0 and "seed 0" in entry["why"]
 
-    assert local("replay", str(path))[0] == 1
+    assert said("replay", str(path), cwd=project).returncode == 1
     mended = KERNELS.replace("1e-6 + 1e-4 * slope**8", "0.0 * slope")
     assert mended != KERNELS
     (project / "k.py").write_text(mended)
-    code, out, err = local("replay", str(path))
+    done = as_process("replay", str(path), cwd=project, TRITON_INTERPRET="1")
     (project / "k.py").write_text(KERNELS)
-    assert code == 0 and "within its limit" in out, err
+    assert done.returncode == 0 and "within its limit" in done.stdout, done.stderr
 
 
-def test_a_replay_pins_its_case(local: Any, project: Path) -> None:
+def test_a_replay_pins_its_case(project: Path) -> None:
     case = '{"dtype":"float32","dims":[8],"fill":"ones"}'
     for what, pinned in ((["--index", "3"], ["y", 3]), (["--law", "accuracy"], [None, None])):
-        code, out, err = local("replay", "k.py::right", case, *what, "--pin", "--reason", "a twin")
-        assert code == 0 and out.startswith("pinned pinned/right/"), err
-        path = project / out.split()[1]
+        done = said("replay", "k.py::right", case, *what, "--pin", "--reason", "a twin", cwd=project)
+        assert done.returncode == 0 and done.stdout.startswith("pinned pinned/right/"), done.stderr
+        path = project / done.stdout.split()[1]
         entry = json.loads(path.read_text())
         assert entry["why"] == "a twin" and [entry.get("result"), entry.get("index")] == pinned
-        assert local("replay", "k.py::right", case, *what, "--pin")[1].startswith("pinned before ")
-        assert local("replay", str(path))[0] == 0
+        assert said("replay", "k.py::right", case, *what, "--pin", cwd=project).stdout.startswith("pinned before ")
+        assert said("replay", str(path), cwd=project).returncode == 0
     (project / "pinned" / "right" / "broken.json").write_text("{}")
-    code, _, err = local("replay", "pinned/right/broken.json")
-    assert code == 2 and "broken.json is not a corpus entry" in err
+    done = said("replay", "pinned/right/broken.json", cwd=project)
+    assert done.returncode == 2 and "broken.json is not a corpus entry" in done.stderr

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from tests.cli.here import Here, Said, said, script_said
+from tests.cli.here import Said, said, script_said
 from verify import backends
-from verify.cli import main
 from verify.records import files, record
-from verify.workers import process
 
 BACKEND = backends.select().name
 
@@ -51,21 +48,9 @@ def on_cpu(project: Path) -> Said:
     return said("run", "accuracy.py::textbook", "--json", "cpu.json", "--backend", "cpu", cwd=project)
 
 
-@pytest.fixture
-def verify(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
-    monkeypatch.chdir(project)
-    monkeypatch.setattr(process, "Worker", Here)
-
-    def call(*arguments: str) -> Said:
-        code = main(list(arguments))
-        return Said(code, *capsys.readouterr())
-
-    return call
-
-
-def test_the_message_holds_everything(verify: Callable[..., Said], project: Path) -> None:
+def test_the_message_holds_everything(project: Path) -> None:
     case = '{"dtype":"bfloat16","dims":[2],"fill":"normal","values":{"x":"3f80c08b"}}'
-    done = verify("replay", "accuracy.py::textbook", case, "--index", "1")
+    done = said("replay", "accuracy.py::textbook", case, "--index", "1", cwd=project)
     assert done.returncode == 1, done.stderr
     lines = [line.strip() for line in done.stdout.splitlines()]
     assert lines[0] == f"textbook (gelu) y bfloat16 on {BACKEND}"
@@ -80,65 +65,69 @@ def test_the_message_holds_everything(verify: Callable[..., Said], project: Path
     assert lines[-2:] == ["wrong: beyond its limit", f"next: verify explain {asked}"]
 
 
-def test_the_worst_element_of_a_record_has_the_same_bits_again(verify: Callable[..., Said], project: Path) -> None:
+def test_the_worst_element_of_a_record_has_the_same_bits_again(project: Path) -> None:
     worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
-    done = verify("replay", "--run", "run.json", "--json", "-")
+    done = said("replay", "--run", "run.json", "--json", "-", cwd=project)
     found = json.loads(done.stdout)
     assert found["recorded"] == {"got_hex": found["worst"]["got_hex"], "backend": BACKEND}
-    shown = verify("replay", *shlex.split(record.replay_command(worst.origin))[2:], "--run", "run.json").stdout
+    words = shlex.split(record.replay_command(worst.origin))[1:]
+    shown = said(*words, "--run", "run.json", cwd=project).stdout
     assert f"recorded  {worst.got_hex} on {BACKEND}: the same bits" in shown
     second = files.load(project / "run.json").kernels[0].results[0].worst[1]
     index = str(second.origin.index)
-    shown = verify("replay", "textbook", "--run", "run.json", "--dtype", "bfloat16", "--index", index).stdout
+    shown = said("replay", "textbook", "--run", "run.json", "--dtype", "bfloat16", "--index", index, cwd=project).stdout
     assert f"recorded  {second.got_hex} on {BACKEND}: the same bits" in shown
 
 
-def test_other_bits_than_recorded_are_called_so(verify: Callable[..., Said], project: Path) -> None:
+def test_other_bits_than_recorded_are_called_so(project: Path) -> None:
     run = files.load(project / "run.json")
     changed = run.kernels[0].results[0].worst[0]
     text = msgspec.json.encode(run).replace(f'"{changed.got_hex}"'.encode(), b'"0x1234"')
     files.save(msgspec.json.decode(text, type=record.Run), project / "edited.json")
-    shown = verify("replay", *shlex.split(record.replay_command(changed.origin))[2:], "--run", "edited.json").stdout
+    words = shlex.split(record.replay_command(changed.origin))[1:]
+    shown = said(*words, "--run", "edited.json", cwd=project).stdout
     assert f"recorded  0x1234 on {BACKEND}: OTHER bits now" in shown
 
 
-def test_a_smaller_case_and_its_script(verify: Callable[..., Said], project: Path) -> None:
+def test_a_smaller_case_and_its_script(project: Path) -> None:
     words = ("replay", "accuracy.py::textbook", CASE, "--index", "49291")
-    done = verify(*words, "--shrink", "--snippet", "script.py")
+    done = said(*words, "--shrink", "--snippet", "script.py", cwd=project)
     assert done.returncode == 1, done.stderr
     assert '"values":{"x":"c08b"}' in done.stdout
     [error] = re.findall(r"error +(\S+ ULP)", done.stdout)[:1]
     assert f"original  verify replay accuracy.py::textbook '{CASE}' --result y --index 49291" in done.stdout
     script = script_said(project / "script.py")
     assert f"error     {error}" in script.stdout and "the same bits" in script.stdout
-    alone = verify(*words, "--snippet", "-")  # too long to spell out as it is: made smaller by itself
+    alone = said(*words, "--snippet", "-", cwd=project)  # too long to spell out as it is: made smaller by itself
     assert alone.stdout == (project / "script.py").read_text()
 
 
-def test_a_law_is_made_smaller(verify: Callable[..., Said], project: Path) -> None:
+def test_a_law_is_made_smaller(project: Path) -> None:
     case = '{"dtype":"float32","dims":[9,21],"fill":"active","layouts":{"x":"transposed"}}'
     words = ("replay", "accuracy.py::ignores_strides", case, "--law", "layout independence")
-    plain, small = verify(*words), verify(*words, "--shrink")
+    plain, small = said(*words, cwd=project), said(*words, "--shrink", cwd=project)
     assert plain.returncode == small.returncode == 1
     assert "case         " + case in plain.stdout and "replay       verify replay" in plain.stdout
     assert '"dims":[2,2]' in small.stdout and "original     verify replay" in small.stdout
 
 
-def test_explain_takes_a_replay_as_it_is(verify: Callable[..., Said], project: Path) -> None:
+def test_explain_takes_a_replay_as_it_is(project: Path) -> None:
     worst = files.load(project / "run.json").kernels[0].results[0].worst[0]
     words = shlex.split(record.replay_command(worst.origin))[2:]
-    done = verify("explain", *words)
+    done = said("explain", *words, cwd=project)
     assert done.returncode == 0, done.stderr
     assert "every step rounded to bfloat16, each sum once: same bits in 65,536 of 65,536" in done.stdout
     assert done.stdout.splitlines()[-1].startswith("cause: t3 = erf(t2) in bfloat16")
-    recorded = verify("explain", "accuracy.py::textbook", "--run", "run.json", "--result", "y", "--json", "-")
+    again = ("accuracy.py::textbook", "--run", "run.json", "--result", "y")
+    recorded = said("explain", *again, "--json", "-", cwd=project)
     assert json.loads(recorded.stdout)["replay"]["worst"]["got_hex"] == worst.got_hex
-    law = verify("explain", words[0], words[1], "--law", "accuracy")
+    law = said("explain", words[0], words[1], "--law", "accuracy", cwd=project)
     assert "cause: " in law.stdout
 
 
-def test_a_case_that_memory_does_not_hold_is_refused(verify: Callable[..., Said]) -> None:
-    done = verify("replay", "accuracy.py::textbook", '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}')
+def test_a_case_that_memory_does_not_hold_is_refused(project: Path) -> None:
+    case = '{"dtype":"bfloat16","dims":[1000000000000],"fill":"ones"}'
+    done = said("replay", "accuracy.py::textbook", case, cwd=project)
     assert done.returncode == 2 and "the operands of the case take 2,000,000,000,000 bytes, and " in done.stderr
 
 

@@ -6,12 +6,12 @@ import json
 import os
 import re
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from tests.cli.here import said
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
 from verify.records.files import load, save
@@ -47,44 +47,38 @@ def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def verify(capsys: pytest.CaptureFixture[str], *arguments: Sequence[str] | str | Path) -> tuple[int, str, str]:
-    code = main(["report", *map(str, arguments)])
-    found = capsys.readouterr()
-    return code, found.out, found.err
+def test_a_table_without_options(saved: Path) -> None:
+    done = said("report", "runs/a.json", cwd=saved)
+    assert done.returncode == 0
+    assert "✓ pass: 1 kernel is within" in done.stdout
 
 
-def test_a_table_without_options(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = verify(capsys, saved / "runs" / "a.json")
-    assert code == 0
-    assert "✓ pass: 1 kernel is within" in out
-
-
-def test_a_page_and_a_comment_in_one_go(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = verify(capsys, "runs/a.json", "--html", "out/r.html", "--markdown", "out/r.md")
-    assert code == 0
-    assert out.splitlines() == [f"report: {saved / 'out' / 'r.md'}", f"report: {saved / 'out' / 'r.html'}"]
+def test_a_page_and_a_comment_in_one_go(saved: Path) -> None:
+    done = said("report", "runs/a.json", "--html", "out/r.html", "--markdown", "out/r.md", cwd=saved)
+    assert done.returncode == 0
+    assert done.stdout.splitlines() == [f"report: {saved / 'out' / 'r.md'}", f"report: {saved / 'out' / 'r.html'}"]
     assert (saved / "out" / "r.html").read_text().startswith("<!doctype html>")
     assert (saved / "out" / "r.md").read_text().startswith("### ✓ verify: **pass:**")
 
 
-def test_the_base_shows_what_got_worse(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = verify(capsys, "runs/b.json", "--compare", "runs/a.json")
-    assert code == 0
-    assert "worse" in out
-    verify(capsys, "runs/b.json", "--compare", "runs/a.json", "--html", "r.html")
+def test_the_base_shows_what_got_worse(saved: Path) -> None:
+    done = said("report", "runs/b.json", "--compare", "runs/a.json", cwd=saved)
+    assert done.returncode == 0
+    assert "worse" in done.stdout
+    said("report", "runs/b.json", "--compare", "runs/a.json", "--html", "r.html", cwd=saved)
     page = (saved / "r.html").read_text()
     section = page[page.index("What changed since run aaaaaaaaaaaa") :]
     grew = re.search(r"worse: \d+ of \d+ figures grew", section)
     assert grew is not None and grew.start() < section.index("The result closest to its limit")
     assert '0.5</td><td class="n is-wrong">0.75</td>' in section
-    verify(capsys, "runs/b.json", "--html", "plain.html")
+    said("report", "runs/b.json", "--html", "plain.html", cwd=saved)
     assert "What changed" not in (saved / "plain.html").read_text()
 
 
-def test_a_hostile_record_beside_itself(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_hostile_record_beside_itself(saved: Path) -> None:
     save(sample(), saved / "hostile.json")
-    code, _, _ = verify(capsys, "hostile.json", "--compare", "hostile.json", "--html", "r.html")
-    assert code == 0
+    done = said("report", "hostile.json", "--compare", "hostile.json", "--html", "r.html", cwd=saved)
+    assert done.returncode == 0
     page = (saved / "r.html").read_text()
     assert HOSTILE_NAME not in page
     assert "<script>alert" not in page
@@ -102,16 +96,16 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(
     assert capsys.readouterr().err == ""
 
 
-def test_the_schema_of_a_record_needs_none(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = verify(capsys, "--schema", "-")
-    schema = json.loads(out)
+def test_the_schema_of_a_record_needs_none(saved: Path) -> None:
+    done = said("report", "--schema", "-", cwd=saved)
+    schema = json.loads(done.stdout)
     known = schema["$defs"]["SealedRun"]["properties"]
-    assert code == 0 and set(json.loads((saved / "runs" / "a.json").read_bytes())) <= set(known)
+    assert done.returncode == 0 and set(json.loads((saved / "runs" / "a.json").read_bytes())) <= set(known)
     assert set(schema["$defs"]["KernelRun"]["properties"]) == {
         field.name for field in msgspec.structs.fields(KernelRun)
     }
-    assert verify(capsys)[0] == 2
-    assert verify(capsys, "--csv", "-")[2] == (
+    assert said("report", cwd=saved).returncode == 2
+    assert said("report", "--csv", "-", cwd=saved).stderr == (
         "verify: a report shows a record; received none\n  next: verify report RUN.json\n"
     )
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.cli.here import said
+from tests.cli.here import Said, as_process, said
 from verify.cli import main
 from verify.records import files, record
 
@@ -78,17 +76,12 @@ def elsewhere(x):
 """
 
 
-def verify(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "verify", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=300)
-
-
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], record.Run, Path]:
+def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Said, record.Run, Path]:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(KERNELS)
     options = ("--json", "run.json", "--backend", "interpreter", "--jobs", "1")
-    done = verify("run", "accuracy.py", *options, cwd=folder)
+    done = as_process("run", "accuracy.py", *options, cwd=folder)
     return done, files.load(folder / "run.json"), folder
 
 
@@ -174,7 +167,7 @@ def test_two_runs_give_the_same_record(ran) -> None:
 
 def test_a_file_that_ends_the_process_is_named_with_the_command_that_shows_it(tmp_path: Path) -> None:
     (tmp_path / "my exits.py").write_text("import sys\nsys.exit(3)\n")
-    done = verify("run", "my exits.py", "--backend", "interpreter", cwd=tmp_path)
+    done = as_process("run", "my exits.py", "--backend", "interpreter", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
         "verify: my exits.py: importing it ended the process: the process ended with exit code 3 and no result\n"
