@@ -21,6 +21,7 @@ from verify.cli.door import LONGEST, VERSIONS, Door
 from verify.cli.tools import TOOLS, Answer, options_of, schema_of
 from verify.errors import UsageError
 from verify.records import files
+from verify.workers import process_tree
 from verify.workers.lanes import Stopped, Task
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -266,30 +267,16 @@ class Session:
         return self.answer()
 
 
-def children(pid: int) -> set[int]:
-    """Every living descendant of a process."""
-    parents = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
-            except OSError:
-                continue
-            if state not in "ZX":
-                parents[int(entry.name)] = int(parent)
-    found = {pid}
-    while more := {child for child, parent in parents.items() if parent in found} - found:
-        found |= more
-    return found - {pid}
+def children(session: Session) -> set[int]:
+    """Every living descendant of its process."""
+    return process_tree.living({session.process.pid}, "") - {session.process.pid}
 
 
 def gone(members: set[int]) -> bool:
     until = time.monotonic() + 10
-    while time.monotonic() < until:
-        if not any(Path(f"/proc/{member}").exists() for member in members):
-            return True
+    while (there := process_tree.living(members, "")) and time.monotonic() < until:
         time.sleep(0.05)
-    return False
+    return not there
 
 
 @pytest.fixture
@@ -306,7 +293,7 @@ def test_one_session_answers_edits_of_a_file_and_the_end_of_input(session: Sessi
     assert (first["id"], first["exit_code"]) == (1, 0), first.get("error")
     run = files.decode(json.dumps(first["result"]).encode(), source="the answer")
     assert run.verdict == "pass" and run.command == "verify run k.py --backend cpu"
-    workers = children(session.process.pid)
+    workers = children(session)
 
     (tmp_path / "k.py").write_text(SOURCE.replace("FACTOR", "1.01"))
     second = session.ask(id=2, do="run", targets=["k.py"])
@@ -317,9 +304,9 @@ def test_one_session_answers_edits_of_a_file_and_the_end_of_input(session: Sessi
     assert explained["exit_code"] == 0 and explained["result"]["cause"]
     missing = session.ask(id=5, do="run", targets="nowhere.py")
     assert missing["error"]["rule"] == "no such file: nowhere.py" and missing["error"]["hint"] == "verify run k.py"
-    assert workers & children(session.process.pid), "the worker is the same process"
+    assert workers & children(session), "the worker is the same process"
 
-    workers = children(session.process.pid)
+    workers = children(session)
     session.send(id=6, do="run", targets="k.py")
     assert session.process.stdin is not None
     session.process.stdin.close()
@@ -334,7 +321,7 @@ def test_ctrl_c_ends_it_with_everything_that_runs(session: Session, tmp_path: Pa
     until = time.monotonic() + 60
     while "mine float16" not in session.answer()["progress"]:
         assert time.monotonic() < until
-    workers = children(session.process.pid)
+    workers = children(session)
     session.process.send_signal(signal.SIGINT)
     assert session.process.wait(30) == 3 and workers and gone(workers)
     assert session.process.stdout is not None

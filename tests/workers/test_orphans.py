@@ -100,12 +100,7 @@ def _process_of(worker: process.Worker) -> process.ForkedProcess:
 
 def alive(pid: int) -> bool:
     """Whether a process is there and not merely waiting to be collected."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    os.kill(pid, 0)
-    return state != "Z"
+    return bool(process_tree.living({pid}, ""))
 
 
 def _until(condition, seconds: float) -> None:  # type: ignore[no-untyped-def]
