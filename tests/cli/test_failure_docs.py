@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli.here import Here
+from tests.cli.here import said
 from tests.docs.printed import COMPARABLE
-from verify.cli import main
-from verify.workers import process
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCKS = [
@@ -24,16 +22,11 @@ BLOCKS = [
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the pages show the CPU's figures")
 @pytest.mark.parametrize(("name", "block"), BLOCKS, ids=[f"{name}-{i}" for i, (name, _) in enumerate(BLOCKS)])
-def test_a_command_prints_what_the_page_shows(
-    name: str, block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_prints_what_the_page_shows(name: str, block: str, tmp_path: Path) -> None:
     [code] = re.findall(r"```python\n(.*?)```", (DOCS / name).read_text(), flags=re.DOTALL)
     (tmp_path / "accuracy.py").write_text(code)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(process, "Worker", Here)
     command, _, shown = block.partition("\n")
-    main(shlex.split(command)[1:])
-    printed = capsys.readouterr().out
+    printed = said(*shlex.split(command)[1:], cwd=tmp_path).stdout
     if not COMPARABLE:
         printed, shown = (re.sub(r"(same bits in )[\d,]+", r"\1#", text) for text in (printed, shown))
     if (

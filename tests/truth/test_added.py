@@ -6,14 +6,12 @@ where it is refused then like any unknown name, and adds it again.
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cli.here import Said, as_process
 from verify.records import files
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,10 +58,8 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verify(project: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    outside = {name: value for name, value in os.environ.items() if name not in ("CI", "TRITON_INTERPRET")}
-    command, env = [sys.executable, "-m", "verify", *arguments], {**outside, "PYTHONPATH": str(project)}
-    return subprocess.run(command, cwd=project, env=env, capture_output=True, text=True, timeout=300)
+def verify(project: Path, *arguments: str) -> Said:
+    return as_process(*arguments, cwd=project, without=("CI", "TRITON_INTERPRET"), PYTHONPATH=str(project))
 
 
 def test_one_line_adds_a_dtype(project: Path) -> None:
