@@ -54,11 +54,7 @@ def compiled_gelu(x):
 
 
 @verify.kernel(
-    op="gelu",
-    params={"approximate": "tanh"},
-    dtypes=["bfloat16", "float16", "float32"],
-    peer=True,
-    backends=["cuda"],
+    op="gelu", params={"approximate": "tanh"}, dtypes=["bfloat16", "float16", "float32"], peer=True, backends=["cuda"]
 )
 def compiled_gelu_tanh(x):
     """torch.compile of the stable tanh formula."""
@@ -71,12 +67,7 @@ def torch_gelu(x):
     return torch.nn.functional.gelu(x)
 
 
-@verify.kernel(
-    op="gelu",
-    params={"approximate": "tanh"},
-    dtypes=["bfloat16", "float16", "float32"],
-    peer=True,
-)
+@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=["bfloat16", "float16", "float32"], peer=True)
 def torch_gelu_tanh(x):
     """PyTorch eager, tanh form."""
     return torch.nn.functional.gelu(x, approximate="tanh")

@@ -273,11 +273,7 @@ def hypotenuse(a: Number, b: Number) -> Number:
     return made(mp.inf, ((a, NAN), (b, NAN))) if beyond else length([a, b])
 
 
-for _each, _pair in {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "rsub": lambda a, b: b - a,
-}.items():
+for _each, _pair in {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "rsub": lambda a, b: b - a}.items():
     HANDLERS[_each] = lambda out, a, b, alpha=1, f=_pair: one_by_one(
         f, a, b if alpha == 1 else each(lambda v: v * alpha, b)
     )

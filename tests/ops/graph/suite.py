@@ -35,10 +35,7 @@ MORE: dict[str, tuple[Callable[..., Any], Sequence[Any]]] = {
     ),
     "angles": (lambda x, y: torch.atan2(x, y * 10) - torch.atan2(x * 10, y), [(8, 5), (8, 5)]),
     "rrelu": (lambda x: functional.rrelu(x), [S]),
-    "squared margins": (
-        lambda x, i: functional.multi_margin_loss(x, i, 2, reduction="none"),
-        [(4, 5), _fixed(FEW)],
-    ),
+    "squared margins": (lambda x, i: functional.multi_margin_loss(x, i, 2, reduction="none"), [(4, 5), _fixed(FEW)]),
     "distance": (lambda x, y: torch.dist(x, y, 3), [S, S]),
     "determinants": (lambda x: (torch.linalg.det(x), x.slogdet()[1]), [(3, 3)]),
     "solved": (lambda a, b: (torch.linalg.solve(a, b[:, 0]), torch.linalg.solve(a, b, left=False)), [(2, 2), (2, 2)]),

@@ -238,10 +238,7 @@ def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> No
 
 @pytest.mark.parametrize(
     ("function", "comparisons"),
-    [
-        (lambda x, dy: x.sort(-1).values, 20),
-        (lambda x, dy: torch.where(x == x.amax(-1, True), dy, 0.0), 8),
-    ],
+    [(lambda x, dy: x.sort(-1).values, 20), (lambda x, dy: torch.where(x == x.amax(-1, True), dy, 0.0), 8)],
 )
 def test_a_row_is_put_in_order_once_for_all_its_places(function: Any, comparisons: int) -> None:
     """It was for each rank anew: the projection onto a simplex of 8 rows of 128 took two minutes."""

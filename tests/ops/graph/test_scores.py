@@ -68,12 +68,7 @@ CASES: dict[str, tuple[Callable[..., Any], dict[str, str], dict[str, Any], dict[
         IN_FOUR,
     ),
     "windowed": (windowed, dict.fromkeys("qkv", "h t d"), {}, IN_THREE),
-    "rotated": (
-        rotated,
-        {**dict.fromkeys("qkv", "b h t d"), "c": "t e", "s": "t e"},
-        {"where": "d == 2*e"},
-        IN_FOUR,
-    ),
+    "rotated": (rotated, {**dict.fromkeys("qkv", "b h t d"), "c": "t e", "s": "t e"}, {"where": "d == 2*e"}, IN_FOUR),
     "normed": (normed, HEADS, {}, IN_THREE),
     "tokens first": (
         tokens_first,
