@@ -157,6 +157,11 @@ class Verdicts:
             zip(program.names(), noise(program.f, list(program.inputs.values()), program.upstream), strict=True)
         )
 
+    def clear(self, name: str, text: str) -> bool:
+        """Says whether the oracle knows the element that a message is about."""
+        place = place_of(text, self.program.own[name])
+        return place is not None and not self.unclear[name][place]
+
     def truths_at(self, name: str, place: Any) -> list[Any]:
         at = list(self.program.own).index(name)
         return [each.values[at][place] for each in self.program.right]
@@ -232,7 +237,7 @@ class Verdicts:
 
     def judge(self) -> None:
         own = asked(self.program, self.program.own)
-        wrong = [name for name, (status, _) in own.results.items() if status == "wrong"]
+        wrong = [name for name, (status, text) in own.results.items() if status == "wrong" and self.clear(name, text)]
         kind = own.whole or ("wrong" if wrong else "vacuous or undecided" if own.results else "passes")
         off = {name: self.beyond(name, self.program.own[name]) for name in wrong}
         kind += " by the oracle too" * (kind == "wrong" and max(off.values(), default=0.0) > 1)
@@ -264,8 +269,7 @@ class Verdicts:
             if said.whole:
                 return self.finding("crash" if said.whole == "crash" else "right result fails", f"{at}: {said.text}")
             for name, (status, text) in said.results.items():
-                place = place_of(text, self.program.own[name])
-                if status == "wrong" and place is not None and not self.unclear[name][place]:
+                if status == "wrong" and self.clear(name, text):
                     kind = "right result at random not found" if at == FIRST_AT_RANDOM else "right result fails"
                     return self.finding(kind, f"choice {at}, {name}: {text}")
         self.counts["right passes"] += 1

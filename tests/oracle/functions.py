@@ -334,8 +334,14 @@ def mean(row: Sequence[Number]) -> Number:
 def spread(row: Sequence[Number], unbiased: bool = True) -> Number:
     if len(row) <= unbiased:
         return made(NAN, [(x, NAN) for x in row], open=True)
-    middle = mean(row)
-    return dot(off := [x - middle for x in row], off) / (len(row) - unbiased)
+    middle, run = mean(row), Run.now
+    found = dot(off := [x - middle for x in row], off) / (len(row) - unbiased)
+    if run.source and mp.isfinite(found.value):  # a kernel's gradient may be x s - mean s, with a stored mean
+        share = mpf(2) / (len(row) - unbiased)
+        shift = run.shaken(share * middle.value, 2.0**-run.digits if run.digits else run.inner)
+        found = made(found.value, [(x, run.shaken(share * x.value, run.inner) - shift) for x in row], rounds=False)
+        found.adds = True
+    return found
 
 
 def length(row: Sequence[Number]) -> Number:
