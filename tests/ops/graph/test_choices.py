@@ -531,6 +531,21 @@ def test_a_comparison_of_rounded_numbers_takes_one_side() -> None:
     assert not passes(rounded, x, rounded(x), torch.zeros(2, 1), dy)
 
 
+def test_a_number_that_is_0_in_pytorchs_choice_is_rounded_in_another() -> None:
+    """PyTorch's three numbers are equal, and none is above the least. Two that are may be computed apart again."""
+
+    def above(x: Tensor) -> tuple[Tensor, Tensor]:
+        a = x.tanh()
+        b = (a > a.amin(-1, keepdim=True)) * a
+        c = b.square()
+        return (c == c.amax(-1, keepdim=True)) * c, c
+
+    x = torch.full((3,), -0.033203125).bfloat16()
+    y, none = x[0].tanh().square(), torch.zeros(())
+    assert passes(above, x, (torch.stack([none, y, none]).bfloat16(), torch.stack([y, y, none]).bfloat16()))
+    assert not passes(above, x, (torch.stack([y, none, y]).bfloat16(), torch.stack([y, y, none]).bfloat16()))
+
+
 @pytest.mark.parametrize("dx", [0.002, -0.002, 0.0, 0.004])
 def test_a_slope_beside_0_is_searched_for(dx: float) -> None:
     def small(x: Tensor) -> Tensor:

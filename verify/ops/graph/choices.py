@@ -34,6 +34,7 @@ from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
+from verify.ops.graph.rounding import is_held
 from verify.ops.graph.selecting import First, Order, in_order_of, is_sorted, ranked
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 from verify.ops.graph.stored import in_order
@@ -143,6 +144,11 @@ class Choices:
                 found.add(id(step))
         return found
 
+    @cached_property
+    def _wide(self) -> bool:
+        """True if kernels compute in float64."""
+        return any(leaf.dtype == torch.float64 for leaf in self.run.leaves.values())
+
     def _is_settled(self, step: Step) -> bool:
         """True for a comparison of numbers that x + tiny p does not move, such as ceil(x) > 1."""
         compares = isinstance(step, Map) and step.function in COMPARISONS
@@ -224,7 +230,10 @@ class Choices:
         derivative has two sides.
         """
         if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
-            return (given[0] - given[1] == 0) & (self._near(step.inputs[0]) == 0) & (self._near(step.inputs[1]) == 0)
+            exact = (self._near(step.inputs[0]) == 0) & (self._near(step.inputs[1]) == 0)
+            if not self._wide:  # of a number that is 0 in PyTorch's own choice no noise is known
+                exact = exact & is_held(given[0])
+            return (given[0] - given[1] == 0) & exact
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
             return (given[0] == 0) & (self._near(step.inputs[0]) == 0)
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
