@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.records.bounds.gate_records import book
 from tests.report.test_long_replay import ROW, record
 from verify import cli
-from verify.records.bounds import at_commit
 from verify.records.files import save
 
 
@@ -19,8 +17,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr(at_commit, "book_at", lambda base, folder: book(folder=folder))
-    monkeypatch.setattr(at_commit, "waivers_at", lambda base, folder: ())
     save(record(), "run.json")
     assert cli.main(["bounds", "propose", "run.json", "--bounds", "bounds"]) == 0
     return tmp_path
