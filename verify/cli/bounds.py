@@ -77,9 +77,9 @@ from verify.cli import exits, given, screen, sinks
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records.bounds import changes, committed, waivers
-from verify.records.bounds.at_commit import book_at, waivers_at
 from verify.records.bounds.committed import Book
 from verify.records.bounds.verdict import BREACH
+from verify.records.bounds.worktree import book_at, waivers_at
 from verify.records.files import load
 from verify.report import bounds_words, gate_data
 from verify.report.document import Document

@@ -4,6 +4,8 @@ Only the project's files differ. The base is a git worktree in a temporary folde
 the running `verify`, in front of everything else on the path. Python may import from folders of the project, for
 example with an editable install. These are replaced by the folders of the worktree: otherwise the base would quietly
 import the head's code, and every comparison would say "same". `check_imports` checks afterwards that this worked.
+
+Bounds as they were at a commit need no worktree: `book_at` and `waivers_at` read them from git.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 
 import verify
 from verify.errors import UsageError
+from verify.records.bounds import waivers
+from verify.records.bounds.committed import WAIVERS, Book, holds_bounds, parse
+from verify.records.bounds.verdict import Waiver
 from verify.records.files import load
 from verify.records.record import Run
 
@@ -163,3 +168,38 @@ def _moved(entry: str, side: Side, found: Checkout) -> str | None:
         return None
     moved = side.top / path.relative_to(found.head.top)
     return str(moved) if moved.is_dir() else None
+
+
+def book_at(ref: str, folder: Path) -> Book:
+    """Returns every bound that the folder held at a commit. Empty if the folder did not exist yet."""
+    book = Book(folder)
+    for source, path, data in _files_at(ref, folder, lambda path: holds_bounds(path) and len(path.parts) == 2):
+        book.bounds.update(parse(data, source=source, arch=path.parent.name, name=path.name))
+    return book
+
+
+def waivers_at(ref: str, folder: Path) -> tuple[Waiver, ...]:
+    """Returns every waiver that the folder held at a commit."""
+    return waivers.read(_files_at(ref, folder, lambda path: path.name == WAIVERS))
+
+
+def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Iterator[tuple[str, PurePosixPath, bytes]]:
+    """Yields for each wanted file: its name in errors, its place in the folder at a commit, and its bytes."""
+    where = _existing(folder)
+    top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
+    commit = commit_named(ref, where)
+    if not folder.resolve().is_relative_to(top):
+        raise UsageError(f"{folder} is not in the repository {top}")
+    inside = PurePosixPath(folder.resolve().relative_to(top))
+    for name in git(top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, f"{inside}/").split("\0"):
+        if name and wanted(path := PurePosixPath(name).relative_to(inside)):
+            text = git(top, "show", f"{commit}:{name}")
+            yield f"{ref}:{name}", path, text.encode(errors="surrogateescape")
+
+
+def _existing(folder: Path) -> Path:
+    """Returns the folder, or the nearest existing one above it, in which git can run."""
+    path = folder.resolve()
+    while not path.is_dir():
+        path = path.parent
+    return path
