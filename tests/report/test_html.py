@@ -34,7 +34,7 @@ from tests.report.sample import (
 from verify.records import files, record
 from verify.records.recorded import worst_of_run
 from verify.report import words
-from verify.report.html import curve_plot, plot, record_html
+from verify.report.html import plot, record_html
 
 PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "sm_90" / "run.json.gz"
 VOID = {"meta", "input", "br", "wbr", "link", "img", "hr", "base"}
@@ -266,7 +266,7 @@ def everything() -> Reader:
 
 def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
     found = curve([255.0, 200.0, 12.0, 3.0], 1520)
-    drawn = str(curve_plot.curve_svg(found, 4.0, "bfloat16", name="k y"))
+    drawn = str(plot.curve_svg(found, 4.0, "bfloat16", name="k y"))
     ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
     assert ours is not None
     assert len(re.findall(r"[MV]", ours[1])) == len({value for value in found.max_ulp if value})  # a level each

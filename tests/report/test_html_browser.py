@@ -278,7 +278,7 @@ def reading(page: Page) -> str:
 
 def test_pointing_at_the_curve_reads_the_worst_input_of_each_bin(rich_page: Page) -> None:
     """Every bin, against what Python says of it."""
-    from verify.report.html.curve_plot import reading as said
+    from verify.report.html.plot import reading as said
 
     curve = rich().kernels[1].results[0].curve
     assert curve is not None

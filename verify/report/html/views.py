@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from verify.records.record import LawRun, RegimeFigures, Result, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, words
-from verify.report.html import curve_plot, plot
+from verify.report.html import plot
 from verify.report.present import KernelFacts, ResultFacts, law_counts
 
 GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
@@ -73,7 +73,7 @@ def result_view(each: ResultFacts, replay: Replay | None = None) -> SimpleNamesp
         baseline_worst=worst_view(result.baseline_worst[0], result) if result.baseline_worst else None,
         histogram=plot.histogram_svg(result.histogram, name=named),
         worst=_elements(each, replay),
-        curve=curve_plot.curve_svg(result.curve, result.limit, result.dtype, name=named) if result.curve else "",
+        curve=plot.curve_svg(result.curve, result.limit, result.dtype, name=named) if result.curve else "",
         special_wrong=sum(item.status == "wrong" for item in result.special),
     )
 
