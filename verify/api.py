@@ -36,7 +36,7 @@ from verify.records.record import Run, number
 from verify.referee import judging, words
 from verify.referee.plan import EXIT_CODES, Judgement, SolutionVerdict
 from verify.report import gate_data, gate_words, run_table
-from verify.report.html import record_html, table
+from verify.report.html import record_html
 from verify.report.markdown import comment
 from verify.report.present import present
 from verify.report.rows import Row, rows_of, worst_of
@@ -122,7 +122,7 @@ class CompletedRun:
         return f"<{type(self).__name__} {present(self.record).sentence}>"
 
     def _repr_html_(self) -> str:
-        return table.render(self.record)
+        return record_html.notebook(self.record)
 
 
 def _screen() -> Terminal:

@@ -13,7 +13,7 @@ import pytest
 from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
 from verify.records.record import CLASSES, Run
 from verify.report import run_table, words
-from verify.report.html import table
+from verify.report.html import record_html
 from verify.report.present import present
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
 from verify.report.signs import GLYPHS
@@ -114,7 +114,7 @@ class _Read(HTMLParser):
 
 @RUNS
 def test_the_table_of_a_notebook_has_the_cells_of_the_terminal(run: Run) -> None:
-    page = table.render(run)
+    page = record_html.notebook(run)
     read = _Read()
     read.feed(page)
     assert set(read.tags) <= {"div", "p", "b", "table", "tr", "th", "td", "small", "br"}, "nothing runs or is fetched"

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
 from typing import TYPE_CHECKING
@@ -27,11 +28,13 @@ from verify.report import result_words, run_table, words
 from verify.report.document import Document
 from verify.report.html import plot, views
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present
-from verify.report.signs import GLYPHS, LOOKS, STANDING
+from verify.report.signs import GLYPHS, LOOKS, STANDING, STYLES
+from verify.report.table import header, is_right
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
+
 
 RECORD = 250_000  # of the compressed record; a larger one lies beside the page
 INLINE = 80_000  # characters of kernel sections that are written out, first the one that is open; others are compressed
@@ -236,3 +239,27 @@ def _class_key(result: Result, name: str) -> str:
     found = next((part for part in result.classes if part.name == name), None)
     figures = None if found is None and result.classes else (found or result).figures
     return "" if figures is None else f"{comparable(value_of(judged(figures, result.gate).upper)):.7g}"
+
+
+COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim": "#6e7781"}
+
+
+def notebook(run: Run) -> str:
+    """Returns the verdict, the table and its notes. Text of kernels is escaped."""
+    facts = present(run)
+    rows, columns = run_table.rows_of(facts), run_table.layouts_of(facts)[0]
+    head = "".join(_cell("th", name, header(name)) for name in columns)
+    lines = [f"<tr>{head}</tr>"]
+    for row in rows:
+        colour = f"color:{COLOURS[STYLES[row.standing]]}"
+        cells = (_cell("td", name, row.text(name, GLYPHS), colour if name == "verdict" else "") for name in columns)
+        lines.append(f"<tr>{''.join(cells)}</tr>")
+    table = f"<table>{''.join(lines)}</table>" if rows else ""
+    notes = [*run_table.footnotes(facts, columns), facts.setting]
+    small = "<br>".join(map(escape, notes))
+    return f"<div><p><b>{escape(facts.sentence)}</b></p>{table}<p><small>{small}</small></p></div>"
+
+
+def _cell(tag: str, column: str, text: str, style: str = "") -> str:
+    side = "right" if is_right(column) else "left"
+    return f'<{tag} style="text-align:{side};{style}">{escape(text)}</{tag}>'
