@@ -13,10 +13,9 @@ from typing import Literal
 from verify.records import recorded
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
-from verify.report.document import Document, Section, plain
+from verify.report.document import Document, Section, TableRow, plain
 from verify.report.present import name_of, present
 from verify.report.signs import STANDING, WORDS
-from verify.report.table import TableRow
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")

@@ -9,9 +9,9 @@ from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import shown
-from verify.report import gate_words, table, words
+from verify.report import gate_words, words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section, plain
+from verify.report.document import Document, Section, TableRow, narrowing, plain
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one line
@@ -25,7 +25,7 @@ def _changes(found: Sequence[Change]) -> list[Section]:
     more = [f"… {len(found) - MOST_ROWS:,} more changes; --json has all"] if len(found) > MOST_ROWS else []
     rows, loose = [_line(change) for change in found[:MOST_ROWS]], [each for each in found if each.kind == "looser"]
     return [
-        Section(rows=rows, layouts=table.narrowing(COLUMNS), notes=lambda _: more),
+        Section(rows=rows, layouts=narrowing(COLUMNS), notes=lambda _: more),
         Section(blocks=[_block(change) for change in loose], most=EVERY),
     ]
 
@@ -161,7 +161,7 @@ def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
 COLUMNS = ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change")
 
 
-def _line(change: Change) -> table.TableRow:
+def _line(change: Change) -> TableRow:
     key, bound = change.key, change.new or change.old
     assert bound is not None
     wrong = change.new is not None and change.new.verdict == "wrong"
@@ -176,7 +176,7 @@ def _line(change: Change) -> table.TableRow:
         "typical": "-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate),
         "basis": words.basis_short(bound.basis),
     }
-    return table.TableRow(
+    return TableRow(
         key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong
     )
 

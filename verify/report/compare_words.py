@@ -9,11 +9,10 @@ from verify.records.compare import Comparison, Pair
 from verify.records.figure import ordered
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
-from verify.report import blocks, gate_words, table, words
+from verify.report import blocks, gate_words, words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section
+from verify.report.document import Document, Section, TableRow, narrowing
 from verify.report.gaps import FEW, GapLine
-from verify.report.table import TableRow
 
 
 def document(found: Comparison, *, everything: bool = False) -> Document:
@@ -29,7 +28,7 @@ def document(found: Comparison, *, everything: bool = False) -> Document:
         word,
         parts,
         [
-            Section(rows=[line(pair) for pair in both], layouts=table.narrowing(COLUMNS), noun="changed result"),
+            Section(rows=[line(pair) for pair in both], layouts=narrowing(COLUMNS), noun="changed result"),
             Section(blocks=[grown(pair) for pair in found.of("worse")], noun="growth", most=6),
             Section(blocks=fails, noun="failing kernel"),
             Section("not compared", lines=alone(shown)),

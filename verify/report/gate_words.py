@@ -12,9 +12,9 @@ from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
-from verify.report import blocks, result_words, table, words
+from verify.report import blocks, result_words, words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section
+from verify.report.document import Document, Section, TableRow, narrowing
 from verify.report.gaps import GapLine, gathered
 from verify.report.signs import STANDING
 
@@ -37,9 +37,7 @@ def document(verdict: Verdict, *, everything: bool = False, records: Sequence[st
             block.commands.append(f"verify bounds accept {shlex.quote(str(row.key))} {paths} --reason '...'")
     note = "bound, measured: the largest error, in ULP unless another unit or figure is named"
     sections = [
-        Section(
-            rows=[line(row) for row in shown], layouts=table.narrowing(COLUMNS), notes=lambda _: [note], noun="row"
-        ),
+        Section(rows=[line(row) for row in shown], layouts=narrowing(COLUMNS), notes=lambda _: [note], noun="row"),
         Section(blocks=found, noun="broken bound", most=MOST_BREACHES),
     ]
     for status in SEVERITY:
@@ -188,7 +186,7 @@ def decisive(row: Row) -> tuple[str, str]:
 COLUMNS = ("output", "dtype", "regime", "bound", "measured", "basis", "status")
 
 
-def line(row: Row) -> table.TableRow:
+def line(row: Row) -> TableRow:
     """Returns the line of a row; its columns are in ULP unless they name another unit or figure."""
     key, reading = row.key, row.leading
     figure, bound = ("", "") if reading is None else decisive(row)
@@ -203,7 +201,7 @@ def line(row: Row) -> table.TableRow:
     note = words.clean(why(row) if row.waiver else row.reason)
     standing = SIGN.get(row.status, "skipped")
     size = () if reading is None else ordered(reading.value)
-    return table.TableRow(key.kernel, key.arch, cells, standing, row.status, frozenset({"measured"}), note, size=size)
+    return TableRow(key.kernel, key.arch, cells, standing, row.status, frozenset({"measured"}), note, size=size)
 
 
 def measured(row: Row, between: str = " ") -> str:

@@ -8,8 +8,7 @@ from verify.records.history import Line, by_record
 from verify.records.readings import UNKNOWN, Reading, commit_of, date_of
 from verify.records.record import Run, number
 from verify.report import words
-from verify.report.document import Document, Section, plain
-from verify.report.table import TableRow
+from verify.report.document import Document, Section, TableRow, plain
 
 MOST, MOST_NARROW = 10, 5  # records that have a column, on wide and on narrow screens
 

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from verify.records.record import CLASSES, ORDINARY, Run
 from verify.records.recorded import judged
 from verify.report import blocks, words
-from verify.report.document import Document, Section, plain
+from verify.report.document import Columns, Document, Section, TableRow, plain
 from verify.report.present import Facts, KernelFacts, ResultFacts, present
 from verify.report.signs import STANDING
-from verify.report.table import Columns, TableRow
 
 # From the most to the least room. In every layout the basis follows the maximum.
 LAYOUTS = tuple(

@@ -25,11 +25,10 @@ from verify.records.files import encode
 from verify.records.record import CLASSES, UNPROVEN, Result, Run, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, run_table, words
-from verify.report.document import Document
+from verify.report.document import Document, header, is_right
 from verify.report.html import plot, views
 from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present
 from verify.report.signs import GLYPHS, LOOKS, STANDING, STYLES
-from verify.report.table import header, is_right
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -15,9 +15,8 @@ from typing import TypeVar
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section
+from verify.report.document import Columns, Document, Section, TableRow, header, is_right
 from verify.report.signs import CALM, GLYPHS, LOOKS
-from verify.report.table import Columns, TableRow, header, is_right
 
 LIMIT = 60_000
 OPEN, OPEN_BLOCKS = 3, 1  # rows or lines, and blocks, of a section that are not folded: a reader sees some 25 lines

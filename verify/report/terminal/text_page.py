@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section
+from verify.report.document import WORDS, Columns, Document, Section, TableRow, header, is_right
 from verify.report.signs import ASCII, STYLES, signs_of
-from verify.report.table import WORDS, Columns, TableRow, header, is_right
 
 if TYPE_CHECKING:
     from rich.console import Console
