@@ -12,7 +12,7 @@ import pytest
 from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.cli import main
 from verify.records import files
-from verify.records.history import by_record
+from verify.records.compare import by_record
 from verify.records.record import Basis, Run
 from verify.report import history_words
 from verify.report.terminal.text_page import Terminal, render

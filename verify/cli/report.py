@@ -39,9 +39,8 @@ from verify.records import files
 from verify.records.bounds import committed
 from verify.records.bounds.verdict import Verdict
 from verify.records.bounds.waivers import judge
-from verify.records.compare import Comparison, compare
+from verify.records.compare import Comparison, by_record, compare
 from verify.records.files import load
-from verify.records.history import by_record
 from verify.records.merge import shards
 from verify.records.record import Run
 from verify.report import compare_words, gate_words, history_words, rows, run_table

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from verify.records.history import Line, by_record
+from verify.records.compare import Line, by_record
 from verify.records.readings import UNKNOWN, Reading, commit_of, date_of
 from verify.records.record import Run, number
 from verify.report import words
