@@ -14,7 +14,7 @@ from verify.cli import main
 from verify.records import files
 from verify.records.compare import by_record
 from verify.records.record import Basis, Run
-from verify.report import history_words
+from verify.report import compare_words
 from verify.report.terminal.text_page import Terminal, render
 
 nan, inf = math.nan, math.inf
@@ -49,7 +49,7 @@ def test_figures_of_other_cases_are_no_change_of_the_kernel() -> None:
     runs = [dated(0, 0.5, basis=SEEN), dated(1, 0.6, basis=Basis("observed", 40_960, 1))]
     [line] = by_record(runs)
     assert [change.other_cases for change in line.changes] == [True]
-    assert "○ other cases, 2026-01-02" in render(history_words.document(runs), Terminal(120))
+    assert "○ other cases, 2026-01-02" in render(compare_words.history(runs), Terminal(120))
 
 
 def test_the_command_shows_records_by_date_and_writes_no_bare_nan(

@@ -22,7 +22,7 @@ from verify import __version__
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import judge
 from verify.records.compare import Comparison, compare
-from verify.report import bench_words, checks, compare_words, history_words, sarif
+from verify.report import bench_words, checks, compare_words, sarif
 from verify.report.checks import findings
 from verify.report.markdown import comment
 from verify.report.terminal.text_page import Terminal, render
@@ -73,7 +73,7 @@ def reports() -> dict[str, Callable[[], str]]:
         "proposal.txt": lambda: pages.of_proposal(changes.propose([item], held), Terminal(100), written=["a.toml"]),
         "review.txt": lambda: pages.of_review(moved, "HEAD", Terminal(100)),
         "bench.txt": lambda: render(bench_words.document(timed()), Terminal(200)),
-        "history.txt": lambda: render(history_words.document([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
+        "history.txt": lambda: render(compare_words.history([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
         "checks.txt": of_checks,
         # which met the official schema of SARIF 2.1.0 when it was written
         "plain.sarif": lambda: sarif.render(checks.of_run(plain())).decode().replace(__version__, "VERSION"),

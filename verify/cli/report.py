@@ -43,7 +43,7 @@ from verify.records.compare import Comparison, by_record, compare
 from verify.records.files import load
 from verify.records.merge import shards
 from verify.records.record import Run
-from verify.report import compare_words, gate_words, history_words, rows, run_table
+from verify.report import compare_words, gate_words, rows, run_table
 from verify.report.checks import of_run
 from verify.report.document import Document
 from verify.report.html import record_html
@@ -108,7 +108,7 @@ def _over_time(options: argparse.Namespace) -> int:
         for line in by_record(runs)
     ]
     data = {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
-    sinks.deliver_data(options, data, lambda: text_page.render(history_words.document(runs), screen.terminal()))
+    sinks.deliver_data(options, data, lambda: text_page.render(compare_words.history(runs), screen.terminal()))
     return exits.PASS
 
 
