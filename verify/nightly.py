@@ -33,11 +33,11 @@ from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError, no_verdict
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
+from verify.records.commit import digest, own_digest
 from verify.records.files import load, save
 from verify.records.merge import merge
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
-from verify.records.source_digest import digest, own_digest
 from verify.search.hunt.requests import Hunts, ListHunts
 from verify.search.sweep.requests import ListSpaces
 from verify.workers.machine import usable_cores

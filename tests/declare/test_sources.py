@@ -11,7 +11,7 @@ from verify.declare.discovery import load
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Target
 from verify.errors import UsageError
-from verify.records.source_digest import digest
+from verify.records.commit import digest
 
 CHANGED = (
     "^a run measures one state of its sources; .*kernels.py changed while it went on, and nothing of it is judged\n"

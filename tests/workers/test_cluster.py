@@ -16,9 +16,9 @@ from tests.workers.dask_cluster import connected
 from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
+from verify.records.commit import digest
 from verify.records.identity import identity
 from verify.records.record import KernelRun, Run
-from verify.records.source_digest import digest
 from verify.search.sweep.drive import SweepSettings, sweep
 from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import CHUNK, bits_of_key

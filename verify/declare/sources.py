@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from verify.errors import UsageError
-from verify.records.source_digest import digest
+from verify.records.commit import digest
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel

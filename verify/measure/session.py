@@ -23,10 +23,10 @@ from verify.errors import UsageError
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
 from verify.measure.source import NoResult, Source, Work, collect, crashes, gaps_of_laws
+from verify.records.commit import digest, own_digest
 from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
-from verify.records.source_digest import digest, own_digest
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker

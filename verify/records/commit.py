@@ -1,7 +1,11 @@
-"""Finds the commit that a project has checked out. Records and pinned cases name it as evidence."""
+"""Identifies code: the commit that a project has checked out, which records name as evidence, and digests of sources.
+
+Results of different code must not mix.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import subprocess
@@ -32,3 +36,20 @@ def _git(folder: Path, *arguments: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() if found.returncode == 0 else None
+
+
+def own_digest() -> str:
+    """Returns 12 hex digits of all modules of verify."""
+    return digest(Path(__file__).parents[1])
+
+
+def digest(path: Path, pattern: str = "*.py") -> str:
+    """Returns 12 hex digits of a file, or of every Python file below a folder. `pattern` selects other files."""
+    files = sorted(path.rglob(pattern)) if path.is_dir() else [path]
+    total = hashlib.sha256()
+    for file in files:
+        try:
+            total.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+        except OSError:
+            return "missing"
+    return total.hexdigest()[:12]

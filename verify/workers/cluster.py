@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 
 from verify.errors import UsageError
-from verify.records.source_digest import digest, own_digest
+from verify.records.commit import digest, own_digest
 from verify.workers.calls import event_of, outcome_of
 from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
 from verify.workers.pool import Pool

@@ -12,8 +12,8 @@ from verify.declare.discovery import load
 from verify.declare.sources import sources_of
 from verify.declare.target import Target
 from verify.errors import UsageError
+from verify.records.commit import own_digest
 from verify.records.record import KernelRun, value_of
-from verify.records.source_digest import own_digest
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.partial import Partial
