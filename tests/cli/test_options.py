@@ -17,7 +17,7 @@ import pytest
 
 from tests.cli.here import Here
 from verify.cli import exits, given, main, options, parser, sinks
-from verify.cli.parsing import Parser
+from verify.cli.options import Parser
 from verify.workers import process
 
 

@@ -16,8 +16,7 @@ from importlib import import_module
 from typing import TextIO
 
 from verify.cli import exits, screen
-from verify.cli.options import define, definition_of, demand_apart
-from verify.cli.parsing import Parser
+from verify.cli.options import Parser, define, definition_of, demand_apart
 from verify.errors import InternalError, KernelError, TruthError, UsageError, VerifyError, WriteError, no_verdict
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the system is at fault, not the command

@@ -12,7 +12,7 @@ import msgspec
 
 from verify import api
 from verify.cli import exits, explain, given, options, replay, sinks
-from verify.cli.parsing import Parser
+from verify.cli.options import Parser
 from verify.cli.screen import plain
 from verify.diagnose.requests import Explain
 from verify.errors import UsageError, closest
