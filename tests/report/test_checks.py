@@ -30,7 +30,7 @@ from verify.records.bounds.verdict import Verdict, judge
 from verify.records.record import Run
 from verify.referee.plan import EXIT_CODES, SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import checks_of
-from verify.report import annotations, junit, sarif
+from verify.report import ci
 from verify.report.checks import RULES, Check, findings, of_night, of_run, of_verdict
 
 RUNS = {run.__name__: run for run in (sample, plain, rich, passing, incomplete, empty)}
@@ -85,7 +85,7 @@ def checked() -> dict[str, tuple[list[Check], str]]:
 
 def test_sarif_is_what_github_demands(checked: dict[str, tuple[list[Check], str]]) -> None:
     for name, (checks, word) in checked.items():
-        log = json.loads(sarif.render(checks))
+        log = json.loads(ci.sarif(checks))
         [run] = log["runs"]
         rules = run["tool"]["driver"]["rules"]
         for found in run["results"]:
@@ -102,7 +102,7 @@ def test_sarif_is_what_github_demands(checked: dict[str, tuple[list[Check], str]
 def test_junit_fails_where_the_command_does(checked: dict[str, tuple[list[Check], str]]) -> None:
     """GitLab and Buildkite know a test by classname and name; a test without failure or error passes."""
     for name, (checks, word) in checked.items():
-        top = Xml.fromstring(junit.render(checks))
+        top = Xml.fromstring(ci.junit(checks))
         assert top.tag == "testsuites"
         cases = list(top.iter("testcase"))
         assert len(cases) == len(checks) and len({(case.get("classname"), case.get("name")) for case in cases}) == len(
@@ -122,7 +122,7 @@ def test_junit_fails_where_the_command_does(checked: dict[str, tuple[list[Check]
 
 def test_every_finding_is_annotated_or_counted(checked: dict[str, tuple[list[Check], str]]) -> None:
     for name, (checks, _) in checked.items():
-        lines = annotations.render(checks).splitlines()
+        lines = ci.annotated(checks).splitlines()
         assert len(lines) == len(findings(checks)) <= 10, name
         assert all(line.startswith(("::error file=", "::warning file=", "::notice file=")) for line in lines)
 
@@ -136,7 +136,7 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     Path("accuracy.py").write_text("import verify\n\n\n@verify.kernel(op='gelu')\ndef eager_gelu(x):\n    return x\n")
-    [found] = json.loads(sarif.render(of_run(make([eager_kernel()]))))["runs"][0]["results"]
+    [found] = json.loads(ci.sarif(of_run(make([eager_kernel()]))))["runs"][0]["results"]
     assert found["ruleId"] == "wrong" and found["level"] == "error"
     place = found["locations"][0]["physicalLocation"]
     assert place["artifactLocation"] == {"uri": "below/accuracy.py", "uriBaseId": "%SRCROOT%"}
@@ -146,7 +146,7 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     assert "input: x = -8.625 (0xc10a) at [49418]" in lines
     assert lines[-1] == f"replay: {found['properties']['replay']}"
     assert found["properties"]["replay"].startswith("verify replay accuracy.py::eager_gelu '")
-    assert annotations.render(of_run(make([eager_kernel()]))).startswith(
+    assert ci.annotated(of_run(make([eager_kernel()]))).startswith(
         "::error file=below/accuracy.py,line=4,title=wrong%3A eager_gelu y bfloat16::"
         "eager_gelu y bfloat16: wrong, as PyTorch%0Awhy: "
     )
@@ -156,20 +156,20 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
 def test_text_of_a_kernel_is_no_markup_and_no_command(name: str) -> None:
     run = make([msgspec.structs.replace(hostile_kernel(), name=name, target=f"evil.py::{name}")])
     checks = of_run(run)
-    top = Xml.fromstring(junit.render(checks))
+    top = Xml.fromstring(ci.junit(checks))
     assert {element.tag for element in top.iter()} == {"testsuites", "testsuite", "testcase", "failure"}
-    assert len(json.loads(sarif.render(checks))["runs"][0]["results"]) == len(findings(checks))
-    lines = annotations.render(checks).split("\n")
+    assert len(json.loads(ci.sarif(checks))["runs"][0]["results"]) == len(findings(checks))
+    lines = ci.annotated(checks).split("\n")
     assert len(lines) == len(findings(checks)) + 1 and lines[-1] == ""
     for line in lines[:-1]:
         command, _, _ = line.removeprefix("::").partition("::")
         assert command.count(",") == 2 and command.count(":") == 0 and "\r" not in line
-    assert "<script>" not in annotations.summary(checks)
+    assert "<script>" not in ci.summary(checks)
 
 
 def test_text_without_the_cleaning_of_a_report_stays_legal_xml() -> None:
     check = Check("wrong", "a\x00\ud800", "b\ufffe\x1b", ("c\x07.py", 1), "d\x0b]]>\n\U0001f600")
-    [case] = Xml.fromstring(junit.render([check])).iter("testcase")
+    [case] = Xml.fromstring(ci.junit([check])).iter("testcase")
     assert (case.get("classname"), case.get("name")) == ("a", "b")
     assert case.find("failure").text == "d]]>\n\U0001f600"  # type: ignore[union-attr]
 
@@ -202,7 +202,7 @@ def test_a_solution_is_placed_at_its_file_with_the_trick_and_the_command() -> No
     assert cheats.place == ("cheats.py", 1) and cheats.level == "error"
     assert "trick: computes in 16 bits: every number is one of bfloat16" in cheats.message
     assert cheats.replay == "verify judge p.py cheats.py --profile quick --seed 0"
-    assert annotations.summary(checks_of(judgements())).splitlines()[1:3] == [
+    assert ci.summary(checks_of(judgements())).splitlines()[1:3] == [
         "- ✓ accepted.py&#58; accepted",
         "- ✗ wrong.py&#58; wrong",
     ]
@@ -224,12 +224,12 @@ def test_a_report_writes_each_form_beside_the_others(folder: Path, capsys: pytes
     assert main(["report", "run.json", "--sarif", "run.sarif", "--junit", "run.xml", "--github"]) == 0
     said = capsys.readouterr()
     assert f"findings: {folder}/run.sarif\nchecks: {folder}/run.xml\n" in said.out
-    assert Path("run.sarif").read_bytes() == sarif.render(of_run(plain()))
-    assert Path("run.xml").read_bytes() == junit.render(of_run(plain()))
-    assert said.err == annotations.render(of_run(plain()))
+    assert Path("run.sarif").read_bytes() == ci.sarif(of_run(plain()))
+    assert Path("run.xml").read_bytes() == ci.junit(of_run(plain()))
+    assert said.err == ci.annotated(of_run(plain()))
     assert Path("summary.md").read_text().startswith("before\n### ✗ verify: **fail:**")
     assert main(["report", "run.json", "--sarif", "-"]) == 0
-    assert capsys.readouterr().out.encode() == sarif.render(of_run(plain()))
+    assert capsys.readouterr().out.encode() == ci.sarif(of_run(plain()))
 
 
 def test_a_gate_writes_them_and_its_exit_code_is_the_verdict(folder: Path) -> None:

@@ -22,7 +22,7 @@ from verify import __version__
 from verify.records.bounds import changes
 from verify.records.bounds.verdict import judge
 from verify.records.compare import Comparison, compare
-from verify.report import bench_words, checks, compare_words, sarif
+from verify.report import bench_words, checks, ci, compare_words
 from verify.report.checks import findings
 from verify.report.markdown import comment
 from verify.report.terminal.text_page import Terminal, render
@@ -76,7 +76,7 @@ def reports() -> dict[str, Callable[[], str]]:
         "history.txt": lambda: render(compare_words.history([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
         "checks.txt": of_checks,
         # which met the official schema of SARIF 2.1.0 when it was written
-        "plain.sarif": lambda: sarif.render(checks.of_run(plain())).decode().replace(__version__, "VERSION"),
+        "plain.sarif": lambda: ci.sarif(checks.of_run(plain())).decode().replace(__version__, "VERSION"),
     }
     for name, of in RUNS.items():
         made[f"{name}.md"] = lambda of=of: pages.comment_of_run(of(), record="run.json")

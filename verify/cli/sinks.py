@@ -61,10 +61,10 @@ def deliver(
     `checks`.
     """
     if checks is not None:
-        from verify.report import junit, sarif
+        from verify.report import ci
 
         found = functools.cache(checks)
-        makers |= {"sarif": lambda: sarif.render(found()), "junit": lambda: junit.render(found())}
+        makers |= {"sarif": lambda: ci.sarif(found()), "junit": lambda: ci.junit(found())}
     given = {name: path for name in makers if (path := getattr(options, name, None))}
     files = {path: makers[name] for name, path in given.items() if path != "-" and name != "json"}
     shown = not quiet(options)
@@ -88,14 +88,14 @@ def deliver(
 
 def _annotate(checks: Sequence[Check], summary: Make | None) -> None:
     """Writes annotations to stderr, where the runner of GitHub finds them too, and adds to the summary of the step."""
-    from verify.report import annotations
+    from verify.report import ci
 
-    sys.stderr.write(annotations.render(checks))
+    sys.stderr.write(ci.annotated(checks))
     sys.stderr.flush()
     if path := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with open(path, "ab") as file:
-                file.write(annotations.summary(checks).encode() if summary is None else summary())
+                file.write(ci.summary(checks).encode() if summary is None else summary())
         except OSError as error:
             raise WriteError(f"cannot write the summary {path}: {error.strerror}") from error
 
