@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from types import CodeType, SimpleNamespace
@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 from verify.records.figure import comparable
 from verify.records.files import encode
-from verify.records.record import CLASSES, UNPROVEN, Result, Run, replay_command, value_of
+from verify.records.record import CLASSES, UNPROVEN, RegimeFigures, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, run_table, words
 from verify.report.document import Document, header, is_right
-from verify.report.html import plot, views
-from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, present
+from verify.report.html import plot
+from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, law_counts, present
 from verify.report.signs import GLYPHS, LOOKS, STANDING, STYLES
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ LEAD = 8  # rows, findings or lines of a part that are not folded
 MOST_FINDINGS = 40  # of one part; the table has them all
 CROWDED = 40  # more rows of peers than these are hidden at first
 _CODE: dict[tuple[str, str], CodeType | None] = {}  # compiled templates, by name and text
+GRADIENT_LAWS = ("gradcheck", "gradgradcheck")
 COLUMNS = (  # key, heading, numeric
     ("kernel", "Kernel", False),
     ("output", "Result", False),
@@ -56,14 +57,6 @@ COLUMNS = (  # key, heading, numeric
 )
 
 
-@dataclass(frozen=True)
-class Group:
-    """Holds kernels that the page shows together. Without a title they simply follow."""
-
-    title: str
-    kernels: list[SimpleNamespace]
-
-
 def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> str:
     """Returns the whole page. `beside` are other pages about it, shown first.
 
@@ -72,26 +65,34 @@ def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> st
     from markupsafe import Markup
 
     style, script = asset("report.css"), asset("report.js")
-    environment = templates()
-    facts = present(run)
-    environment.globals.update(facts=facts, run=run, words=words, of=result_words, replay=replay_command)
-    environment.globals.update(law_word=LAW_WORD, foldable=_foldable, newline=Markup("\n"))
-    environment.globals.update(unproven_statuses=UNPROVEN, region=views.region)
+    environment, facts = templates(), present(run)
     embedded = compressed(encode(run))
     small = len(embedded) <= RECORD
-    # a small record lies in the page, not beside it
-    place = "" if small else record
-    kernels = [
-        views.kernel_view(kernel, lambda each, item: each.short_replay(place, run, item, index=item.origin.index))
-        for kernel in facts.kernels
-    ]
+    place = "" if small else record  # a small record lies in the page, not beside it
+    environment.globals.update(
+        facts=facts,
+        run=run,
+        words=words,
+        of=result_words,
+        replay=replay_command,
+        law_word=LAW_WORD,
+        law_counts=law_counts,
+        gradient_laws=GRADIENT_LAWS,
+        foldable=_foldable,
+        newline=Markup("\n"),
+        unproven_statuses=UNPROVEN,
+        region=_region,
+        histogram=plot.histogram_svg,
+        curve=plot.curve_svg,
+        elements=lambda each: _elements(each, place, run),
+    )
     section = environment.get_template("kernel.html.j2")
     # The worst wrong result. Without one, the result that comes closest to its limit.
     headline = next(iter(facts.findings), None) or facts.closest
     first = "" if headline is None else headline.owner.anchor
-    written, packed = _sections({view.anchor: section.render(kernel=view) for view in kernels}, first)
-    lines = rows(facts)
+    written, packed = _sections({each.anchor: section.render(kernel=each) for each in facts.kernels}, first)
     row_of = environment.get_template("row.html.j2")
+    lines = rows(facts)
     peers = sum(line.row.standing == "peer" for line in lines)
     return environment.get_template("report.html.j2").render(
         policy=policy(style, script),
@@ -103,7 +104,7 @@ def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> st
         state=STANDING[run.verdict],
         machine=_machine(run),
         created=words.clean(run.created).replace("T", " ").replace("Z", " UTC").replace("+00:00", " UTC"),
-        worst=None if headline is None else views.finding_view(headline),
+        worst=headline,
         beside=beside,
         most=MOST,
         sections=run_table.document(run, lines=run_table.EVERY).sections,
@@ -113,12 +114,41 @@ def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> st
         rows=[Markup(row_of.render(line=line, row=line.row, columns=COLUMNS)) for line in lines],
         peers=words.plural(peers, "row") + " of peers" if 0 < peers < len(lines) else "",
         crowded=peers > CROWDED,
-        groups=_groups(kernels),
+        groups=_groups(facts.kernels),
         opened=first,
         environment=words.flat(run.environment),
         packed=compressed(json.dumps(packed, ensure_ascii=False, separators=(",", ":")).encode()) if packed else "",
         columns=COLUMNS,
     )
+
+
+def _region(part: RegimeFigures, result: Result) -> tuple[Markup, bool]:
+    """Returns the errors of one region on a scale, and whether they are beyond the limit."""
+    measured = judged(part.figures, result.gate)
+    theirs = None if part.baseline is None else judged(part.baseline, result.gate).upper
+    bad = not (value_of(measured.upper) <= result.limit)
+    return plot.strip(measured.upper, theirs, result.limit, bad=bad), bad
+
+
+def _elements(each: ResultFacts, record: str, run: Run) -> list[tuple[Worst, str, str]]:
+    """Returns the worst elements of all, then those of regions that are not among them, with the names of the regions
+    and the command that shows the element again. It is short if the record lies beside the page.
+    """
+    regions: list[tuple[Worst, list[str]]] = [(item, []) for item in each.result.worst]
+    for part in each.result.regimes:
+        known = next((names for item, names in regions if item == part.worst), None)
+        if known is not None:
+            known.append(part.name)
+        elif part.worst is not None:
+            regions.append((part.worst, [part.name]))
+    return [
+        (
+            item,
+            ", ".join(names),
+            each.short_replay(record, run, item, index=item.origin.index) or replay_command(item.origin),
+        )
+        for item, names in regions
+    ]
 
 
 def _foldable(text: str) -> Markup:
@@ -128,16 +158,16 @@ def _foldable(text: str) -> Markup:
     return Markup(re.sub(r"([_(@=])", r"\1<wbr>", str(escape(text))))
 
 
-def _groups(kernels: list[SimpleNamespace]) -> list[Group]:
-    """Returns kernels in the order of the record. Many peers are grouped by operation, below the judged kernels."""
-    peers = [kernel for kernel in kernels if kernel.record.peer]
+def _groups(kernels: list[KernelFacts]) -> list[tuple[str, list[KernelFacts]]]:
+    """Returns titles and kernels in the order of the record. Many peers are grouped by operation, after the others."""
+    peers = [kernel for kernel in kernels if kernel.run.peer]
     if len(peers) <= CROWD or len(peers) == len(kernels):
-        return [Group("", kernels)] if kernels else []
-    calls: dict[str, list[SimpleNamespace]] = {}
+        return [("", kernels)] if kernels else []
+    calls: dict[str, list[KernelFacts]] = {}
     for kernel in peers:
-        calls.setdefault(kernel.facts.call, []).append(kernel)
-    found = [Group("", [kernel for kernel in kernels if not kernel.record.peer])]
-    return found + [Group(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls.items()]
+        calls.setdefault(kernel.call, []).append(kernel)
+    found = [("", [kernel for kernel in kernels if not kernel.run.peer])]
+    return found + [(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls.items()]
 
 
 def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dict[str, str]]:
