@@ -13,9 +13,8 @@ from tests.records.bounds.gate_records import book, bound, kernel, result
 from tests.records.bounds.gate_records import run as recorded
 from tests.report.sample import (
     HOSTILE_NAME,
-    eager_kernel,
+    KERNELS,
     empty,
-    hostile_kernel,
     incomplete,
     make,
     passing,
@@ -136,7 +135,7 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     Path("accuracy.py").write_text("import verify\n\n\n@verify.kernel(op='gelu')\ndef eager_gelu(x):\n    return x\n")
-    [found] = json.loads(ci.sarif(of_run(make([eager_kernel()]))))["runs"][0]["results"]
+    [found] = json.loads(ci.sarif(of_run(make([KERNELS["eager"]]))))["runs"][0]["results"]
     assert found["ruleId"] == "wrong" and found["level"] == "error"
     place = found["locations"][0]["physicalLocation"]
     assert place["artifactLocation"] == {"uri": "below/accuracy.py", "uriBaseId": "%SRCROOT%"}
@@ -146,7 +145,7 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     assert "input: x = -8.625 (0xc10a) at [49418]" in lines
     assert lines[-1] == f"replay: {found['properties']['replay']}"
     assert found["properties"]["replay"].startswith("verify replay accuracy.py::eager_gelu '")
-    assert ci.annotated(of_run(make([eager_kernel()]))).startswith(
+    assert ci.annotated(of_run(make([KERNELS["eager"]]))).startswith(
         "::error file=below/accuracy.py,line=4,title=wrong%3A eager_gelu y bfloat16::"
         "eager_gelu y bfloat16: wrong, as PyTorch%0Awhy: "
     )
@@ -154,7 +153,7 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
 
 @pytest.mark.parametrize("name", [HOSTILE_NAME, "a\x00b\ud800\ufffe]]>&", "x::error file=a::b%0A,c:d\r\n::debug::"])
 def test_text_of_a_kernel_is_no_markup_and_no_command(name: str) -> None:
-    run = make([msgspec.structs.replace(hostile_kernel(), name=name, target=f"evil.py::{name}")])
+    run = make([msgspec.structs.replace(KERNELS["hostile"], name=name, target=f"evil.py::{name}")])
     checks = of_run(run)
     top = Xml.fromstring(ci.junit(checks))
     assert {element.tag for element in top.iter()} == {"testsuites", "testsuite", "testcase", "failure"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tests.report.sample import eager_kernel, figures, make, nan_kernel
+from tests.report.sample import KERNELS, figures, make
 from verify.records.record import Result, Run
 from verify.report.present import present
 
@@ -19,7 +19,7 @@ def broken(result: Result, output: str, dtype: str, of: str, size: float | str) 
 
 
 def three_defects() -> Run:
-    run = make([eager_kernel(), nan_kernel()])
+    run = make([KERNELS["eager"], KERNELS["nan"]])
     first, other = run.kernels
     (result, *_) = first.results
     results = [
@@ -45,7 +45,7 @@ def test_results_of_one_cause_are_one_finding_and_ordinary_inputs_come_first() -
 
 def without_verdict() -> Run:
     """One kernel whose limit zeros would keep in two dtypes, and one whose vacuous limit is accepted."""
-    first, other = make([eager_kernel(), nan_kernel()]).kernels
+    first, other = make([KERNELS["eager"], KERNELS["nan"]]).kernels
     (result, *_) = first.results
     inside = [replace(result.classes[0], reason="")]
     calm = replace(result, status="ok", reason="", classes=inside, worst=[], limit=1e9)

@@ -7,16 +7,12 @@ import pytest
 
 from tests.report import pages
 from tests.report.sample import (
-    eager_kernel,
+    KERNELS,
     empty,
     figures,
-    good_kernel,
     incomplete,
-    layer_norm_kernel,
     make,
-    nan_kernel,
     passing,
-    peer_kernel,
     sample,
 )
 from verify.records import recorded
@@ -30,11 +26,11 @@ replace = msgspec.structs.replace
 
 
 def label(result: Result, **changes: object) -> str:
-    return KernelFacts(replace(good_kernel(), results=[replace(result, **changes)])).results[0].label  # type: ignore[arg-type]
+    return KernelFacts(replace(KERNELS["good"], results=[replace(result, **changes)])).results[0].label  # type: ignore[arg-type]
 
 
 def test_labels_follow_the_vocabulary_of_the_field() -> None:
-    result = good_kernel().results[0]
+    result = KERNELS["good"].results[0]
     n = 65_536
     assert label(result) == "correctly rounded"
     assert label(result, figures=figures(n, 0.5, 0.5, 0.25, 0, undecided=1)) == "faithful"
@@ -42,16 +38,16 @@ def test_labels_follow_the_vocabulary_of_the_field() -> None:
     assert label(result, figures=figures(n, 0.99, 0.5, 0.25, 3, max_upper=1.0)) == "1 ULP"
     assert label(result, figures=figures(n, 2.25, 0.5, 0.25, 3)) == "2.25 ULP"
     assert label(result, status="wrong") == "wrong"
-    scaled = layer_norm_kernel().results[0]
+    scaled = KERNELS["layer_norm"].results[0]
     assert label(scaled) == "0.952 ULP scaled"
 
 
 def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones() -> None:
     """It decides no order: a result that is far off on ordinary inputs is worse than one that is a little off there."""
-    kernel = good_kernel()
+    kernel = KERNELS["good"]
     result = replace(kernel.results[0], status="wrong", reason="1.9 ULP on ordinary inputs, the limit is 1", limit=1.0)
     off, nan = figures(9, 1.9, 0.5, 0.25, 3), figures(9, "nan", 0.5, 0.25, 3, nonfinite=2)
-    worst = nan_kernel().results[0].worst[0]
+    worst = KERNELS["nan"].results[0].worst[0]
     ordinary = ClassFigures("ordinary", off, 1.0, None, worst, result.reason)
     demanding = ClassFigures("demanding", nan, 1.0, None, worst, "NaN at 2 of 9 demanding inputs")
     little = replace(result, figures=nan, classes=[ordinary, demanding])
@@ -79,21 +75,21 @@ def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones()
     ],
 )
 def test_a_few_words_name_the_largest_input_with_its_sign(got: str, x: str, dy: str, words: str) -> None:
-    result = nan_kernel().results[0]
+    result = KERNELS["nan"].results[0]
     worst = replace(result.worst[0], inputs={"x": x, "dy": dy}, got=got, truth="-4.5e-38")
     part = ClassFigures("demanding", result.figures, 1.0, None, worst, "a reason")
     assert result_words.wrong_words(replace(result, status="wrong", classes=[part])) == words
 
 
 def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
-    result = layer_norm_kernel().results[0]
+    result = KERNELS["layer_norm"].results[0]
     found = replace(result.figures, open=37, undecided=37)
     endless = replace(result.figures, scaled_upper="inf", max_upper="inf")  # as older records have it
     for each in (found, endless):
         assert label(result, figures=each, classes=[]) == "at least 0.949 ULP scaled, open"
         assert result_words.maximum(each, "scaled") == "≥0.949"
         assert recorded.size_of(each, "scaled", None) == (0, pytest.approx(0.949, abs=1e-3))
-    run = make([replace(layer_norm_kernel(), results=[replace(result, figures=found)])])
+    run = make([replace(KERNELS["layer_norm"], results=[replace(result, figures=found)])])
     assert "≥: at least: the errors of other elements are unknown" in pages.of_run(run, Terminal(200))
     assert ">=0.949" in pages.of_run(run, Terminal(200, glyphs=False))
     assert "at least 0.949 ULP scaled, open" in pages.comment_of_run(run)
@@ -102,19 +98,19 @@ def test_a_maximum_beside_open_elements_is_a_lower_end() -> None:
 
 
 def test_a_peer_is_never_called_wrong() -> None:
-    peer = peer_kernel()
+    peer = KERNELS["peer"]
     assert peer.results[0].status == "wrong"
     assert KernelFacts(peer).results[0].label == "255 ULP"
-    nan = replace(nan_kernel(), peer=True)
+    nan = replace(KERNELS["nan"], peer=True)
     assert KernelFacts(nan).results[0].label == "NaN"
-    run = make([good_kernel(), nan])
+    run = make([KERNELS["good"], nan])
     assert present(run).sentence.startswith("pass: 1 kernel ") and present(run).worst is None
     assert present(run).wrong == []
 
 
 def test_the_worst_is_nan_then_infinity_then_the_multiple_of_the_limit() -> None:
     def kernel(name: str, top: float | str, limit: float) -> KernelRun:
-        base = eager_kernel()
+        base = KERNELS["eager"]
         result = replace(
             base.results[0],
             figures=figures(10, top, top, 1.0, 1),
@@ -206,7 +202,7 @@ def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> 
 
 
 def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
-    stopped = replace(good_kernel(), status="interrupted", message="not finished: interrupted", results=[], laws=[])
+    stopped = replace(KERNELS["good"], status="interrupted", message="not finished: interrupted", results=[], laws=[])
     run = make([stopped], incomplete=[Gap("interrupted", f"{stopped.name}: {stopped.message}", stopped.target)])
     assert run.verdict == "incomplete"
     assert present(run).sentence == "incomplete: nothing wrong was seen, but 1 kernel was interrupted"
