@@ -13,13 +13,12 @@ from typing import Literal
 from verify.records import recorded
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
-from verify.report.document import Document, Section, TableRow, plain
+from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.present import name_of, present
 from verify.report.signs import STANDING, WORDS
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
-EVERY = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,10 @@ def document(run: Run) -> Document:
 
 def tables(run: Run) -> list[Section]:
     """Returns a table per op that has lines."""
-    found = ((title, lines(kernels)) for title, kernels in _by_op(run).items())
+    ops: dict[str, list[KernelRun]] = {}
+    for kernel in run.kernels:
+        ops.setdefault(words.call(kernel.op, kernel.params), []).append(kernel)
+    found = ((title, lines(kernels)) for title, kernels in ops.items())
     return [Section(title, rows=[_row(line) for line in some], layouts=[_columns(some)]) for title, some in found]
 
 
@@ -67,24 +69,15 @@ def _missing(run: Run) -> list[str]:
     return skipped + [words.clean(gap.text) for gap in run.incomplete]
 
 
-def _by_op(run: Run) -> dict[str, list[KernelRun]]:
-    groups: dict[str, list[KernelRun]] = {}
-    for kernel in run.kernels:
-        groups.setdefault(words.call(kernel.op, kernel.params), []).append(kernel)
-    return groups
-
-
 def lines(kernels: list[KernelRun]) -> list[BenchRow]:
     """Returns lines by dtype, then as recorded, so that implementations of one dtype follow each other."""
-    found = [BenchRow(kernel, dtype, shape) for kernel in kernels for dtype, shape in _settings(kernel)]
+    found = []
+    for kernel in kernels:
+        for dtype in dict.fromkeys([result.dtype for result in kernel.results] + [item.dtype for item in kernel.speed]):
+            shapes = dict.fromkeys(item.shape for item in kernel.speed if item.dtype == dtype)
+            found += [BenchRow(kernel, dtype, shape) for shape in shapes or [()]]
     dtypes = list(dict.fromkeys(line.dtype for line in found))
     return sorted(found, key=lambda line: dtypes.index(line.dtype))
-
-
-def _settings(kernel: KernelRun) -> list[tuple[str, tuple[int, ...]]]:
-    dtypes = dict.fromkeys([result.dtype for result in kernel.results] + [item.dtype for item in kernel.speed])
-    shapes = {dtype: dict.fromkeys(item.shape for item in kernel.speed if item.dtype == dtype) for dtype in dtypes}
-    return [(dtype, shape) for dtype in dtypes for shape in shapes[dtype] or [()]]
 
 
 def _columns(shown: list[BenchRow]) -> list[str]:
@@ -108,7 +101,8 @@ def _row(line: BenchRow) -> TableRow:
     }
     for direction, column in zip(DIRECTIONS, ("ms", "its ms"), strict=True):
         speed = _speed(line, direction)
-        cells[direction] = _ratio(speed)
+        ratio = None if speed is None else speed.of_copy if speed.of_product is None else speed.of_product
+        cells[direction] = "-" if ratio is None else f"{ratio:.2f}"
         cells[column] = "" if speed is None else f"{speed.milliseconds:.3f} ±{speed.spread / 2:.3f}"
     if not results and line.kernel.speed:
         return TableRow("", "", cells, "peer", "not judged")  # timed only
@@ -140,11 +134,6 @@ def _speed(line: BenchRow, direction: str) -> Speed | None:
         if (item.dtype, item.shape, item.direction) == (line.dtype, line.shape, direction):
             return item
     return None
-
-
-def _ratio(speed: Speed | None) -> str:
-    ratio = None if speed is None else speed.of_copy if speed.of_product is None else speed.of_product
-    return "-" if ratio is None else f"{ratio:.2f}"
 
 
 def notes(run: Run) -> list[str]:

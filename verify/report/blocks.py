@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verify.records import recorded
-from verify.records.record import Gate, LawRun, Run, Worst, replay_command, value_of
+from verify.records.record import LawRun, Run, Worst, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.present import KernelFacts, ResultFacts
 
@@ -45,7 +45,7 @@ def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str
         return []
     place = result_words.index_text(worst)
     got = worst.got if counts else f"{worst.got} ({worst.got_hex})"
-    inputs = result_words.inputs_text(worst) + (f" at {place}" if place else "")
+    inputs = result_words.named_values(worst.inputs) + (f" at {place}" if place else "")
     return [("input", inputs), ("got", got), ("truth", words.truth(worst.truth))]
 
 
@@ -59,7 +59,8 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Repor
     result, worst = found.result, found.worst
     reason, besides = _why(found)
     facts = [("why", reason), ("where", found.where), *element(worst, counts=result.counts)]
-    if worst is not None and _is_scaled(worst, result.gate):
+    scaled = worst is not None and result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp)
+    if worst is not None and scaled and math.isfinite(value_of(worst.ulp)):  # judged by another error than that in ULP
         facts.append(("error", result_words.error_text(worst, result.gate, counts=result.counts)))
     if found.also:
         facts.append(("also", found.also_words))
@@ -67,16 +68,11 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Repor
         facts.append(("besides", "; ".join(filter(None, [besides, result_words.on_average(result)]))))
     commands = again(worst)
     if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
-        facts.append(("and", f"{other.reason}: {result_words.inputs_text(other.worst)}, got {other.worst.got}"))
+        facts.append(("and", f"{other.reason}: {result_words.named_values(other.worst.inputs)}, got {other.worst.got}"))
         commands += again(other.worst)
     short, anchor = "" if run is None else found.short_replay(record, run), found.owner.anchor
     note = f", {found.figure}"
     return ReportBlock("wrong", "wrong", found.title, facts, commands, short=short, note=note, anchor=anchor)
-
-
-def _is_scaled(worst: Worst, gate: Gate) -> bool:
-    """True if the judged error of an element is another one than its error in ULP."""
-    return gate != "plain" and worst.scaled_ulp not in (None, worst.ulp) and math.isfinite(value_of(worst.ulp))
 
 
 def _why(found: ResultFacts) -> tuple[str, str]:
@@ -127,6 +123,12 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20) -> list[Report
     Kernels with one message, as after a lost device, share a block. A judged kernel and a peer never do: a reader need
     not fix the peer.
     """
+
+    def last_words(message: str) -> list[str]:  # of a traceback they have the error
+        lines = words.clean_lines(message) if message else ["no message was recorded"]
+        left_out = len(lines) - most
+        return [f"… {left_out} lines left out; the record has them", *lines[-most:]] if left_out > 0 else lines
+
     groups: dict[tuple[str, ...], list[KernelFacts]] = {}
     for kernel in kernels:
         groups.setdefault((kernel.standing, kernel.word, kernel.run.message, kernel.advice), []).append(kernel)
@@ -137,8 +139,8 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20) -> list[Report
             ", ".join(kernel.name for kernel in members),
             [("next", advice)],
             [kernel.rerun for kernel in members],
-            message=members[0].last_words(most),
+            message=last_words(message),
             anchor=members[0].anchor,
         )
-        for (standing, word, _, advice), members in groups.items()
+        for (standing, word, message, advice), members in groups.items()
     ]

@@ -11,11 +11,10 @@ from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import shown
 from verify.report import gate_words, words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section, TableRow, narrowing, plain
+from verify.report.document import EVERY, Document, Section, TableRow, narrowing, plain
 
 MOST_ROWS = 60
 MOST_KEYS = 60  # of one kernel, named in one line
-EVERY = 1 << 20
 REVIEW = "verify bounds review"
 SIGN = {"looser": "wrong", "removed": "wrong", "tighter": "ok", "new": "ok", "restated": "ok"}
 
@@ -134,7 +133,9 @@ def review(found: Sequence[Change], base: str, *, waivers: Sequence[tuple[Kind, 
         for kind, waiver in waivers
     ]
     open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
-    said = review_sentence(found, base) + _waived(waivers)
+    kinds = [kind for kind, _ in waivers]
+    counts = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in dict.fromkeys(kinds))
+    said = review_sentence(found, base) + (f"; {words.plural(len(kinds), 'waiver')}: {counts}" if kinds else "")
     sections = [*_changes(found), Section(blocks=blocks, most=EVERY)]
     return Document("verify bounds", "wrong" if open_ else "ok", "", [said], sections)
 
@@ -150,12 +151,6 @@ def review_sentence(found: Sequence[Change], base: str) -> str:
             bare = sum(not explained(change) for change in members) if kind == "looser" else 0
             parts.append(f"{len(members):,} {kind}" + (f" ({bare:,} without a reason)" if bare else ""))
     return f"{words.plural(len(found), 'bound')} changed since {words.clean(base)}: {', '.join(parts)}"
-
-
-def _waived(waivers: Sequence[tuple[Kind, Waiver]]) -> str:
-    kinds = [kind for kind, _ in waivers]
-    parts = [f"{kinds.count(kind):,} {kind}" for kind in dict.fromkeys(kinds)]
-    return f"; {words.plural(len(kinds), 'waiver')}: {', '.join(parts)}" if kinds else ""
 
 
 COLUMNS = ("output", "dtype", "regime", "old", "new", "measured", "misrounded", "typical", "basis", "change")

@@ -14,6 +14,7 @@ from verify.report.blocks import ReportBlock
 from verify.report.gaps import GapLine
 
 Columns = Sequence[str]
+EVERY = 1 << 20  # lines or blocks on a screen: none is left out
 HEADERS = {"max": "max ULP", "basis_short": "basis", "p999": "p99.9", "baseline": "PyTorch", "short": "verdict"}
 HEADERS |= {"its basis": "basis", "its ms": "ms"}  # of a gradient, beside those of an output
 WORDS = ("verdict", "short", "status", "change", "last change")  # the column of the row's word
@@ -41,10 +42,6 @@ class TableRow:
             return f"{signs[self.standing]} {self.short if column == 'short' and self.short else self.word}"
         return self.kernel if column == "kernel" else self.cells.get(column, "")
 
-    def is_bad(self, column: str) -> bool:
-        """True if the figure in a column is what the row is wrong by."""
-        return column in self.bad and self.standing == "wrong"
-
     def above(self, columns: Columns) -> tuple[tuple[str, str], ...]:
         """Returns the headings above a row if the table has no columns for them: kernel, then output and dtype."""
         kernel = () if "kernel" in columns else ((self.kernel, self.about),)
@@ -68,11 +65,6 @@ def narrowing(columns: Columns) -> tuple[Columns, Columns]:
     return columns, columns[2:]
 
 
-def no_notes(columns: Columns) -> Sequence[str]:
-    """Returns no explanation of the columns of a table."""
-    return ()
-
-
 @dataclass(frozen=True)
 class Section:
     """Holds a table, things to act on, or lines. A section without any of these is left out."""
@@ -80,7 +72,7 @@ class Section:
     title: str = ""
     rows: Sequence[TableRow] = ()
     layouts: Sequence[Columns] = ()  # of a screen, from the most to the least room; the first is that of a comment
-    notes: Callable[[Columns], Sequence[str]] = no_notes  # explanations of the columns that there is room for
+    notes: Callable[[Columns], Sequence[str]] = lambda columns: ()  # explanations of the columns that there is room for
     blocks: Sequence[ReportBlock] = ()
     lines: Sequence[GapLine] = ()
     noun: str = "line"  # one of the rows, blocks or lines

@@ -111,11 +111,6 @@ class ResultFacts:
         return self.maximum if self.maximum == "NaN" else self.maximum + unit
 
     @cached_property
-    def mark(self) -> str:
-        """Returns the mark after a figure, in a column whose heading has the unit."""
-        return words.MARK[self.result.gate]
-
-    @cached_property
     def classes(self) -> dict[str, str]:
         """Returns the maximum on each class of inputs."""
         return {name: result_words.of_class(self.result, name) for name in CLASSES}
@@ -200,11 +195,6 @@ class KernelFacts:
         return words.call(self.run.op, self.run.params)
 
     @cached_property
-    def definition(self) -> list[str]:
-        """Returns the lines of the function that defines the right answer; none for an op by name."""
-        return words.clean_lines(self.run.definition) if self.run.definition else []
-
-    @cached_property
     def results(self) -> list[ResultFacts]:
         return [ResultFacts(self, result) for result in self.run.results]
 
@@ -285,13 +275,6 @@ class KernelFacts:
         parts = [f"wrong: {', '.join(results)}"] if results and law is None else []
         what = "broken" if law is None else "called for"
         return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
-
-    def last_words(self, most: int) -> list[str]:
-        """Returns the last lines of its message. In a traceback they have the error."""
-        lines = words.clean_lines(self.run.message) if self.run.message else ["no message was recorded"]
-        if (left_out := len(lines) - most) > 0:
-            return [f"… {left_out} lines left out; the record has them", *lines[-most:]]
-        return lines
 
     def law_title(self, law: LawRun) -> str:
         """Returns for example `my_gelu layout independence bfloat16`."""
@@ -471,16 +454,15 @@ class Facts:
         missing = self._missing()
         if self.run.verdict == "incomplete":
             return [f"nothing wrong was seen, but {missing}"]
-        parts = [self._passed(missing)] if self.run.verdict == "pass" else self._failed(total)
+        parts = self._failed(total)
+        if self.run.verdict == "pass":
+            ran = self.counts.get("ok", 0)
+            who = "1 kernel is" if ran == 1 else f"all {ran:,} kernels {'that ran ' if missing else ''}are"
+            results = sum(len(kernel.results) for kernel in self.kernels if kernel.standing == "ok")
+            parts = [f"{who} within the declared limits ({plural(results, 'result')})"]
         if limits := list(dict.fromkeys(kernel.name for kernel, _ in self.limits)):
             parts.append(f"{listed(limits)} {'does' if len(limits) == 1 else 'do'} not take every case")
         return parts + ([missing] if missing else [])
-
-    def _passed(self, missing: str) -> str:
-        ran = self.counts.get("ok", 0)
-        who = "1 kernel is" if ran == 1 else f"all {ran:,} kernels {'that ran ' if missing else ''}are"
-        results = sum(len(kernel.results) for kernel in self.kernels if kernel.standing == "ok")
-        return f"{who} within the declared limits ({plural(results, 'result')})"
 
     def _failed(self, total: int) -> list[str]:
         """Returns the parts of a failing sentence: counts, the worst result, kernels that differ, broken laws."""

@@ -232,13 +232,8 @@ def error_text(worst: Worst, gate: Gate, *, counts: bool = False) -> str:
     return plain
 
 
-def inputs_text(worst: Worst) -> str:
-    """Returns for example `x = -3.5 (0xc060), dy = 1 (0x3f80)`."""
-    return named_values(worst.inputs)
-
-
 def named_values(inputs: Mapping[str, str]) -> str:
-    """Returns the same for any named inputs, arriving gradients last: a file sorts names by letter."""
+    """Returns `x = -3.5 (0xc060), dy = 1 (0x3f80)`, arriving gradients last: a file sorts names by letter."""
     ordered = sorted(inputs.items(), key=lambda item: item[0].startswith("d"))
     return ", ".join(f"{clean(name)} = {clean(value)}" for name, value in ordered)
 

@@ -120,7 +120,7 @@ def _of_result(facts: ResultFacts) -> Row:
     }
     if worst is not None:
         row |= {
-            "input": result_words.inputs_text(worst),
+            "input": result_words.named_values(worst.inputs),
             "index": ", ".join(map(str, worst.index)),
             "got": worst.got,
             "got_hex": worst.got_hex,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from verify.records.record import CLASSES, ORDINARY, Run
 from verify.records.recorded import judged
 from verify.report import blocks, words
-from verify.report.document import Columns, Document, Section, TableRow, plain
+from verify.report.document import EVERY, Columns, Document, Section, TableRow, plain
 from verify.report.present import Facts, KernelFacts, ResultFacts, present
 from verify.report.signs import STANDING
 
@@ -59,20 +59,20 @@ def row_of(kernel: KernelFacts, each: ResultFacts | None) -> TableRow:
     """Returns the row of a result, or of a kernel that has none."""
     if each is None:
         return TableRow(kernel.name, kernel.call, {}, kernel.standing, kernel.word)
-    result = each.result
+    result, mark = each.result, words.MARK[each.result.gate]
     bad = frozenset({"max", *(part.name for part in result.classes if part.reason)})
     measured = [(name, figure) for name, figure in each.classes.items() if figure not in ("", "-", "NaN")]
     cells = {
         "output": words.clean(result.output),
         "dtype": words.dtype_of(result),
-        "max": each.maximum + each.mark,
+        "max": each.maximum + mark,
         **each.classes,
-        **{name: figure + each.mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
+        **{name: figure + mark for name, figure in measured[:1]},  # one mark for the row: columns stay narrow
         "basis": words.basis_of(result),
         "basis_short": words.basis_of(result, short=True),
         "p999": words.ulp(judged(result.figures, result.gate).p999),
         "misrounded": words.share(result.figures.misrounded, result.figures.n),
-        "baseline": each.baseline + each.mark if each.baseline else "-",
+        "baseline": each.baseline + mark if each.baseline else "-",
     }
     return TableRow(
         kernel.name, kernel.call, cells, each.standing, each.label, bad, short=each.standing, size=each.badness
@@ -99,7 +99,6 @@ def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
 
 MOST_LINES = 4  # of a message, which may be a whole traceback; the record has the rest
 MOST_REASONS = 16  # reasons why laws were not tried, and notes
-EVERY = 1 << 20
 
 
 def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document:

@@ -171,8 +171,7 @@ def decades(exponents: range, y: Callable[[float], float], left: float, width: f
     return lines
 
 
-CURVE_WIDTH, CURVE_HEIGHT = 560.0, 190.0
-CURVE_LEFT, CURVE_TOP, CURVE_BOTTOM = 44.0, 22.0, 150.0
+CURVE_HEIGHT, CURVE_TOP, CURVE_BOTTOM = 190.0, 22.0, 150.0
 CURVE_FLOOR = -2.0  # errors below 0.01 ULP lie on the axis
 
 
@@ -185,7 +184,7 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str) -> Markup:
     errors = [value_of(item) for item in curve.max_ulp]
     baseline = [value_of(item) for item in curve.baseline]
     scale = _Scale([*errors, *baseline, limit])
-    step = (CURVE_WIDTH - CURVE_LEFT) / len(errors)
+    step = (WIDTH - GUTTER) / len(errors)
     parts = [*scale.grid(), *_ticks(curve, step)]
     if baseline:
         parts.append(f'<path class="of-pytorch" d="{_steps(baseline, curve.counts, scale, step)}"/>')
@@ -195,13 +194,13 @@ def curve_svg(curve: Curve, limit: float, dtype: str, *, name: str) -> Markup:
         parts.append(f'<path class="bad" d="{bad}"/>')
     parts += _crosses(errors, curve.counts, step)
     y = scale.y(limit)
-    parts.append(f'<path class="limit" d="M{CURVE_LEFT:g} {y:.1f}H{CURVE_WIDTH:g}"/>')
-    parts.append(f'<text class="end over" x="{CURVE_WIDTH:g}" y="{y - 4:.1f}">limit {words.decimal(limit)}</text>')
+    parts.append(f'<path class="limit" d="M{GUTTER:g} {y:.1f}H{WIDTH:g}"/>')
+    parts.append(f'<text class="end over" x="{WIDTH:g}" y="{y - 4:.1f}">limit {words.decimal(limit)}</text>')
     worst = max(range(len(errors)), key=lambda at: ordered(errors[at]))
     label = f"Error against input of {name}: the largest error in each range of {words.clean(curve.operand)}. "
     label += f"Worst: {reading(curve, worst, dtype)}"
-    data = f'data-from="{CURVE_LEFT:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}" {bins_of(curve)}'
-    opening = f'<svg class="curve" viewBox="0 0 {CURVE_WIDTH:g} {CURVE_HEIGHT:g}" role="img" {data}'
+    data = f'data-from="{GUTTER:g}" data-worst="{worst}" data-dtype="{escape(words.clean(dtype))}" {bins_of(curve)}'
+    opening = f'<svg class="curve" viewBox="0 0 {WIDTH:g} {CURVE_HEIGHT:g}" role="img" {data}'
     return Markup(f'{opening} aria-label="{escape(label)}"><path class="cursor"/>{"".join(parts)}</svg>')
 
 
@@ -233,8 +232,8 @@ class _Scale:
 
     def grid(self) -> list[str]:
         stride = 1 if self.top <= 2 else 2 if self.top <= 6 else 3
-        half = f'<path class="half" d="M{CURVE_LEFT:g} {self.y(0.5):.1f}H{CURVE_WIDTH:g}"/>'
-        return [half, *decades(range(int(CURVE_FLOOR), int(self.top) + 1, stride), self.y, CURVE_LEFT, CURVE_WIDTH)]
+        half = f'<path class="half" d="M{GUTTER:g} {self.y(0.5):.1f}H{WIDTH:g}"/>'
+        return [half, *decades(range(int(CURVE_FLOOR), int(self.top) + 1, stride), self.y, GUTTER, WIDTH)]
 
 
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
@@ -243,7 +242,7 @@ def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: 
             scale.y(value) if count and math.isfinite(value) else None
             for value, count in zip(values, counts, strict=True)
         ],
-        CURVE_LEFT,
+        GUTTER,
         step,
     )
 
@@ -270,7 +269,7 @@ def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> lis
     marks = []
     last = -math.inf
     for place, value in enumerate(values):
-        x = CURVE_LEFT + (place + 0.5) * step
+        x = GUTTER + (place + 0.5) * step
         if counts[place] and not math.isfinite(value) and x - last >= 7:
             marks.append(f"M{x - 3:.1f} {CURVE_TOP - 15:g}l6 6m0-6l-6 6")
             last = x
@@ -278,7 +277,7 @@ def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> lis
         return []
     return [
         f'<path class="cross" d="{"".join(marks)}"/>',
-        f'<text class="end" x="{CURVE_LEFT - 5:g}" y="{CURVE_TOP - 8:g}">NaN</text>',
+        f'<text class="end" x="{GUTTER - 5:g}" y="{CURVE_TOP - 8:g}">NaN</text>',
     ]
 
 
@@ -299,9 +298,7 @@ def _ticks(curve: Curve, step: float) -> list[str]:
         return importance(place)[0] < 4 or math.log2(abs(edges[place])).is_integer()
 
     labels = [_edge(edge) if is_round(place) else "" for place, edge in enumerate(edges)]
-    operand = (
-        f'<text x="{(CURVE_LEFT + CURVE_WIDTH) / 2:g}" y="{CURVE_HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>'
-    )
+    operand = f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{CURVE_HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>'
     return [*axis(labels, step, CURVE_BOTTOM, importance), operand]
 
 

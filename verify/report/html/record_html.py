@@ -22,12 +22,12 @@ from urllib.parse import quote
 
 from verify.records.figure import comparable
 from verify.records.files import encode
-from verify.records.record import CLASSES, UNPROVEN, RegimeFigures, Result, Run, Worst, replay_command, value_of
+from verify.records.record import CLASSES, UNPROVEN, Number, RegimeFigures, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, run_table, words
-from verify.report.document import Document, header, is_right
+from verify.report.document import EVERY, Document, header, is_right
 from verify.report.html import plot
-from verify.report.present import LAW_WORD, Facts, KernelFacts, ResultFacts, law_counts, present
+from verify.report.present import LAW_WORD, KernelFacts, ResultFacts, law_counts, present
 from verify.report.signs import GLYPHS, LOOKS, STANDING, STYLES
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> st
     first = "" if headline is None else headline.owner.anchor
     written, packed = _sections({each.anchor: section.render(kernel=each) for each in facts.kernels}, first)
     row_of = environment.get_template("row.html.j2")
-    lines = rows(facts)
+    lines = [_row(kernel, each) for kernel, each in facts.rows]  # worst first
     peers = sum(line.row.standing == "peer" for line in lines)
     return environment.get_template("report.html.j2").render(
         policy=policy(style, script),
@@ -107,7 +107,7 @@ def render(run: Run, *, beside: Sequence[Document] = (), record: str = "") -> st
         worst=headline,
         beside=beside,
         most=MOST,
-        sections=run_table.document(run, lines=run_table.EVERY).sections,
+        sections=run_table.document(run, lines=EVERY).sections,
         shown=headline.title if facts.findings and headline is not None else "",
         lead=LEAD,
         most_findings=MOST_FINDINGS,
@@ -241,11 +241,6 @@ def compressed(data: bytes) -> str:
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
 
 
-def rows(facts: Facts) -> list[SimpleNamespace]:
-    """Returns the views of all rows of the table, worst first, as the page shows them at first."""
-    return [_row(kernel, each) for kernel, each in facts.rows]
-
-
 def _row(kernel: KernelFacts, each: ResultFacts | None) -> SimpleNamespace:
     """Returns a row with its address, the sort keys of its numeric columns (none sorts last), and its drawing."""
     from markupsafe import Markup
@@ -256,18 +251,19 @@ def _row(kernel: KernelFacts, each: ResultFacts | None) -> SimpleNamespace:
         result = each.result
         own = judged(result.figures, result.gate)
         theirs = None if result.baseline is None else judged(result.baseline, result.gate).upper
-        keys |= {of: _class_key(result, of) for of in CLASSES} | {"basis": str(result.basis.n)}
-        keys |= {} if theirs is None else {"baseline": f"{comparable(value_of(theirs)):.7g}"}
+        parts = {part.name: part.figures for part in result.classes}
+        whole = dict.fromkeys(CLASSES, result.figures)
+        keys |= {name: _key(judged(of, result.gate).upper) for name, of in (parts or whole).items()}
+        keys["basis"] = str(result.basis.n)
+        keys |= {} if theirs is None else {"baseline": _key(theirs)}
         strip = plot.strip(own.upper, theirs, result.limit, bad=row.standing == "wrong")
         row = replace(row, cells=row.cells | {"basis": row.cells["basis_short"], "baseline": each.baseline})
         name += f"/{quote(result.output, safe='')}/{result.dtype}"
     return SimpleNamespace(row=row, id=name, anchor=kernel.anchor, keys=keys, strip=strip)
 
 
-def _class_key(result: Result, name: str) -> str:
-    found = next((part for part in result.classes if part.name == name), None)
-    figures = None if found is None and result.classes else (found or result).figures
-    return "" if figures is None else f"{comparable(value_of(judged(figures, result.gate).upper)):.7g}"
+def _key(error: Number) -> str:
+    return f"{comparable(value_of(error)):.7g}"
 
 
 COLOURS = {"green": "#1a7f37", "yellow": "#9a6700", "bold red": "#cf222e", "dim": "#6e7781"}

@@ -170,7 +170,7 @@ class Page:
             return STYLES[row.standing]
         if column == "kernel":
             return "dim" if row.kernel == last else "bold"
-        return "red" if row.is_bad(column) else ""
+        return "red" if column in row.bad and row.standing == "wrong" else ""
 
     def _indent(self, columns: Columns) -> int:
         return GAP * sum(name not in columns for name in ("kernel", "output"))
