@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -153,16 +152,20 @@ def _applies(subject: Subject, *, twice: bool) -> str | None:
     return None if any(each is not None for each in second) else "the backward pass is not differentiable"
 
 
-LAWS: Sequence[Law] = tuple(
-    Law(
+def _law(name: str, what: str, *, twice: bool) -> Law:
+    return Law(
         name=name,
         summary=f"{what} agree with finite differences in float64",
         space=lambda subject: plain_space(subject, _shapes(subject)),
-        check=partial(_check, twice=twice),
-        applies=partial(_applies, twice=twice),
+        check=lambda subject, case: _check(subject, case, twice=twice),
+        applies=lambda subject: _applies(subject, twice=twice),
         # layouts have laws of their own, and a difference takes many calls
         examples=lambda subject, space: tuple(case for case in space.each_choice() if not case.layouts),
         share=0.25 if twice else 0.5,
     )
-    for name, what, twice in (("gradcheck", "gradients", False), ("gradgradcheck", "gradients of gradients", True))
+
+
+LAWS: Sequence[Law] = (
+    _law("gradcheck", "gradients", twice=False),
+    _law("gradgradcheck", "gradients of gradients", twice=True),
 )
