@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import verify
 from verify.cases import Case, case_of, inputs_of
@@ -349,6 +350,17 @@ def test_few_integers_differ_between_two_cases_of_the_same_sizes() -> None:
     """What a kernel keeps by the sizes, such as a mask, is wrong in the second one."""
     drawn = [whole_numbers("0 <= k <= s", 3, seed) for seed in range(8)]
     assert len(set(map(tuple, drawn))) > 4 and {each[-1] for each in drawn} >= {1000}
+
+
+def test_labels_of_the_outer_rows_are_the_confident_ones() -> None:
+    """Else no case has a gradient of a loss in a row that is sure of its label, which some kernels skip."""
+    sizes = {"shapes": {"x": "n v", "at": "n"}, "integers": {"at": "0 <= at < v"}, "where": "n >= 1 and v >= 1"}
+    kernel = declared(lambda x, at: functional.cross_entropy(x, at), **sizes)
+    for seed in range(8):
+        for rows in (3, 40):
+            given = inputs_of(kernel.op, Case("float32", (rows, 7), "confident", seed=seed), "cpu")
+            assert given["x"] is not None and given["at"] is not None
+            assert given["x"].argmax(-1)[[0, -1]].tolist() == given["at"][[0, -1]].tolist() == [0, 6]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -14,7 +14,19 @@ from verify.cases.explicit import override
 from verify.cases.layouts import lay_out
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
-from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, NEAR, SMALL, SPECIAL, Stream, fill, inside, within
+from verify.cases.values import (
+    AT_BOUNDS,
+    CONFIDENT,
+    ENDLESS,
+    MASKED,
+    NEAR,
+    SMALL,
+    SPECIAL,
+    Stream,
+    fill,
+    inside,
+    within,
+)
 from verify.declare.declaration import Kernel
 from verify.declare.promises import differing
 from verify.errors import UsageError
@@ -214,12 +226,13 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     if count == 1 and not structure and case.fill.startswith(NEAR):  # a step of 100,000 hides what the constant does
         drawn = (max(-low, 0) + drawn % 64) % (high - low)
     chance = Stream(case.seed, f"whole/{operand.name}", torch.device("cpu"))
-    form = int(chance.below(1, 4, "form")) if not structure and high - low <= 1 << 31 else 0
+    confident = case.fill == CONFIDENT  # both ends stay: they are labels of the confident logits of the outer rows
+    form = int(chance.below(1, 4, "form")) if not structure and high - low <= 1 << 31 and not confident else 0
     if form == 3 and not operand.boolean:
         drawn = drawn % (2 << int(chance.below(1, max((high - low).bit_length() - 1, 1), "part")))
     elif count > 1 and not structure:
         ends = (0, high - low - 1)
-        drawn[0], drawn[-1] = ends if count > _FEW else (drawn[0], ends[int(chance.below(1, 2, "end"))])
+        drawn[0], drawn[-1] = ends if count > _FEW or confident else (drawn[0], ends[int(chance.below(1, 2, "end"))])
     if count > _FEW and low <= 0 < high and structure in ("", "sum") and not operand.boolean:
         drawn[count // 2] = -low  # nothing between others, such as an empty sequence
     if form == 2:
