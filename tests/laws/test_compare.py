@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from verify.cases import Case
-from verify.laws.compare import demand_same
-from verify.laws.law import Broken
+from verify.laws.law import Broken, demand_same
 
 CASE = Case(dtype="float32", dims=(3,), fill="normal")
 

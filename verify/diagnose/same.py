@@ -23,9 +23,8 @@ from verify.declare.promises import SETTINGS
 from verify.diagnose.requests import BitClass, SameBits, SettingBits
 from verify.errors import UsageError
 from verify.laws import bits, registry
-from verify.laws.compare import first_difference, place, show
 from verify.laws.engine import PROFILES
-from verify.laws.law import Subject, plain_case
+from verify.laws.law import Subject, first_difference, place, plain_case, show
 from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import Measured, run_kernel
 from verify.measure.digest import digests_of

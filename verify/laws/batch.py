@@ -32,8 +32,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_o
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject, plain_case, plain_cases, space_of
+from verify.laws.law import Law, Subject, demand_same, plain_case, plain_cases, space_of
 from verify.laws.locality import Rows, contiguous, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 from verify.truth.ulp import same_bits

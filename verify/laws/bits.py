@@ -28,9 +28,8 @@ from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import CaseSpace
 from verify.laws import batch
-from verify.laws.compare import demand_same
 from verify.laws.configuration import configurations
-from verify.laws.law import Broken, Law, Subject, plain_cases
+from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases
 from verify.laws.locality import Rows, contiguous, separate_rows
 from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors, sent_all
 from verify.truth.ulp import same_bits

@@ -37,9 +37,8 @@ from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
-from verify.laws.compare import demand_same
 from verify.laws.host import excuse
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases, plain_space
+from verify.laws.law import Broken, Law, Subject, demand_same, plain_case, plain_cases, plain_space
 from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth.formats import named, torch_dtype

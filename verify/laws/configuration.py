@@ -20,8 +20,7 @@ from verify.cases import Case
 from verify.cases.sizes import shapes_for
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases, space_of
+from verify.laws.law import Broken, Law, Subject, demand_same, plain_case, plain_cases, space_of
 from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.measure.call import Measured, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes

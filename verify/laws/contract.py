@@ -35,9 +35,8 @@ from verify.cases.case import derive_all
 from verify.cases.sizes import shapes_for
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
-from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, plain_cases, plain_space
+from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, plain_space
 from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
 from verify.ops.graph.shapes import NamedDims, Range

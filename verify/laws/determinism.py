@@ -27,8 +27,7 @@ from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.declare.declaration import Kernel
 from verify.declare.writing import Writing
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject, plain_case, space_of
+from verify.laws.law import Law, Subject, demand_same, plain_case, space_of
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.geometry import alike

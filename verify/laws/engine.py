@@ -33,9 +33,8 @@ from verify.cases.sizes import sizes_of, work_of
 from verify.cases.strategies import Sizes, fixed_shapes
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, Refused, TruthError, UsageError
-from verify.laws.compare import demand_same
 from verify.laws.guard import NUMBER_FILL, Guard
-from verify.laws.law import Broken, Law, NotApplicable, Subject, plain_case
+from verify.laws.law import Broken, Law, NotApplicable, Subject, demand_same, plain_case
 from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
 from verify.measure.call import copies, describe, is_fault

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import CaseSpace
-from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, has_gradients, said_of, space_of
+from verify.laws.law import Broken, Law, Subject, has_gradients, place, said_of, show, space_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.op import Symmetry
 from verify.truth import formats

@@ -30,8 +30,7 @@ from verify.cases.sizes import with_keys
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same, laid
-from verify.laws.law import Law, Subject, has_gradients, plain_case, space_of
+from verify.laws.law import Law, Subject, demand_same, has_gradients, laid, plain_case, space_of
 from verify.measure.call import run_contiguous, run_kernel, run_tensors
 from verify.truth.ulp import same_bits
 

@@ -33,9 +33,8 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same, laid
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, has_gradients, space_of
+from verify.laws.law import Broken, Law, Subject, demand_same, has_gradients, laid, space_of
 from verify.laws.locality import data_operands
 from verify.measure.budget import distances
 from verify.measure.call import (

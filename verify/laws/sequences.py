@@ -26,8 +26,7 @@ from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
-from verify.laws.compare import demand_same
-from verify.laws.law import Law, Subject, plain_cases, plain_space, said_of
+from verify.laws.law import Law, Subject, demand_same, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, filled_like, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims, Range

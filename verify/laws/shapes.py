@@ -33,8 +33,7 @@ from verify.cases.plan import PLAN_SIZES, SUMMED_ROWS, summed_dims, summed_resul
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts
 from verify.laws.accuracy import broken_by, judge_measured
-from verify.laws.compare import demand_same, show
-from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
+from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, show, space_of
 from verify.laws.locality import Rows, flattened, independent_rows, lacks_rows, separate_rows, shared_operands
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 

@@ -43,8 +43,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import nan_patterns, special_patterns
 from verify.laws.accuracy import Known, judge_known, known
-from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, plain_cases, space_of
+from verify.laws.law import Broken, Law, Subject, place, plain_cases, show, space_of
 from verify.laws.locality import data_operands, reference
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain

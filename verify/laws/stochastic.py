@@ -34,8 +34,7 @@ from verify.cases.sizes import largest_of
 from verify.cases.strategies import CaseSpace, recipes
 from verify.declare.declaration import Kernel
 from verify.declare.promises import WIDE
-from verify.laws.compare import demand_same, place, show
-from verify.laws.law import Broken, Law, Subject, plain_case, space_of
+from verify.laws.law import Broken, Law, Subject, demand_same, place, plain_case, show, space_of
 from verify.measure.call import run_tensors
 from verify.records.record import EXTREME
 from verify.truth.fast import evaluate
