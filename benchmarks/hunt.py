@@ -37,9 +37,8 @@ from verify.backends import probes  # noqa: E402
 from verify.declare.declaration import Kernel  # noqa: E402
 from verify.records.record import number, value_of  # noqa: E402
 from verify.search.hunt.outcome import hunt  # noqa: E402
-from verify.search.hunt.requests import Hunt  # noqa: E402
+from verify.search.hunt.requests import Hunt, Settings  # noqa: E402
 from verify.search.hunt.search import Search, State  # noqa: E402
-from verify.search.hunt.settings import Settings  # noqa: E402
 
 
 @verify.kernel(op="geglu", dtypes=["float32"], peer=True)

@@ -43,7 +43,7 @@ from verify.report.rows import Row, rows_of, worst_of
 from verify.report.terminal import text_page
 from verify.report.terminal.text_page import Terminal
 from verify.search.hunt import schedule
-from verify.search.hunt.settings import Settings
+from verify.search.hunt.requests import Settings
 from verify.search.sweep import drive
 from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import Space

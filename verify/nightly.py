@@ -294,7 +294,7 @@ def sweep(night: Night, until: float | None) -> Run:
 def hunt(night: Night, until: float | None) -> Run:
     """Searches for the worst input of every result that is not swept."""
     from verify.search.hunt import schedule
-    from verify.search.hunt.settings import Settings
+    from verify.search.hunt.requests import Settings
 
     asked = _hunts(night)
     if not asked:

@@ -21,8 +21,7 @@ from verify.records.readings import parts
 from verify.records.record import Result, value_of
 from verify.report.result_words import result_notes
 from verify.search.hunt.outcome import hunt
-from verify.search.hunt.requests import Hunt
-from verify.search.hunt.settings import Settings
+from verify.search.hunt.requests import Hunt, Settings
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.scope import space_of

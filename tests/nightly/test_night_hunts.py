@@ -22,9 +22,8 @@ from verify.errors import SPENT, TruthError
 from verify.records.part_store import PartStore
 from verify.records.record import Basis, Gap, Run
 from verify.search.hunt import outcome, schedule
-from verify.search.hunt.requests import DoHunt, Hunt, HuntReply, Hunts
+from verify.search.hunt.requests import DoHunt, Hunt, HuntReply, Hunts, Settings
 from verify.search.hunt.schedule import HuntSession
-from verify.search.hunt.settings import Settings
 from verify.workers.pool import Pool
 from verify.workers.requests import About, Environment, Late
 

@@ -29,7 +29,7 @@ from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
 from verify.referee.messages import Entry
 from verify.referee.plan import Judgement, Observed, Plan
-from verify.search.hunt import settings as hunt
+from verify.search.hunt import requests as hunt
 from verify.workers import process
 
 PLAIN = "return torch.relu(functional.linear(x, weight, bias))"

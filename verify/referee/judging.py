@@ -48,8 +48,8 @@ from verify.referee.rules import RULES
 from verify.report.result_words import rank
 from verify.report.rows import rows_of
 from verify.report.words import clean
+from verify.search.hunt import requests as hunt
 from verify.search.hunt import schedule
-from verify.search.hunt import settings as hunt
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS

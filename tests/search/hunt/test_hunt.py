@@ -27,8 +27,7 @@ from verify.records.record import Origin, Worst, replay_command, value_of
 from verify.search.hunt import outcome
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.outcome import Hunted, hunt
-from verify.search.hunt.requests import Hunt
-from verify.search.hunt.settings import Settings
+from verify.search.hunt.requests import Hunt, Settings
 from verify.search.hunt.space import searchable, space_of
 from verify.truth import exact
 from verify.truth.exact import BeyondEffort

@@ -7,8 +7,7 @@ from typing import Any
 import verify
 from tests.measure.test_kernel import CPU
 from verify.search.hunt.outcome import Hunted, hunt
-from verify.search.hunt.requests import Hunt
-from verify.search.hunt.settings import Settings
+from verify.search.hunt.requests import Hunt, Settings
 
 
 def hunted(function: Any, evaluations: int) -> Hunted:

@@ -19,9 +19,8 @@ from verify.measure.units import KernelUnits
 from verify.records.part_store import PartStore
 from verify.records.record import Run
 from verify.search.hunt import schedule
-from verify.search.hunt.requests import DoHunt, Hunt
+from verify.search.hunt.requests import DoHunt, Hunt, Settings
 from verify.search.hunt.schedule import HuntSession, run
-from verify.search.hunt.settings import Settings
 from verify.workers.pool import Pool
 from verify.workers.requests import Died
 

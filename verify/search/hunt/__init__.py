@@ -1,8 +1,7 @@
 """Searches for worst inputs where trying every input is impossible.
 
     from verify.search.hunt.outcome import hunt
-    from verify.search.hunt.requests import Hunt
-    from verify.search.hunt.settings import Settings
+    from verify.search.hunt.requests import Hunt, Settings
 
     what, settings = Hunt("float32", "y"), Settings(seed=0, evaluations=1 << 20)
     outcome = hunt(kernel, "accuracy.py::my_norm", backend, what, settings)

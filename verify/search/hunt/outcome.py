@@ -24,9 +24,8 @@ from verify.measure.call import Measured, run_kernel
 from verify.measure.tally import Maximum
 from verify.records.figure import UNIT, shown
 from verify.records.record import INTEGERS, Basis, Result, ResultStatus, Worst, number, replay_command, value_of
-from verify.search.hunt.requests import Hunt
+from verify.search.hunt.requests import Hunt, Settings
 from verify.search.hunt.search import INTERRUPTED, Elite, Search, Searched, State, population_of, search
-from verify.search.hunt.settings import Settings
 from verify.search.hunt.space import SearchSpace, space_of
 from verify.truth.exact import Judged
 from verify.truth.ulp import from_bits

@@ -21,8 +21,7 @@ from verify.errors import UsageError
 from verify.measure.source import NoResult, Work, collect
 from verify.measure.units import KernelUnits, Unit, Units
 from verify.records.record import Gap, KernelRun, Run, value_of
-from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned
-from verify.search.hunt.settings import Settings
+from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned, Settings
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
