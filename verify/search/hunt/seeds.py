@@ -13,9 +13,8 @@ from torch import Tensor
 from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.scores import fill_scores
 from verify.cases.values import ROW_REGIMES, fill
-from verify.search.hunt.candidate_layout import whole_numbers
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.space import Candidates, SearchSpace, Variable
+from verify.search.hunt.space import Candidates, SearchSpace, Variable, whole_numbers
 from verify.truth.ordinals import of_tensor
 
 _ELEMENT = ("bits", "active", "near", "normal")
