@@ -28,7 +28,7 @@ from verify.ops.domain import Domain
 from verify.records.readings import BEYOND
 from verify.records.record import KernelRun
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.seeds import fresh
+from verify.search.hunt.edits import fresh
 from verify.search.hunt.space import space_of
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish

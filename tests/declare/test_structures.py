@@ -23,7 +23,7 @@ from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.record import KernelRun
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.seeds import fresh, fresh_shared
+from verify.search.hunt.edits import fresh, fresh_shared
 from verify.search.hunt.space import space_of
 
 

@@ -28,9 +28,9 @@ from verify.measure.requests import Measure
 from verify.ops.graph import single
 from verify.records.record import replay_command, value_of
 from verify.search.hunt.draws import Draws
+from verify.search.hunt.edits import fresh, fresh_shared
 from verify.search.hunt.outcome import Hunted, hunt
 from verify.search.hunt.requests import Hunt, Settings
-from verify.search.hunt.seeds import fresh, fresh_shared
 from verify.search.hunt.serve import allowed
 from verify.search.hunt.space import one_of, searchable, space_of
 

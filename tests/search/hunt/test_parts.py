@@ -13,8 +13,7 @@ from verify.cases import Case, inputs_of
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.edits import EDITS, Lines
-from verify.search.hunt.seeds import fresh
+from verify.search.hunt.edits import EDITS, Lines, fresh
 from verify.search.hunt.space import Variable, one_of, space_of
 from verify.truth.formats import FORMATS, named
 from verify.truth.ordinals import of_tensor, to_tensor

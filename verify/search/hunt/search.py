@@ -26,9 +26,8 @@ from verify.measure.judge import JudgedBy
 from verify.measure.tally import Tally
 from verify.ops.op import Problem
 from verify.search.hunt.draws import Draws
-from verify.search.hunt.edits import edit
+from verify.search.hunt.edits import edit, fresh, fresh_shared
 from verify.search.hunt.requests import Settings
-from verify.search.hunt.seeds import fresh, fresh_shared
 from verify.search.hunt.space import ROWS, Candidates, SearchSpace, joined, one_of, size_of
 from verify.truth.fast import evaluate
 from verify.truth.ulp import bits_of
