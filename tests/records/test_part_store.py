@@ -12,7 +12,7 @@ import pytest
 from verify.errors import UsageError
 from verify.records.part_store import PartStore, checked
 from verify.search.sweep.drive import keep, known_of
-from verify.search.sweep.partial import Part, Partial
+from verify.search.sweep.space import Part, Partial
 
 SETTINGS: dict[str, Any] = {"seed": 1, "device": {"gpu": "none"}}
 

@@ -23,9 +23,8 @@ from verify.records.record import value_of
 from verify.search.sweep import checking
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish, from_midpoint
-from verify.search.sweep.partial import Partial
 from verify.search.sweep.scope import shape_of, space_of
-from verify.search.sweep.space import CHUNK, Space, bits_of_key, key_of_value
+from verify.search.sweep.space import CHUNK, Partial, Space, bits_of_key, key_of_value
 
 CPU = Interpreter("cpu")
 FORMATS = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15), "float32": (23, -126, 127)}

@@ -15,9 +15,8 @@ from verify.errors import IN_ERROR, SPENT, TruthError
 from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
 from verify.search.sweep.drive import SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
-from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, SweepChunks
-from verify.search.sweep.space import CHUNK, Space, merged
+from verify.search.sweep.space import CHUNK, Partial, Space, merged
 from verify.workers.pool import Pool
 from verify.workers.requests import Died
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from verify.errors import UsageError
 from verify.measure.tally import KEEP, Leader, Maximum, Peak, Tally
 from verify.records.record import value_of
-from verify.search.sweep.partial import Part, Partial
+from verify.search.sweep.space import Part, Partial
 
 SIZES = st.sampled_from([0.25, 0.5, 0.75, 3.0, "inf"])
 

@@ -1,8 +1,9 @@
-"""Edits candidates, and makes fresh ones. One edit changes one number of an operand, a stretch of its numbers, or all of them.
+"""Edits candidates, and makes fresh ones.
 
-Candidates are ordinals, so every edit is integer arithmetic. Edits of one number climb, because the error often changes
-little between neighbours. The same edits of a stretch or of all numbers reach inputs that break rows: sums that cancel,
-terms that are absorbed, variances near zero.
+One edit changes one number of an operand, a stretch of its numbers, or all of them. Candidates are
+ordinals, so every edit is integer arithmetic. Edits of one number climb, because the error often changes little between
+neighbours. The same edits of a stretch or of all numbers reach inputs that break rows: sums that cancel, terms that are
+absorbed, variances near zero.
 
 Fresh candidates start every climb. They follow the recipes of `verify run`, mixed over a population. The search is
 compared with them: a hunt whose candidates are all fresh is random sampling.

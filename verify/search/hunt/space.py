@@ -1,9 +1,9 @@
 """Defines the candidates of one result of one kernel, and how many of them make one call.
 
 A candidate is the smallest input that an output element depends on: one element of every operand, one row, one row of a
-dot product, or a small case of a PyTorch function. Each operand adds one variable to it: a line of
-numbers. Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or a
-few copies of it, make a `Case` that every user can replay.
+dot product, or a small case of a PyTorch function. Each operand adds one variable to it: a line of numbers.
+Thousands of candidates fill the tensors of one call and share its other operands. One candidate alone, or a few copies
+of it, make a `Case` that every user can replay.
 
 If an op treats each position of a dimension alone, as a softmax its rows, many candidates make one call. The program of
 a PyTorch function shows which dimension that is, as for the laws about rows. A wrong choice costs evaluations and

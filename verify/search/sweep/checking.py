@@ -27,9 +27,8 @@ from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak, Tally
 from verify.ops.op import Problem
 from verify.records.readings import APART
-from verify.search.sweep.partial import HARD_KEEP, Part, Partial
 from verify.search.sweep.scope import curve_keys, part_named
-from verify.search.sweep.space import CHUNK, Space
+from verify.search.sweep.space import CHUNK, HARD_KEEP, Part, Partial, Space
 from verify.search.sweep.subject import check_untouched, format_of, halves, judge_at, make, patterns_at, run
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import torch_dtype

@@ -24,9 +24,8 @@ from verify.measure.source import NoResult, Source, Work, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run
-from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.search.sweep.space import Space, left_over
+from verify.search.sweep.space import Partial, Space, left_over
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS

@@ -34,9 +34,8 @@ from verify.records.record import (
     value_of,
 )
 from verify.search.sweep.checking import BASELINE
-from verify.search.sweep.partial import Part, Partial
 from verify.search.sweep.scope import part_of, parts_of
-from verify.search.sweep.space import Space, bits_of_key
+from verify.search.sweep.space import Part, Partial, Space, bits_of_key
 from verify.search.sweep.subject import format_of, gate_of, halves, judge_at, points_at, problem_at
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle

@@ -7,8 +7,7 @@ from typing import ClassVar
 import msgspec
 
 from verify.records.record import KernelRun, Number
-from verify.search.sweep.partial import Partial
-from verify.search.sweep.space import Space
+from verify.search.sweep.space import Partial, Space
 from verify.workers.requests import Request
 
 

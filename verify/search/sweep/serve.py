@@ -16,10 +16,9 @@ from verify.records.commit import own_digest
 from verify.records.record import KernelRun, value_of
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
-from verify.search.sweep.partial import Partial
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
 from verify.search.sweep.scope import apart, shape_of, space_of, undeclared
-from verify.search.sweep.space import Space
+from verify.search.sweep.space import Partial, Space
 from verify.truth.formats import named
 from verify.workers.requests import OnProgress
 
