@@ -33,10 +33,9 @@ from verify.records.record import (
     number,
     value_of,
 )
-from verify.search.sweep.checking import BASELINE
+from verify.search.sweep.checking import BASELINE, format_of, gate_of, halves, judge_at, points_at, problem_at
 from verify.search.sweep.scope import part_of, parts_of
 from verify.search.sweep.space import Part, Partial, Space, bits_of_key
-from verify.search.sweep.subject import format_of, gate_of, halves, judge_at, points_at, problem_at
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle
 from verify.truth.formats import Format, power_of_two
