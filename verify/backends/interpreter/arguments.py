@@ -126,7 +126,7 @@ def _scalar(argument: bool | int | float, dtype: Any) -> Any:
     from triton.language import core
     from triton.runtime.interpreter import TensorHandle
 
-    from verify.backends.interpreter.kept import np_dtype
+    from verify.backends.interpreter.programs import np_dtype
 
     return core.tensor(TensorHandle(np.array([argument]).astype(np_dtype(dtype)), dtype), dtype)
 

@@ -114,7 +114,7 @@ def _replace(patches: _Patches) -> None:
     from triton.runtime import interpreter as shipped
     from triton.runtime.autotuner import Autotuner
 
-    from verify.backends.interpreter import arguments, kept, logic, operators, programs, reduce
+    from verify.backends.interpreter import arguments, logic, operators, programs, reduce
 
     attrgetter(*_NEEDED_LATER, *(f"InterpreterBuilder.{name}" for name in operators.METHODS))(shipped)
     for name, method in {**operators.METHODS, **operators.NEW_METHODS}.items():
@@ -142,9 +142,9 @@ def _replace(patches: _Patches) -> None:
     _bind_libdevice(patches, shipped)
     core, semantic = shipped.tl.core, shipped.interpreter_semantic
     patches.set(core.tensor, "__init__", programs.checking(core.tensor.__init__))
-    patches.set(core.block_type, "__init__", kept.of_block_type(core.block_type.__init__))
-    patches.set(semantic, "broadcast_impl_value", kept.of_broadcast(semantic.broadcast_impl_value))
-    patches.set(shipped, "_get_np_dtype", kept.np_dtype)
+    patches.set(core.block_type, "__init__", programs.of_block_type(core.block_type.__init__))
+    patches.set(semantic, "broadcast_impl_value", programs.of_broadcast(semantic.broadcast_impl_value))
+    patches.set(shipped, "_get_np_dtype", programs.np_dtype)
     builder = shipped.interpreter_builder
     if not builder.options.debug:
         patches.set(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))

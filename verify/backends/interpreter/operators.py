@@ -34,7 +34,7 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 from verify.backends.interpreter import approximations, assembly, casts, libdevice, minmax
 from verify.backends.interpreter.dot import dot
 from verify.backends.interpreter.fma import fma
-from verify.backends.interpreter.kept import np_dtype
+from verify.backends.interpreter.programs import np_dtype
 from verify.backends.interpreter.rounding import Array
 
 Method = Callable[..., Any]
