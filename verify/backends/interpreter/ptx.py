@@ -20,10 +20,10 @@ from verify.backends.interpreter.approximations import (
     sin_approx,
     upper_words,
 )
-from verify.backends.interpreter.directed import OPERATIONS32
 from verify.backends.interpreter.dot import round_tf32
 from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.fma import fma
+from verify.backends.interpreter.libdevice import OPERATIONS32
 from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
 
 #: PTX float type -> Triton's name; the x2 types are two of the narrow ones in one register.
