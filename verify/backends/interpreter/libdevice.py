@@ -40,7 +40,7 @@ from verify.backends.interpreter.minmax import maximum, minimum
 from verify.backends.interpreter.rounding import F32, F64, Array, flush, quiet, to_float32, to_odd, two_sum
 from verify.errors import UsageError
 
-DirectedFunction = Callable[..., Array]
+Function = Callable[..., Array]
 #: Suffixes of libdevice and their PTX directions.
 DIRECTIONS = {"rn": "rn", "rz": "rz", "rd": "rm", "ru": "rp"}
 
@@ -67,9 +67,9 @@ OPERATIONS32: dict[str, Callable[..., F64]] = {
 }
 
 
-def arithmetic() -> dict[str, DirectedFunction]:
+def arithmetic() -> dict[str, Function]:
     """Returns the libdevice symbols of arithmetic and their functions."""
-    table: dict[str, DirectedFunction] = {"__nv_fmaf": _fma32("rn"), "__nv_fma": _fma64("rn")}
+    table: dict[str, Function] = {"__nv_fmaf": _fma32("rn"), "__nv_fma": _fma64("rn")}
     for suffix, direction in DIRECTIONS.items():
         for name in ("mul", "div", "rcp", "sqrt"):
             table[f"__nv_f{name}_{suffix}"] = _directed(OPERATIONS32[name], direction)
@@ -88,19 +88,19 @@ def arithmetic() -> dict[str, DirectedFunction]:
     return table
 
 
-def _narrow(direction: str) -> DirectedFunction:
+def _narrow(direction: str) -> Function:
     return lambda x: flush(to_float32(x, direction))
 
 
-def _directed(f: Callable[..., F64], direction: str) -> DirectedFunction:
+def _directed(f: Callable[..., F64], direction: str) -> Function:
     return lambda *args: flush(to_float32(f(*(flush(a) for a in args)), direction))
 
 
-def _fma32(direction: str) -> DirectedFunction:
+def _fma32(direction: str) -> Function:
     return lambda x, y, z: flush(fma(flush(x), flush(y), flush(z), "fp32", direction))
 
 
-def _add32(direction: str, sign: int) -> DirectedFunction:
+def _add32(direction: str, sign: int) -> Function:
     # fma(x, 1, y) also gives an exact zero the sign of its rounding direction.
     def call(x: F32, y: F32) -> F32:
         addend = flush(y) if sign > 0 else -flush(y)
@@ -109,15 +109,15 @@ def _add32(direction: str, sign: int) -> DirectedFunction:
     return call
 
 
-def _fma64(direction: str) -> DirectedFunction:
+def _fma64(direction: str) -> Function:
     return lambda x, y, z: fma_float64(x, y, z, direction)
 
 
-def _add64(direction: str, sign: int) -> DirectedFunction:
+def _add64(direction: str, sign: int) -> Function:
     return lambda x, y: fma_float64(x, np.ones_like(x), y if sign > 0 else -y, direction)
 
 
-def _mul64(direction: str) -> DirectedFunction:
+def _mul64(direction: str) -> Function:
     # The added zero has the sign of the product, so a zero product keeps its sign.
     def call(x: F64, y: F64) -> F64:
         zero = np.where(np.signbit(x) ^ np.signbit(y), -0.0, 0.0)
@@ -126,10 +126,10 @@ def _mul64(direction: str) -> DirectedFunction:
     return call
 
 
-def _divide64(name: str, direction: str) -> DirectedFunction:
+def _divide64(name: str, direction: str) -> Function:
     """Returns a float64 quotient, reciprocal or root: the nearest on mantissas, moved by its exact residual."""
     if direction == "rn":
-        nearest: dict[str, DirectedFunction] = {"ddiv": np.divide, "drcp": functions.reciprocal, "dsqrt": np.sqrt}
+        nearest: dict[str, Function] = {"ddiv": np.divide, "drcp": functions.reciprocal, "dsqrt": np.sqrt}
         return nearest[name]
 
     def root(x: F64) -> tuple[F64, F64, Array]:
@@ -158,7 +158,6 @@ def _divide64(name: str, direction: str) -> DirectedFunction:
     return call
 
 
-Function = Callable[..., Array]
 _TINY = np.float32(2.0**-126)
 _LOG_TINY = 87.33654475055310  # -log(_TINY)
 
