@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verify.backends.interpreter import bitops, casts, functions, minmax
+from verify.backends.interpreter import casts, functions, minmax
 from verify.backends.interpreter.approximations import (
     cos_approx,
     div_approx,
@@ -23,7 +23,7 @@ from verify.backends.interpreter.approximations import (
 from verify.backends.interpreter.dot import round_tf32
 from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.fma import fma
-from verify.backends.interpreter.libdevice import OPERATIONS32
+from verify.backends.interpreter.libdevice import OPERATIONS32, mulhi32, mulhi64
 from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
 
 #: PTX float type -> Triton's name; the x2 types are two of the narrow ones in one register.
@@ -242,7 +242,7 @@ def _integer(base: str, flags: list[str], kind: str) -> Instruction | None:
         ("add",): (2, typed(np.add)),
         ("sub",): (2, typed(np.subtract)),
         ("mul", "lo"): (2, typed(np.multiply)),
-        ("mul", "hi"): (2, typed(bitops.mulhi64 if bits == 64 else bitops.mulhi32)),
+        ("mul", "hi"): (2, typed(mulhi64 if bits == 64 else mulhi32)),
         ("mad", "lo"): (3, typed(lambda a, b, c: a * b + c)),
         ("min",): (2, typed(np.minimum)),
         ("max",): (2, typed(np.maximum)),
