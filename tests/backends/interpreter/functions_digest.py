@@ -14,8 +14,8 @@ import numpy as np
 
 from verify.backends.interpreter import casts, libdevice, ptx
 from verify.backends.interpreter.dot import dot
-from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.fma import fma
+from verify.backends.interpreter.functions import Evaluated
 from verify.backends.interpreter.libdevice import lookup
 
 COUNT = 600

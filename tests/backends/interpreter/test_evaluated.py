@@ -16,7 +16,7 @@ from tests.backends.interpreter import functions_digest
 from tests.processors import without_vectors
 from verify.backends.interpreter import functions
 from verify.backends.interpreter.casts import STORAGE
-from verify.backends.interpreter.evaluated import NEAR, Evaluated
+from verify.backends.interpreter.functions import NEAR, Evaluated
 
 EVALUATED = {name: f for name, f in vars(functions).items() if isinstance(f, Evaluated)}
 ARITY = {"power": 2, **functions_digest.SEVERAL}

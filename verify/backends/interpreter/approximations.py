@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from verify.backends.interpreter import functions
-from verify.backends.interpreter.evaluated import Evaluated
+from verify.backends.interpreter.functions import Evaluated
 from verify.backends.interpreter.rounding import F32, F64, Array, flush, to_float32
 
 Function = Callable[..., Array]

@@ -11,7 +11,7 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 | bfloat16 scalars (`x * 2.0`) fail; float to int out of range is undefined | `operators`, `casts` |
 | tl.dot multiplies bfloat16 patterns, has no tf32, sums in an order that depends on the machine | `dot` |
 | no libdevice: `libdevice.erf(x)` is None or an error; no inline assembly | `libdevice`, `assembly` |
-| functions differ with the processor on which numpy runs | `evaluated`, `functions` |
+| functions differ with the processor on which numpy runs | `functions` |
 | NaN padding of bfloat16 blocks is 0; no atomic addition of bfloat16 | `operators` |
 | sum over bfloat16 adds patterns; other reductions take one Python call per element | `reduce` |
 | `for i in range(0, n)` with a run-time n fails with numpy 2.4 | `_index` |

@@ -21,8 +21,8 @@ from verify.backends.interpreter.approximations import (
     upper_words,
 )
 from verify.backends.interpreter.dot import round_tf32
-from verify.backends.interpreter.evaluated import Evaluated
 from verify.backends.interpreter.fma import fma
+from verify.backends.interpreter.functions import Evaluated
 from verify.backends.interpreter.libdevice import OPERATIONS32, mulhi32, mulhi64
 from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
 
