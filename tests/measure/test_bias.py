@@ -11,7 +11,7 @@ from torch import Tensor
 import verify
 from mutants import biased
 from tests.measure.test_kernel import measured
-from verify.measure.bias import bias_of
+from verify.measure.counting import bias_of
 from verify.measure.tally import BIAS_LIMIT, FEWEST_BLOCKS, FEWEST_TRUTHS, Bias
 from verify.truth.formats import named
 from verify.truth.ulp import errors
