@@ -13,7 +13,7 @@ from verify.backends import Backend
 from verify.cases import Case
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.measure.where import where
+from verify.measure.result import where
 
 GEOMETRY = verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "n d"})(lambda x: x.sum(-1)).op.geometry
 SIZES = (1, 3, 16, 17, 33, 64, 65, 129, 257)
