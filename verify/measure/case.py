@@ -33,11 +33,10 @@ from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
 from verify.measure.findings import Findings, PartName, kept
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort, JudgedBy, JudgedResult, judge_by
-from verify.measure.misread import mistake
 from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
 from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
-from verify.measure.trivial import trivial_at_ordinary
+from verify.measure.trivial import mistake, trivial_at_ordinary
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Op, Problem, Regime, remembering
 from verify.records.readings import APART
