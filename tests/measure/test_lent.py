@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from verify.errors import KernelError
-from verify.measure import lent as lending
 from verify.measure import remote_call
+from verify.measure import tensors as lending
 from verify.measure.call import Measured
 from verify.measure.requests import Lent, Stored
 
@@ -97,7 +97,7 @@ def test_results_stay_where_they_are_until_they_are_copied(driver: Driver, monke
 
 OTHER = """
 import msgspec, sys, torch
-from verify.measure.lent import lent
+from verify.measure.tensors import lent
 x = torch.arange(1 << 24, dtype=torch.float32, device="cuda")
 print(msgspec.json.encode(lent(x[1000:])).decode(), flush=True)
 sys.stdin.read()

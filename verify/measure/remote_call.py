@@ -21,10 +21,9 @@ from verify.errors import KernelError
 from verify.measure.budget import give_back
 from verify.measure.call import Measured, demand_parts, rows_and_columns, sent_all
 from verify.measure.form import Form, check_output
-from verify.measure.lent import borrowed, lent
 from verify.measure.repeated import INFERENCE, is_first
 from verify.measure.requests import Bits, CallKernel, Stored
-from verify.measure.tensors import KINDS, bytes_in, tensor_of, view_of
+from verify.measure.tensors import KINDS, borrowed, bytes_in, lent, tensor_of, view_of
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
