@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from verify.measure.neighbourhood import ENOUGH, Peaks, excess, join, peaks_of
+from verify.measure.curve import ENOUGH, Peaks, excess, join, peaks_of
 from verify.truth.ulp import Errors
 
 X = -torch.linspace(0.5, 8, 4001, dtype=torch.float64)

@@ -28,12 +28,11 @@ from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots
 from verify.measure.blind import case_of as blind_case
 from verify.measure.call import Measured
-from verify.measure.curve import bins_of, edges_for, peaks
+from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
 from verify.measure.findings import Findings, PartName, kept
 from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort, JudgedBy, JudgedResult, judge_by
-from verify.measure.neighbourhood import Peaks, coordinate, peaks_of
 from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
 from verify.measure.trivial import mistake, trivial_at_ordinary

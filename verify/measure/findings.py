@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from verify.cases import Case
-from verify.measure.neighbourhood import Peaks, join
+from verify.measure.curve import Peaks, join
 from verify.measure.tally import KEEP, Peak, Tally, merged_peaks
 from verify.ops.op import Regime
 from verify.records.figure import LEAST

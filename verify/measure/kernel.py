@@ -37,11 +37,10 @@ from verify.measure.case import (
     sampled_question,
 )
 from verify.measure.case_runner import Calls, CaseRunner, patient
-from verify.measure.curve import recorded
+from verify.measure.curve import excess, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import by_accuracy
 from verify.measure.findings import Findings
-from verify.measure.neighbourhood import excess
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.repeated import run_judged, running_here
