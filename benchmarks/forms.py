@@ -23,7 +23,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.like_rules import write
-from verify.measure.judge import Effort, JudgedBy, judge_by
+from verify.measure.budget import Effort
+from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph.like import Definition
 from verify.ops.op import Problem
 from verify.records.record import value_of
@@ -92,7 +93,7 @@ def figures(name: str) -> dict[str, float]:
     truths = evaluate(op, problem, dict.fromkeys(results, fmt))
     for result, got in results.items():
         by = JudgedBy(op, problem, result, truths[result], fmt, floor=floor).with_noise_again(got)
-        judged = judge_by(by, got, effort=Effort(0, 0, 0, 0))
+        judged = judge_by(by, got, effort=Effort(sample=0, keep=0, open_limit=0, rounds=0))
         upper = judged.tallies[0].figures().scaled_upper
         found[result] = math.nan if upper is None else value_of(upper)
     return found

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots as named_errors
-from verify.measure.judge import Effort, JudgedBy, judge_by
+from verify.measure.budget import Effort
+from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
@@ -64,7 +65,7 @@ def judge(
     def one(result: str, got: Tensor) -> Judgement:
         floor = kernel.noise_floor(dtype, result)
         by = JudgedBy(kernel.op, problem, result, truths[result], fmt, floor=floor).with_noise_again(got)
-        for effort in (Effort(0, 0, 0, 0), Effort(sample=0, keep=1)):
+        for effort in (Effort(sample=0, keep=0, open_limit=0, rounds=0), Effort(sample=0, keep=1)):
             judged = judge_by(by, got, effort=effort)
             checked = check_limit(kernel, dtype, result, {("", ORDINARY): judged.tallies[0]}, trivial[result])
             if checked.status != "undecided":

@@ -15,12 +15,12 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
 from verify.laws import accuracy, engine, profiles, registry, special, suite
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure.budget import Budget
+from verify.measure.budget import Effort
 from verify.measure.requests import Measure
 from verify.records.record import KernelRun, LawRun
 from verify.report.present import law_counts
 
-TINY = Budget(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
+TINY = Effort(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def test_accuracy_judges_some_elements_of_a_large_result_and_names_the_place_in_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     law, judged = registry.get("accuracy"), list[int]()
-    monkeypatch.setattr(accuracy.Budget, "of", lambda backend: TINY)
+    monkeypatch.setattr(accuracy.Effort, "of", lambda backend: TINY)
     judge = accuracy.judge_known
 
     def counted(subject: Subject, case: Case, facts: accuracy.Known) -> float:

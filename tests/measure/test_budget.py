@@ -1,4 +1,4 @@
-"""Cases beyond the budget: some elements are judged, as all would be."""
+"""Cases beyond the effort: some elements are judged, as all would be."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
-from verify.measure.budget import DIFFERING, Budget, _line, cuts_of, differing, sampled, turn
+from verify.measure.budget import DIFFERING, Effort, _line, cuts_of, differing, sampled, turn
 from verify.measure.kernel import measure_kernel
 from verify.measure.repeated import run_judged
 from verify.measure.requests import Measure
@@ -43,7 +43,7 @@ from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
 from verify.workers.requests import Failure
 
-TINY = Budget(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
+TINY = Effort(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -102,8 +102,8 @@ def _declared(name: str, change: Callable[[Tensor], Tensor] = lambda y: y) -> Ke
     return kernel(like=function, examples=[examples], integers=integers, dtypes=["float32"], name="called")(called)
 
 
-def _measured(called: Kernel, backend: Backend, budget: Budget | None) -> KernelRun:
-    return measure_kernel(called, Measure("a.py::called"), backend, budget=budget)
+def _measured(called: Kernel, backend: Backend, effort: Effort | None) -> KernelRun:
+    return measure_kernel(called, Measure("a.py::called"), backend, effort=effort)
 
 
 def _off_at_one(y: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def test_forks_judge_the_chosen_elements(
     for on_host in (0, 1 << 20)[name == "gelu" :]:  # so many numbers are evaluated in forks too
         monkeypatch.setattr(budgeting, "_ON_HOST", on_host)
         monkeypatch.setattr(sampling, "_evaluated", functools.partial(elsewhere, evaluated) if on_host else evaluated)
-        by_forks = measure_kernel(called, Measure("a.py::called", judges=3), backend, budget=TINY)
+        by_forks = measure_kernel(called, Measure("a.py::called", judges=3), backend, effort=TINY)
         assert by_forks.status == at_once.status and len(by_forks.results) == len(at_once.results)
         # a GPU's erf has other last bits, and so has the interval
         assert backend.gpu or by_forks.results == at_once.results
@@ -154,7 +154,7 @@ def test_forks_leave_no_tensor_of_their_cases_on_the_device(
         tensors[:] = [weakref.ref(each) for each in (*measured.inputs.values(), *measured.results.values())]
         return measured
 
-    found = measure_kernel(called, Measure("a.py::called", judges=3), backend, budget=TINY, run=run)
+    found = measure_kernel(called, Measure("a.py::called", judges=3), backend, effort=TINY, run=run)
     assert found.status == "ok" and len(tensors) == 3
 
 
@@ -169,7 +169,7 @@ def test_some_elements_have_the_verdict_of_all(name: str, change: str, backend: 
     if change != "right" and name in ("argmax", "mean"):
         return
     change_by = (lambda y: y) if change == "right" else _off_at_one
-    full, some = (_measured(_declared(name, change_by), backend, budget) for budget in (None, TINY))
+    full, some = (_measured(_declared(name, change_by), backend, effort) for effort in (None, TINY))
     assert [(each.output, each.status) for each in some.results] == [(r.output, r.status) for r in full.results]
     assert not some.gaps
     for mine, all_ in zip(some.results, full.results, strict=True):
@@ -235,7 +235,7 @@ def test_the_worst_element_is_where_it_is_in_the_whole_result(backend: Backend) 
 
 def test_a_result_of_which_no_element_is_affordable_is_a_gap(backend: Backend) -> None:
     found = measure_kernel(
-        _declared("mean"), Measure("a.py::called"), backend, budget=dataclasses.replace(TINY, work=64.0)
+        _declared("mean"), Measure("a.py::called"), backend, effort=dataclasses.replace(TINY, work=64.0)
     )
     assert [gap.kind for gap in found.gaps] == ["judge failed"] * len(found.gaps)
     assert "one element depends on more numbers than the judge may evaluate" in found.gaps[0].text
@@ -266,21 +266,21 @@ def test_drawn_elements_are_among_those_judged_if_their_boxes_need_more_than_the
     declared = kernel(like=_attention, examples=[(x, x, x)], dtypes=["bfloat16"], name="f")(_attention)
     given = Problem(inputs=dict.fromkeys("qkv", x), params={}, upstream={"y": x}, results=("y", "dq", "dk", "dv"))
     program, run = declared.op.meaning.program(given)
-    budget = Budget(2.0**35, 20 << 30, 1 << 22, 1 << 18, 2.0**26)
+    effort = Effort(2.0**35, 20 << 30, 1 << 22, 1 << 18, 2.0**26)
     for name in given.results:
-        first, drawn, *_ = cuts_of(program, run, name, [5], budget, 0)
+        first, drawn, *_ = cuts_of(program, run, name, [5], effort, 0)
         assert [len(line) for line in first.box] == [1, 1, 1, 1]
         assert math.prod(len(line) for line in drawn.box) > 5000
 
 
 def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = list[Budget]()
+    tried = list[Effort]()
 
-    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int, **how: Any) -> Any:
-        tried.append(budget)
+    def scarce(op: Any, problem: Any, name: str, singled: Any, effort: Effort, seed: int, **how: Any) -> Any:
+        tried.append(effort)
         if len(tried) < 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return sampled(op, problem, name, singled, budget, seed, **how)
+        return sampled(op, problem, name, singled, effort, seed, **how)
 
     monkeypatch.setattr(measuring, "sampled", scarce)
     found = _measured(_declared("gelu"), backend, TINY)
@@ -301,21 +301,22 @@ def test_no_memory_for_any_plan_is_no_error_of_the_kernel(backend: Backend, monk
 
 
 def test_fail_fast_stops_after_a_finding_on_ordinary_inputs(backend: Backend) -> None:
-    for budget, count in ((TINY, 2), (dataclasses.replace(TINY, fail_fast=True), 1)):
-        found = _measured(_declared("gelu", _off_at_one), backend, budget)
+    for fail_fast, count in ((False, 2), (True, 1)):
+        asked = Measure("a.py::called", fail_fast=fail_fast)
+        found = measure_kernel(_declared("gelu", _off_at_one), asked, backend, effort=TINY)
         assert found.status == "wrong"
         assert found.results[0].basis.of == count * 24 * 40
 
 
 @pytest.mark.parametrize(
-    ("budget", "needed", "tried"), [(TINY, True, 1), (None, True, 2), (None, False, 0), (TINY, False, 0)]
+    ("effort", "needed", "tried"), [(TINY, True, 1), (None, True, 2), (None, False, 0), (TINY, False, 0)]
 )
 def test_late_cases_are_left_out_if_they_are_large_or_not_needed(
-    backend: Backend, budget: Budget | None, needed: bool, tried: int
+    backend: Backend, effort: Effort | None, needed: bool, tried: int
 ) -> None:
     """The first case of a size is no late one, and small ones are not."""
     asked = Measure("a.py::called", enough=1e-9, needed=needed)
-    found = measure_kernel(_declared("gelu"), asked, backend, budget=budget)
+    found = measure_kernel(_declared("gelu"), asked, backend, effort=effort)
     assert {result.basis.of or result.basis.n for result in found.results} == ({tried * 24 * 40} if tried else set())
     late = [note for note in found.notes if "were not tried" in note]
     assert late == ([f"float32: {2 - tried} of 2 cases were not tried: others took their time"] if tried < 2 else [])
@@ -325,7 +326,7 @@ PEAK = """
 import torch, verify
 from verify import backends
 from verify.measure import kernel as measuring
-from verify.measure.budget import Budget, peak_memory
+from verify.measure.budget import Effort, peak_memory
 from verify.measure.requests import Measure
 
 plan = measuring.plan
@@ -338,7 +339,7 @@ backend = backends.select()
 torch.softmax(torch.zeros(4, 4, device=backend.device), -1)  # a GPU's own memory on the host
 before = peak_memory(backend)["host"]
 found = measuring.measure_kernel(
-    called, Measure("a.py::called"), backend, budget=Budget(2.0**26, memory=1 << 28, whole=1 << 20)
+    called, Measure("a.py::called"), backend, effort=Effort(2.0**26, memory=1 << 28, whole=1 << 20)
 )
 print(found.status, found.results[0].basis.of, before, found.peak["host"])
 """
@@ -359,15 +360,15 @@ def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Ba
         "softmax": (lambda x: functional.softmax(x, -1), (1 << 20, 1 << 20)),
         "transposed": (lambda x: functional.conv_transpose1d(x, torch.ones(4, 4, 3)).softmax(1), (1 << 20, 4, 1 << 18)),
     }
-    budget = Budget(2.0**31, 2 << 30, 1 << 26, 1 << 18, 2.0**24)
+    effort = Effort(2.0**31, 2 << 30, 1 << 26, 1 << 18, 2.0**24)
     for function, shape in functions.values():
         x = torch.empty(shape, device="meta")
         declared = kernel(like=function, examples=[(x,)], dtypes=["float32"], name="f")(lambda x: x)
         program = declared.op.meaning._program({"x": shape}, ("x",))
         grad = torch.empty(program.results["y"].shape, device="meta")
         for name in ("y", "dx"):
-            cuts = cuts_of(program, Run({"x": x, "grad y": grad}, torch.device("cpu")), name, [0, 12345], budget, 0)
-            assert cuts and all(cut.bytes <= budget.memory for cut in cuts)
+            cuts = cuts_of(program, Run({"x": x, "grad y": grad}, torch.device("cpu")), name, [0, 12345], effort, 0)
+            assert cuts and all(cut.bytes <= effort.memory for cut in cuts)
 
 
 def _taken(folder: Path) -> bool:
@@ -435,12 +436,12 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
 ) -> None:
     tried, waits, needs = list[float](), list[float](), list[float]()
 
-    def scarce(op: Any, problem: Any, name: str, singled: Any, budget: Budget, seed: int, **how: Any) -> Any:
-        tried.append(budget.memory)
+    def scarce(op: Any, problem: Any, name: str, singled: Any, effort: Effort, seed: int, **how: Any) -> Any:
+        tried.append(effort.memory)
         assert _taken(tmp_path)  # by this case
         if len(tried) <= 7:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return sampled(op, problem, name, singled, budget, seed, **how)
+        return sampled(op, problem, name, singled, effort, seed, **how)
 
     @contextlib.contextmanager
     def late(backend: Backend, need: float) -> Iterator[None]:
@@ -455,7 +456,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
     monkeypatch.setattr(measuring, "turn", late)
     monkeypatch.setattr(measuring.time, "sleep", waits.append)
     steps = list[str]()
-    found = measure_kernel(_declared("softmax"), Measure("a.py::called"), gpu, budget=TINY, progress=steps.append)
+    found = measure_kernel(_declared("softmax"), Measure("a.py::called"), gpu, effort=TINY, progress=steps.append)
     assert found.status == "ok" and not found.gaps
     assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
     assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
@@ -493,6 +494,6 @@ def test_no_memory_for_the_inputs_of_a_call_is_tried_again(gpu: Backend, monkeyp
         return measured
 
     monkeypatch.setattr(measuring.time, "sleep", lambda seconds: None)
-    found = measure_kernel(called, Measure("a.py::called"), gpu, budget=TINY, run=run)
+    found = measure_kernel(called, Measure("a.py::called"), gpu, effort=TINY, run=run)
     assert found.status == "wrong" and not found.gaps
     assert len(asked) == 5  # two cases, one of them twice, and then the worst and the first case again

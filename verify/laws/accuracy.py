@@ -53,11 +53,11 @@ from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, space_of
-from verify.measure.budget import Budget, beyond, differing, sampled
+from verify.measure.budget import Effort, beyond, differing, sampled
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.case import sampled_question
 from verify.measure.element import Whole, worst_element
-from verify.measure.judge import Effort, JudgedBy, judge_by
+from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.repeated import alone, inferred
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
@@ -216,7 +216,7 @@ def _affordable(subject: Subject, case: Case, measured: Measured) -> Iterator[Kn
     These are elements at which the results and PyTorch's differ most, and drawn ones. Raises TruthError if even one
     element is beyond the budget.
     """
-    kernel, budget = subject.kernel, Budget.of(subject.backend)
+    kernel, budget = subject.kernel, Effort.of(subject.backend)
     few, drawn = min(budget.elements, _ELEMENTS), min(budget.drawn, _DRAWN)
     results = measured.results
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(results))

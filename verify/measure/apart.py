@@ -32,8 +32,9 @@ from verify.declare.target import Target
 from verify.errors import InternalError, JudgeFailed, KernelError, UsageError
 from verify.measure import call
 from verify.measure.autotuners import choose_by_key
+from verify.measure.case_runner import MOST_ENDED
 from verify.measure.judge import demand_known_answers
-from verify.measure.kernel import MOST_ENDED, measure_kernel
+from verify.measure.kernel import measure_kernel
 from verify.measure.remote_call import RemoteKernel
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import State

@@ -1,7 +1,7 @@
 """Limits what judging a case may cost, and chooses elements to judge if all of them would cost too much.
 
 The plan is made before any memory is allocated, from the shapes of the program that defines the op. If a result is
-beyond the budget, two sets of its elements are judged. The first are elements at which the kernel and PyTorch differ
+beyond the effort, two sets of its elements are judged. The first are elements at which the kernel and PyTorch differ
 most. The second are drawn from the seed of the run. They cover every part of every dimension, including its ends and
 the edges of blocks.
 """
@@ -28,6 +28,7 @@ from verify.cases import Case, counter
 from verify.cases.sizes import computed_by
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort
+from verify.measure.tally import KEEP
 from verify.ops.graph.boxes import Box, Line, size_of
 from verify.ops.graph.program import Program
 from verify.ops.graph.sampled import Sample, sample_of
@@ -38,6 +39,10 @@ from verify.truth import formats
 from verify.workers.phases import phase
 
 DEFAULT_MEMORY = 2 << 30
+# at most this many elements of a result with an open rounding are judged exactly, unless a caller sets fewer
+OPEN_LIMIT = 50_000
+CONTENDER_ROUNDS = 6  # at most this many rounds of judging the elements that could be the maximum
+SAMPLE = 24  # elements per result whose bound is checked
 DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
 _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
@@ -48,7 +53,7 @@ _HELD = 1 << 28  # bytes that a process may hold on the GPU for later calls
 _PLENTY = 0.75  # share of a GPU's memory: if so much is free, processes keep what they hold for later calls
 _TENSORS = 4  # memory of a case with gradients, in sizes of its operands and outputs: gradients, copies, PyTorch's
 _MARGIN = 1.1  # of this estimate: of 23 problem files on a GPU, one took more
-_EVALUATED = 96  # bytes of evaluation for each number that a budget draws
+_EVALUATED = 96  # bytes of evaluation for each number that is drawn
 _LITTLE = 1 << 21  # a case whose operands and outputs have fewer bytes takes no memory worth a turn
 _ON_HOST = 1 << 23  # numbers, 0.6 s of a host: a GPU takes 0.1 s to start such steps, and forks do them beside others
 _LEAST = 0.5  # seconds for a result, and for the choice of its elements: with less, few cases would have few elements
@@ -57,37 +62,41 @@ _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements compared at a time, on a 
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Limits the cost of judging one result of a case."""
+class Effort:
+    """Limits what judging one result of a case may cost: its float64 references, and its exact values."""
 
-    work: float  # numbers in all steps of its program
+    work: float = 2.0**26  # numbers in all steps of its program
     memory: float = DEFAULT_MEMORY  # bytes, in addition to the kernel and its inputs
     whole: int = 1 << 22  # up to this many elements of a result, all are judged
     elements: int = 1 << 16  # else this many are judged
     drawn: float = 2.0**24  # numbers in all steps, if not all elements are judged
     seconds: float = 40.0  # for all such results of a kernel; then no box but the first, and no case of these sizes
-    fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
-    effort: float = 1.0  # for exact values of a definition by `like=`; then intervals of float64 judge the others
+    exact: float = 1.0  # share of the usual work on exact values of a `like=`; intervals of float64 judge the others
+    sample: int = SAMPLE  # elements that check the bounds
+    keep: int = KEEP  # worst elements of each regime, besides the maximum itself
+    open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
+    rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it
+    blurred: float = 0.0  # an open rounding stays undecided if its error is known to this many units
 
     @classmethod
-    def of(cls, backend: Backend, memory: int = 0, *, fail_fast: bool = False) -> Budget:
-        """Returns the budget of a backend.
+    def of(cls, backend: Backend, memory: int = 0) -> Effort:
+        """Returns the effort of a backend.
 
         `memory` replaces the default: a quarter of a GPU, which large cases have in turn (`turn`), or 2 GiB of a host.
         """
         quarter = total_memory(backend) // 4
         if backend.scale == "large":
-            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, 6.0, fail_fast)
-        return cls(2.0**26, memory or min(DEFAULT_MEMORY, quarter), fail_fast=fail_fast)
+            return cls(2.0**35, memory or quarter, 1 << 22, 1 << 18, 2.0**26, 6.0)
+        return cls(memory=memory or min(DEFAULT_MEMORY, quarter))
 
-    def halved(self) -> Budget:
-        """Returns a budget of half the size, for another try after memory ran out."""
+    def halved(self) -> Effort:
+        """Returns half the effort, for another try after memory ran out."""
         whole, elements = self.whole // 2, max(self.elements // 2, 1)
         made = replace(self, whole=whole, elements=elements)
         return replace(made, work=self.work / 2, memory=self.memory / 2, drawn=self.drawn / 2)
 
     def holds(self, op: Op, problem: Problem) -> bool:
-        """True if the budget allows judging all elements of the results of a problem."""
+        """True if all elements of the results of a problem may be judged."""
         if op.meaning.shipped or not problem.results:
             return True
         (program, _), wanted = op.program(problem), problem.results
@@ -116,7 +125,7 @@ def peak_memory(backend: Backend) -> dict[str, int]:
     return found
 
 
-def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> float:
+def needed(kernel: Kernel, case: Case, backend: Backend, effort: Effort) -> float:
     """Estimates the bytes of the GPU that a case takes, with what autograd keeps of PyTorch's steps."""
     if not backend.streams:
         return 0.0
@@ -130,7 +139,7 @@ def needed(kernel: Kernel, case: Case, backend: Backend, budget: Budget) -> floa
     numbers = 0.0 if op.meaning.shipped else computed_by(op, case.dims)
     if max(held, size * numbers) < 16 * _LITTLE:
         return 0.0
-    return _MARGIN * (_TENSORS * held + size * numbers) + min(budget.memory, _EVALUATED * budget.drawn)
+    return _MARGIN * (_TENSORS * held + size * numbers) + min(effort.memory, _EVALUATED * effort.drawn)
 
 
 def give_back(backend: Backend) -> None:
@@ -258,12 +267,12 @@ def sampled(
     problem: Problem,
     result: str,
     singled: Sequence[int],
-    budget: Budget,
+    effort: Effort,
     seed: int,
     *,
     forks: bool | None = None,
 ) -> Sample | None:
-    """Returns the elements of a result to judge; None if even one element is beyond the budget.
+    """Returns the elements of a result to judge; None if even one element is beyond the effort.
 
     forks: True if forks judge: then all that judging needs is in host memory, if `is_movable`, and they evaluate an
         elementwise program. They also evaluate few numbers of another program. So does this process if False, because
@@ -275,13 +284,13 @@ def sampled(
     later = bool(forks) and movable and program.elementwise
     run = host if later else run
     begun = time.monotonic()
-    cuts = cuts_of(program, run, result, singled, budget, seed, begun + max(budget.seconds / 2, _LEAST))
+    cuts = cuts_of(program, run, result, singled, effort, seed, begun + max(effort.seconds / 2, _LEAST))
     if not cuts:
         return None
     moved = movable and not any(cut.chunked for cut in cuts)
     if moved and not program.elementwise and sum(cut.work for cut in cuts) <= _ON_HOST:
         later, cuts = True, [Cut(program, host, result, cut.box) for cut in cuts]
-    more = None if later else lambda: time.monotonic() < begun + budget.seconds
+    more = None if later else lambda: time.monotonic() < begun + effort.seconds
     sample = sample_of(op.meaning, problem, result, cuts, more)
     if later or not (moved and forks):
         return sample
@@ -294,22 +303,22 @@ def beyond(result: str, case: Case) -> str:
 
 
 def cuts_of(
-    program: Program, run: Run, result: str, singled: Sequence[int], budget: Budget, seed: int, until: float = math.inf
+    program: Program, run: Run, result: str, singled: Sequence[int], effort: Effort, seed: int, until: float = math.inf
 ) -> list[Cut]:
     """Returns the parts of a program to evaluate: one of elements in `singled`, then a drawn one, then the others.
 
-    Returns [] if even one element is beyond the budget.
+    Returns [] if even one element is beyond the effort.
     """
     shape = program.results[result].shape
 
     def cut(box: Box, share: int) -> Cut | None:
         try:
             made = Cut(program, run, result, box, most / share)
-            if made.bytes > budget.memory:
-                made = Cut(program, run, result, box, most / share, budget.memory)
+            if made.bytes > effort.memory:
+                made = Cut(program, run, result, box, most / share, effort.memory)
         except BeyondEffort:
             return None
-        return made if made.bytes <= budget.memory else None
+        return made if made.bytes <= effort.memory else None
 
     def fitting(label: str) -> Cut | None:
         """Returns a box with `counts` indices of each dimension, or with fewer if it needs more than the first box."""
@@ -318,13 +327,13 @@ def cuts_of(
             some = [count // 2 if at == some.index(max(some)) else count for at, count in enumerate(some)]
         return made
 
-    counts, most = [1] * len(shape), budget.work
+    counts, most = [1] * len(shape), effort.work
     one = cut(_box(shape, counts, seed, result), 1)
     if one is None:
         return []
-    most = min(budget.work, max(budget.drawn, 2 * one.work))  # what others of its row need, it needs too
+    most = min(effort.work, max(effort.drawn, 2 * one.work))  # what others of its row need, it needs too
     share = 1 if cut(_box(shape, counts, seed, result), _BOXES) is None else _BOXES
-    key = result, seed, replace(budget, seconds=0.0)
+    key = result, seed, replace(effort, seconds=0.0)
     alike = all(each.is_floating_point() for each in run.leaves.values())  # else integers may decide what a box needs
     counts = program.chosen.get(key, counts)  # cases of equal sizes share their program
     growing = [] if key in program.chosen else list(reversed(range(len(shape))))
@@ -332,7 +341,7 @@ def cuts_of(
         for dim in list(growing):
             more = [min(2 * count, shape[at]) if at == dim else count for at, count in enumerate(counts)]
             box = _box(shape, more, seed, result)
-            if more == counts or size_of(box) > budget.elements / share or cut(box, share) is None:
+            if more == counts or size_of(box) > effort.elements / share or cut(box, share) is None:
                 growing.remove(dim)
             else:
                 counts = more
@@ -345,11 +354,11 @@ def cuts_of(
     ]
     apart = list[Cut]()
     waiting = [list(singled)] if singled and counts != [*shape] else []
-    most_apart = max(_BOXES * budget.drawn, one.work)
+    most_apart = max(_BOXES * effort.drawn, one.work)
     while waiting and sum(made.work for made in apart) <= most_apart and (time.monotonic() < until or not apart):
         some = waiting.pop(0)
         together = _around(some, shape)
-        if (made := cut(together, share)) is not None and size_of(together) <= budget.elements / share:
+        if (made := cut(together, share)) is not None and size_of(together) <= effort.elements / share:
             apart.append(made)
         elif len(some) > 1:
             waiting += [some[: len(some) // 2], some[len(some) // 2 :]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,12 +27,13 @@ from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots
 from verify.measure.blind import case_of as blind_case
+from verify.measure.budget import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
 from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
 from verify.measure.findings import Findings, PartName, kept
-from verify.measure.judge import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort, JudgedBy, JudgedResult, judge_by
+from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
 from verify.measure.trivial import mistake, trivial_at_ordinary
@@ -76,8 +77,7 @@ class Question:
     """
 
     kernel: Kernel  # its limits and its policy decide
-    op: Op  # caches exact values, see `remembering`
-    definition: Op  # the same op without the cache: a truth may evaluate all elements, too many to keep
+    definition: Op  # the kernel's op, or that of some elements of a result
     case: Case
     problem: Problem
     host: Problem
@@ -87,6 +87,11 @@ class Question:
     seed: int
     whole: Whole | None = None  # None: all elements are judged
     others: Mapping[str, Question] = field(default_factory=dict)  # by source: the same at other choices at ties
+
+    @functools.cached_property
+    def op(self) -> Op:
+        """The definition with a cache of exact values. A truth may evaluate all elements, too many to keep."""
+        return remembering(self.definition, self.host)
 
     def explaining(self, given: Mapping[str, Mapping[str, Tensor]]) -> Question:
         """Returns the question with the choices at ties that each source's results need. Uses the problem's device."""
@@ -102,16 +107,14 @@ class Question:
             [name] = self.fast
             if name not in results or (sample := meaning.explained(results[name])) is meaning:
                 return self
-            definition = sample.op(self.definition)
-            op = remembering(definition, self.host)
-            return replace(self, op=op, definition=definition, fast={name: sample.reference})
+            return replace(self, definition=sample.op(self.definition), fast={name: sample.reference})
         problem = self.definition.meaning.chosen(self.problem, results)
         if problem is self.problem:
             return self
         host = problem if self.problem is self.host else _on_host(problem)
         found = self.definition.fast(problem)
         fast = {name: found[name].cpu() if self.problem is self.host else found[name] for name in self.fast}
-        return replace(self, op=remembering(self.definition, host), problem=problem, host=host, fast=fast)
+        return replace(self, problem=problem, host=host, fast=fast)
 
     def of(self, name: str) -> Question:
         """Returns the question about one result alone."""
@@ -122,6 +125,10 @@ class Question:
         """Returns one result with its truth and its rules."""
         fmt, floor = self.formats[result], self.kernel.noise_floor(self.case.dtype, result)
         return JudgedBy(self.op, self.host, result, self.truth(result), fmt, self.kernel.policy, self.seed, floor)
+
+    def rules(self) -> dict[str, JudgedBy]:
+        """Returns every result with its truth and its rules."""
+        return {name: self.judged_by(name) for name in self.fast}
 
     @property
     def on_host(self) -> bool:
@@ -171,18 +178,7 @@ def question_of(
         # for no points traces it here.
         for name in wanted:
             kernel.op.points(host, name, ())
-    return Question(
-        kernel=kernel,
-        op=remembering(kernel.op, host),
-        definition=kernel.op,
-        case=case,
-        problem=problem,
-        host=host,
-        fast=fast,
-        formats=kinds,
-        target=target,
-        seed=seed,
-    )
+    return Question(kernel, kernel.op, case, problem, host, fast, kinds, target, seed)
 
 
 def sampled_question(
@@ -198,20 +194,9 @@ def sampled_question(
 
     upstream = {key: sample.of(value) if value.shape == got.shape else value for key, value in whole.upstream.items()}
     problem = replace(whole, inputs={key: chosen(value) for key, value in whole.inputs.items()}, upstream=upstream)
-    definition = sample.op(kernel.op)
-    return Question(
-        kernel=kernel,
-        op=remembering(definition, problem),
-        definition=definition,
-        case=case,
-        problem=problem,
-        host=problem,
-        fast={name: sample.reference},
-        formats={name: fmt},
-        target=target,
-        seed=seed,
-        whole=Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt)),
-    )
+    some = Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt))
+    fast = {name: sample.reference}
+    return Question(kernel, sample.op(kernel.op), case, problem, problem, fast, {name: fmt}, target, seed, some)
 
 
 def _on_host(problem: Problem) -> Problem:
@@ -227,188 +212,152 @@ def judge_case(
     question: Question,
     given: dict[str, dict[str, Tensor]],
     known: dict[str, dict[str, Findings]],
-    *,
-    few: bool = False,
 ) -> CaseFindings:
     """Judges all results of one case and returns the findings about each.
 
     given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
     known: the findings about earlier cases, by source and result. Only elements worse than those are described.
-    few: True judges as few elements exactly of a single case as of one among others.
     """
-    effort, effort_of_baseline = _efforts(kernel, group, question, few)
-
-    @functools.cache  # shared by all sources: the parts depend on the case alone
-    def parts(name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
-        if question.case.fill in ENDLESS and not question.op.geometry.by_element:
-            beside = given.get(BASELINE, {}).get(name)
-            return special_parts(question.case, question.problem, rules[name].truth.value, beside)
-        largest = kernel.largest.get(question.case.dtype)
-        return classed(question.op, question.case, question.problem, name, shape, largest)
-
-    rules_of: dict[int, dict[str, JudgedBy]] = {}  # of the questions at each choice at ties
-    for each in (question, *question.others.values()):
-        rules_of[id(each)] = {name: each.judged_by(name) for name in each.fast}
-    for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
-        rules = rules_of[id(question.others.get(by, question))]
-        for name in rules.keys() & given.get(by, {}).keys():
-            got = given[by][name].to(rules[name].truth.value.device)
-            rules[name] = rules[name].with_noise_again(got)
-    judged: CaseFindings = {}
-    theirs: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
-    for by, results in sorted(given.items(), key=lambda item: item[0] != BASELINE):
-        own = by != BASELINE
-        asked = question.others.get(by, question)
-        judging = _Judging(
-            asked,
-            rules_of[id(asked)],
-            parts,
-            effort if own else effort_of_baseline,
-            each=own and not kernel.peer,
-            trivial=by == KERNEL and not kernel.peer and not group.pinned,
-            held=getattr(kernel.function, "contained", False),
-            theirs=theirs,
-        )
-        judged[by] = judging.findings(results, known.get(by, {}))
-    for name, item in judged.get(KERNEL, {}).items():
-        wrong = check_limit(kernel, question.case.dtype, name, item.parts).status == "wrong"
-        judged[KERNEL][name] = msgspec.structs.replace(item, wrong=[wrong])
-    ordinary = class_of_recipe(question.case.regime or question.case.fill) == ORDINARY
-    if kernel.encoded is not None and not kernel.peer and question.whole is None and ordinary:
-        for name, findings in judged[KERNEL].items():
-            if name not in known[KERNEL] or not known[KERNEL][name].mistake:
-                near = rules_of[id(question)][name].truth.value
+    judge, case = _CaseJudge(kernel, group, question, given), question.case
+    judged = {by: judge.findings(by, known.get(by, {})) for by in sorted(given, key=lambda by: by != BASELINE)}
+    own, rules = judged.get(KERNEL, {}), judge.rules.get(KERNEL, {})
+    for name, item in own.items():
+        wrong = check_limit(kernel, case.dtype, name, item.parts).status == "wrong"
+        own[name] = msgspec.structs.replace(item, wrong=[wrong])
+    if kernel.peer or question.whole is not None:
+        return {by: judged[by] for by in given}
+    if kernel.encoded is not None and class_of_recipe(case.regime or case.fill) == ORDINARY:
+        for name, item in own.items():
+            before = known.get(KERNEL, {}).get(name)
+            if before is None or not before.mistake:
+                near = rules[name].truth.value
                 got = given[KERNEL][name].to(near.device)
                 words = mistake(kernel.encoded, question.definition, question.problem, name, got, near)
-                judged[KERNEL][name] = msgspec.structs.replace(findings, mistake=words)
-    whole, own = question.whole is None, not kernel.peer and not group.pinned
-    if judged.get(KERNEL) and own and whole and question.case == blind_case(group.cases):
-        first = next(iter(judged[KERNEL]))
-        rules = rules_of[id(question.others.get(KERNEL, question))]
-        limits = {name: kernel.limit(question.case.dtype, name) for name in judged[KERNEL]}
-        found = blind_spots([rules[name] for name in limits], limits)
-        judged[KERNEL][first] = msgspec.structs.replace(judged[KERNEL][first], blind=found)
+                own[name] = msgspec.structs.replace(item, mistake=words)
+    if own and not group.pinned and case == blind_case(group.cases):
+        first = next(iter(own))
+        spots = blind_spots([rules[name] for name in own], {name: kernel.limit(case.dtype, name) for name in own})
+        own[first] = msgspec.structs.replace(own[first], blind=spots)
     return {by: judged[by] for by in given}
 
 
-def _efforts(kernel: Kernel, group: Group, question: Question, few: bool) -> tuple[Effort, Effort]:
+def _efforts(kernel: Kernel, group: Group, question: Question) -> tuple[Effort, Effort]:
     """Returns the effort for results of a kernel, and the smaller one for PyTorch's."""
+    kept, of_graph = question.host.kept, kernel.op.geometry.named
     # with several cases the ten worst elements come from different cases; a single case must give all ten
-    single = len(group.cases) == 1 and not few
+    single = len(group.cases) == 1 and kept.effort >= 1
     keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
-    open_limit, open_limit_peer = (OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
-    if kernel.peer:
-        sample, open_limit = 1, open_limit_peer
+    sample = 1 if kernel.peer else sample
     if question.case.fill in ENDLESS:  # no bound says anything about NaN
         sample = 0
-    if group.exhaustive:
-        open_limit = open_limit_peer = OPEN_LIMIT
-    elif kernel.op.geometry.named:
-        open_limit = open_limit_peer = OPEN_GRAPH
-    rounds = ROUNDS_GRAPH if kernel.op.geometry.named else CONTENDER_ROUNDS
+    limits = (OPEN_PEER if kernel.peer else OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
+    if group.exhaustive or of_graph:
+        limits = (OPEN_LIMIT,) * 2 if group.exhaustive else (OPEN_GRAPH,) * 2
+    rounds = ROUNDS_GRAPH if of_graph else CONTENDER_ROUNDS
     # the first source that is judged spends few exact values on the bounds before it spends them all
-    at_first = sample if question.host.kept.effort < 1 else 0
-    return Effort(sample, keep, open_limit, rounds), Effort(at_first, 1, open_limit_peer, rounds)
+    at_first = sample if kept.effort < 1 else 0
+    return (
+        Effort(sample=sample, keep=keep, open_limit=limits[0], rounds=rounds),
+        Effort(sample=at_first, keep=1, open_limit=limits[1], rounds=rounds),
+    )
 
 
-@dataclass(frozen=True)
-class _Judging:
-    """Holds how the results of one case are judged, for one source: the kernel, a mode of inference or PyTorch.
+class _CaseJudge:
+    """Judges the results of one case from every source: PyTorch first, with whose errors the others are compared."""
 
-    If `each` is true, the worst element of every part is described too. `theirs` has, by result, the elements at which
-    PyTorch is within the limit. Judging PyTorch fills it. Results of the other sources are compared with it.
-    """
+    def __init__(self, kernel: Kernel, group: Group, question: Question, given: dict[str, dict[str, Tensor]]) -> None:
+        self.kernel, self.group, self.question, self.given = kernel, group, question, given
+        self.effort, self.effort_of_baseline = _efforts(kernel, group, question)
+        shared = question.rules()  # of the sources that need no other choices at ties
+        self.rules = {by: question.others[by].rules() if by in question.others else shared for by in given}
+        self._parts: dict[tuple[str, tuple[int, ...]], tuple[Tensor | None, Parts]] = {}
+        self.within: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
+        for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
+            rules = self.rules.get(by, {})
+            for name in rules.keys() & given.get(by, {}).keys():
+                got = given[by][name].to(rules[name].truth.value.device)
+                rules[name] = rules[name].with_noise_again(got)
 
-    question: Question
-    rules: dict[str, JudgedBy]
-    parts_of: Callable[[str, tuple[int, ...]], tuple[Tensor | None, Parts]]
-    effort: Effort
-    each: bool
-    trivial: bool
-    held: bool  # True: errors are compared with PyTorch's in their neighbourhood
-    theirs: dict[str, Tensor]
+    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
+        """Returns the number of the part of every element of a result, and the parts. They depend on the case alone."""
+        question, key = self.question, (name, shape)
+        if key not in self._parts and question.case.fill in ENDLESS and not question.op.geometry.by_element:
+            value, beside = self.rules[KERNEL][name].truth.value, self.given.get(BASELINE, {}).get(name)
+            self._parts[key] = special_parts(question.case, question.problem, value, beside)
+        elif key not in self._parts:
+            largest = self.kernel.largest.get(question.case.dtype)
+            self._parts[key] = classed(question.op, question.case, question.problem, name, shape, largest)
+        return self._parts[key]
 
-    def findings(self, results: dict[str, Tensor], known: dict[str, Findings]) -> dict[str, Findings]:
-        """Returns the findings about every result of one case."""
+    def findings(self, source: str, known: dict[str, Findings]) -> dict[str, Findings]:
+        """Returns the findings about every result of one source."""
+        results = self.given[source]
         return {
-            name: self._of_result(by, results[name].to(by.truth.value.device), known.get(name, Findings()))
-            for name, by in self.rules.items()
+            name: self._of_result(source, by, results[name].to(by.truth.value.device), known.get(name, Findings()))
+            for name, by in self.rules[source].items()
             if name in results
         }
 
-    def _of_result(self, by: JudgedBy, got: Tensor, before: Findings) -> Findings:
+    def _of_result(self, source: str, by: JudgedBy, got: Tensor, before: Findings) -> Findings:
         """Judges one result."""
-        question, name = self.question, by.result
-        op = question.op
-        segments, parts = self.parts_of(name, tuple(got.shape))
-        outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=self.effort)
+        question, kernel, name = self.question.others.get(source, self.question), self.kernel, by.result
+        own, effort = source != BASELINE, self.effort_of_baseline if source == BASELINE else self.effort
+        segments, parts = self.parts(name, tuple(got.shape))
+        outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=effort)
+        errors, limit = outcome.errors, kernel.limit(question.case.dtype, name)
+        if not own:
+            self.within[name] = errors.within(limit)
+        elif name in self.within:
+            # not (x <= limit): a NaN is beyond it
+            beyond = ~(errors.least[-1] <= limit) | errors.nonfinite
+            worse = beyond & self.within[name].to(beyond.device) & ~errors.undecided
+            outcome = replace(outcome, tallies=_with_worse(outcome.tallies, worse, segments))
+        numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
+        apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
         near = Peaks()
-        if self.held:
-            numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
-            apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
-            near = peaks_of(outcome.errors, coordinate(op, question.problem, by.truth.value), apart)
-        outcome = self._compared(name, outcome, segments, len(parts))
+        if getattr(kernel.function, "contained", False):  # it is held against PyTorch's errors near the same numbers
+            near = peaks_of(errors, coordinate(question.op, question.problem, by.truth.value), apart)
         tallies: dict[PartName, Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):
             if part.n:
                 key = (regime.name, class_of(regime, of_class))
                 tallies[key] = tallies.get(key, Tally()).merge(part.without_places())
         curve, operand, edges = list[Peak](), "", tuple[float, ...]()
-        if op.geometry.by_element:
-            values = deciding_values(op, question.problem, name).detach().reshape(-1)
-            of_operand = formats.of(values.dtype)
-            operand, edges = of_operand.name, edges_for(op, question.problem.params, of_operand)
-            curve = _curve(values, edges, outcome, segments, parts)
+        if question.op.geometry.by_element:
+            # without elements with infinite or NaN inputs, or beyond the declared magnitude, as in the figures
+            values = deciding_values(question.op, question.problem, name).detach().reshape(-1)
+            fmt = formats.of(values.dtype)
+            operand, edges = fmt.name, edges_for(question.op, question.problem.params, fmt)
+            bins = bins_of(values, edges)
+            bins = bins if apart is None else torch.where(apart.reshape(-1), -1, bins)
+            size = torch.where(errors.nan, math.nan, errors.ulp)
+            curve = peaks(bins, size, size=len(edges) - 1, base=0, fmt=fmt, bits=lambda at: bits_of(values[at]))
+        trivial = source == KERNEL and not kernel.peer and not self.group.pinned
+        whole = question.whole
         return Findings(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
-            worst=_new_worst(question, name, got, outcome, parts, before, each=self.each),
+            worst=_new_worst(question, name, got, outcome, parts, before, each=own and not kernel.peer),
             escalated=outcome.escalated,
-            certificates=[outcome.certificate],
+            certificates=[by.truth.certificate],
             n=got.numel(),
-            whole=got.numel() if question.whole is None else math.prod(question.whole.shape),
+            whole=got.numel() if whole is None else math.prod(whole.shape),
             curve=curve,
             operand=operand,
             edges=edges,
-            trivial=trivial_at_ordinary(by, segments, parts) if self.trivial else {},
-            digest="" if question.whole is None else question.whole.digest,
+            trivial=trivial_at_ordinary(by, segments, parts) if trivial else {},
+            digest="" if whole is None else whole.digest,
             near=near,
         )
 
-    def _compared(self, name: str, outcome: JudgedResult, segments: Tensor | None, count: int) -> JudgedResult:
-        """Returns the outcome with counts of the elements that are beyond the limit while PyTorch's are within it."""
-        limit, found = self.question.kernel.limit(self.question.case.dtype, name), outcome.errors
-        if not self.each and name not in self.theirs:  # PyTorch's own result, which is judged first
-            self.theirs[name] = found.within(limit)
-            return outcome
-        if name not in self.theirs:
-            return outcome
-        beyond = ~(found.least[-1] <= limit) | found.nonfinite
-        worse = beyond & self.theirs[name].to(beyond.device) & ~found.undecided
-        if not bool(worse.any()):
-            return outcome
-        member = torch.zeros_like(worse, dtype=torch.int64) if segments is None else segments.reshape(-1)
-        counts = torch.bincount(member[worse & (member >= 0)], minlength=count).tolist()
-        tallies = [
-            msgspec.structs.replace(part, worse=many) for part, many in zip(outcome.tallies, counts, strict=True)
-        ]
-        return replace(outcome, tallies=tallies)
 
-
-def _curve(
-    values: Tensor, edges: tuple[float, ...], outcome: JudgedResult, segments: Tensor | None, parts: Parts
-) -> list[Peak]:
-    """Returns the largest error in each bin of the operand that decides how an element behaves.
-
-    `values` has that operand for every element. Elements with infinite or NaN inputs, or with inputs beyond the
-    declared magnitude, are excluded, as in the figures of the result.
-    """
-    assert segments is not None
-    apart = torch.tensor([regime.name in APART for regime, _ in parts], device=segments.device)
-    bins = torch.where(apart[segments.reshape(-1)], -1, bins_of(values, edges))
-    error = torch.where(outcome.errors.nan, math.nan, outcome.errors.ulp)
-    fmt = formats.of(values.dtype)
-    return peaks(bins, error, size=len(edges) - 1, base=0, fmt=fmt, bits=lambda at: bits_of(values[at]))
+def _with_worse(tallies: list[Tally], worse: Tensor, segments: Tensor | None) -> list[Tally]:
+    """Returns the tallies with counts of the elements that are beyond the limit while PyTorch's are within it."""
+    if not bool(worse.any()):
+        return tallies
+    member = torch.zeros_like(worse, dtype=torch.int64) if segments is None else segments.reshape(-1)
+    counts = torch.bincount(member[worse & (member >= 0)], minlength=len(tallies)).tolist()
+    return [msgspec.structs.replace(part, worse=count) for part, count in zip(tallies, counts, strict=True)]
 
 
 def _new_worst(

@@ -7,11 +7,10 @@ time runs out, the results so far remain.
 
 from __future__ import annotations
 
-import functools
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -34,27 +33,12 @@ Kind = Literal["refused", "contract", "crashed", "hung"]
 _STATUS: dict[Kind, Status] = {"contract": "error", "crashed": "crashed", "hung": "timeout"}
 _FATAL: tuple[Kind, ...] = ("crashed", "hung")
 DIFFER = "two calls with the same input differ"
-_PATIENCE = 3  # a kernel without memory is called this many more times
-
-
-def patient(run: Run) -> Run:
-    """Returns a function that calls a kernel again if its process ran out of memory. Others may hold it."""
-
-    def called(case: Case) -> Measured:
-        for again in range(_PATIENCE):
-            try:
-                return run(case)
-            except KernelError as error:
-                if "out of memory" not in str(error):
-                    raise
-            time.sleep(2.0**again)
-        return run(case)
-
-    return called
+MOST_ENDED = 13  # a kernel may end this many processes
+_WAITS = (1.0, 2.0, 4.0, None)  # seconds before a kernel without memory is called again
 
 
 @dataclass
-class _Found:
+class _Failure:
     """Holds the cases that gave no result for one reason."""
 
     kind: Kind
@@ -65,34 +49,61 @@ class _Found:
 
 @dataclass
 class CaseRunner:
-    """Runs the cases of one kernel, and records why some gave no result.
+    """Calls one kernel case after case, and records why some gave no result.
 
-    No case is tried after `until`, a time of `time.monotonic`, after calls took `seconds`, or once `lost` returns True.
-    `judging` are seconds that judging may take beside the calls; 0: they share `seconds`. `refused` is called with a
-    case that the kernel refuses, and may raise.
+    No case is tried after `until`, a time of `time.monotonic`, after calls took `seconds`, or once the kernel has ended
+    MOST_ENDED processes. `judging` are seconds that judging may take beside the calls; 0: they share `seconds`.
+    `refused` is called with a case that the kernel refuses, and may raise.
     """
 
     kernel: Kernel
     target: str
+    run: Run
     until: float = math.inf
     seconds: float = math.inf
-    lost: Callable[[], bool] = lambda: False
     judging: float = 0.0
     refused: Callable[[Case], None] = lambda case: None
+    patient: bool = False  # True: a call for which memory ran out is repeated, as other processes may hold it
     _tried: dict[str, int] = field(default_factory=dict)  # number of cases by dtype
-    _found: dict[tuple[str, Kind, str], _Found] = field(default_factory=dict)
+    _failures: dict[tuple[str, Kind, str], _Failure] = field(default_factory=dict)
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
     _with_gradients: set[str] = field(default_factory=set)  # dtypes of cases whose backward pass gave results
     _answered: set[str] = field(default_factory=set)  # dtypes of cases without an empty dimension that gave results
     _late: int = 0
     _spent: float = 0.0  # seconds that the kernel's calls took
+    _ended: int = 0  # calls that ended the kernel's process
+    _count: int = 0  # calls that gave results
+    _first: tuple[Case, dict[str, str]] | None = None  # the first of them, and the digests of its results
+
+    def call(self, case: Case) -> Measured:
+        """Returns the results of one call. Keeps a digest of the first ones."""
+        try:
+            measured = self._patiently(case)
+        except (Died, Late):
+            self._ended += 1
+            raise
+        self._count += 1
+        if self._first is None:
+            self._first = case, digests_of(measured.results)
+        return measured
+
+    def _patiently(self, case: Case) -> Measured:
+        for wait in _WAITS if self.patient else ():
+            try:
+                return self.run(case)
+            except KernelError as error:
+                if wait is None or "out of memory" not in str(error):
+                    raise
+                time.sleep(wait)
+        return self.run(case)
 
     @property
     def ended(self) -> bool:
         """True if no further case is tried."""
-        return self.lost() or time.monotonic() >= self.until or self._spent >= self.seconds
+        ended = self._ended >= MOST_ENDED
+        return ended or time.monotonic() >= self.until or self._spent >= self.seconds
 
-    def measured(self, run: Run, case: Case) -> tuple[Case, Measured] | None:
+    def measured(self, case: Case) -> tuple[Case, Measured] | None:
         """Returns a case with its results; None if it gave none.
 
         If only the backward pass is refused, the returned case has no upstream gradient, and the results are the
@@ -100,36 +111,32 @@ class CaseRunner:
         """
         known = self._deadly.get((case.dtype, case.dims))
         if known is None and self.ended:
-            self._late += not self.lost()
+            self._late += self._ended < MOST_ENDED
             return None
         self._tried[case.dtype] = self._tried.get(case.dtype, 0) + 1
         if known is not None:
-            self._found[known].cases.append(case)
+            self._failures[known].cases.append(case)
             return None
-        run = functools.partial(self._timed, run)
         try:
-            made = run(case)
+            results = self._timed(case)
             self._with_gradients |= {case.dtype} if case.upstream else set()
-            self._answered |= set() if self._is_empty(case) else {case.dtype}
-            return case, made
+            return case, results
         except (KernelError, Died, Late) as error:
             key = self._note(case, error)
             if key[1] in _FATAL:
                 self._deadly[case.dtype, case.dims] = key
             if isinstance(error, RefusedBackward) and self.kernel.gradients == "auto":
                 forward = msgspec.structs.replace(case, upstream="")
-                try:
-                    made = run(forward)
-                except (KernelError, Died, Late):
-                    return None
-                self._answered |= set() if self._is_empty(case) else {case.dtype}
-                return forward, made
+                with suppress(KernelError, Died, Late):
+                    return forward, self._timed(forward)
             return None
 
-    def _timed(self, run: Run, case: Case) -> Measured:
+    def _timed(self, case: Case) -> Measured:
         started = time.monotonic()
         try:
-            return run(case)
+            results = self.call(case)
+            self._answered |= set() if self._is_empty(case) else {case.dtype}
+            return results
         except Refused:
             self.refused(case)
             raise
@@ -152,18 +159,18 @@ class CaseRunner:
         kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
         key = (case.dtype, kind, _reason(str(error)))
         backward = isinstance(error, RefusedBackward) and self.kernel.gradients == "auto"
-        self._found.setdefault(key, _Found(kind, str(error), [], backward)).cases.append(case)
+        self._failures.setdefault(key, _Failure(kind, str(error), [], backward)).cases.append(case)
         return key
 
     @property
     def unmeasured(self) -> list[Unmeasured]:
         """Returns the cases without results as entries of the record."""
         made = []
-        for (dtype, kind, _), found in self._found.items():
-            dims = sorted({case.dims for case in found.cases}, key=lambda each: (math.prod(each), each))
-            smallest = min(found.cases, key=lambda case: (math.prod(case.dims), case.dims))
-            origin = Origin.here(self.target, smallest.to_json(), result=self.kernel.outputs[0])
-            made.append(Unmeasured(kind, dtype, dims, len(found.cases), self._tried[dtype], found.text, origin))
+        for (dtype, kind, _), failure in self._failures.items():
+            by_size = sorted(failure.cases, key=lambda case: (math.prod(case.dims), case.dims))
+            dims = list(dict.fromkeys(case.dims for case in by_size))
+            origin = Origin.here(self.target, by_size[0].to_json(), result=self.kernel.outputs[0])
+            made.append(Unmeasured(kind, dtype, dims, len(by_size), self._tried[dtype], failure.text, origin))
         return made
 
     def undeclared(self, measured: set[str]) -> list[str]:
@@ -175,7 +182,7 @@ class CaseRunner:
         if self.kernel.refuses is not None or self.kernel.peer:
             return []
         found = dict[str, list[tuple[int, str]]]()
-        for (dtype, kind, _), each in self._found.items():
+        for (dtype, kind, _), each in self._failures.items():
             cases = [case for case in each.cases if not self._is_empty(case)]
             if kind == "refused" and cases and dtype in (self._with_gradients if each.backward else measured):
                 found.setdefault(dtype, []).append((len(cases), each.text))
@@ -195,44 +202,15 @@ class CaseRunner:
         `measured` has the dtypes with results. Results of empty tensors alone are none.
         """
         for kind in ("contract", "crashed", "hung", "refused"):
-            for (dtype, of, _), found in self._found.items():
+            for (dtype, of, _), failure in self._failures.items():
                 everything = dtype not in measured or dtype not in self._answered
                 if of != kind or (kind == "refused" and self.kernel.refuses is not False and not everything):
                     continue
                 status = _STATUS.get(kind, "error")
-                return status, f"{dtype}: {found.text}"
+                return status, f"{dtype}: {failure.text}"
         if self._late and not self.judge_was_late:
             return "timeout", self.too_late
         return "ok", ""
-
-
-def _reason(text: str) -> str:
-    """Removes the digits from a message, but not from the place in the code.
-
-    So the same refusal for two sizes counts as one.
-    """
-    head, _, place = text.rpartition(" (")
-    return "".join(" " if each.isdigit() else each for each in head or text) + place
-
-
-class Calls:
-    """Calls one kernel and keeps a digest of its first results. `difference` repeats calls after a wrong result."""
-
-    def __init__(self, run: Run) -> None:
-        self._run, self._count = run, 0
-        self.ended = 0  # calls that ended the kernel's process
-        self._first: tuple[Case, dict[str, str]] | None = None
-
-    def __call__(self, case: Case) -> Measured:
-        try:
-            measured = self._run(case)
-        except (Died, Late):
-            self.ended += 1
-            raise
-        self._count += 1
-        if self._first is None:
-            self._first = case, digests_of(measured.results)
-        return measured
 
     def difference(self, wrong: Sequence[Result], turn: Callable[[Case], AbstractContextManager[object]]) -> str:
         """Returns how two calls of a wrong kernel with the same input differ; empty if they agree.
@@ -249,17 +227,17 @@ class Calls:
         if wrong and first:
             worst.setdefault(first, [])
 
-        def again(text: str, found: Sequence[tuple[str, Worst]]) -> str:
-            results = self._run(Case.from_json(text)).results
-            differs = (_differs(dtype, each, results) for dtype, each in found)
+        def again(text: str) -> str:
+            results = self._patiently(Case.from_json(text)).results
+            differs = (_differs(dtype, each, results) for dtype, each in worst[text])
             return next(filter(None, differs), "") or (self._first_differs(results) if text == first else "")
 
         try:
-            for text, found in worst.items():
+            for text in worst:
                 with turn(Case.from_json(text)):
-                    said = again(text, found)  # the results are freed before others have their turn
-                if said:
-                    return said
+                    differs = again(text)  # the results are freed before others have their turn
+                if differs:
+                    return differs
         except (KernelError, Died, Late, JudgeFailed, RuntimeError) as error:
             if isinstance(error, RuntimeError) and not ran_out(error):
                 raise
@@ -270,6 +248,15 @@ class Calls:
         first, later = self._first[1] if self._first else {}, digests_of(results)
         other = [name for name in first if later.get(name) != first[name]]
         return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls" if other else ""
+
+
+def _reason(text: str) -> str:
+    """Removes the digits from a message, but not from the place in the code.
+
+    So the same refusal for two sizes counts as one.
+    """
+    head, _, place = text.rpartition(" (")
+    return "".join(" " if each.isdigit() else each for each in head or text) + place
 
 
 def _differs(dtype: str, worst: Worst, results: dict[str, Tensor]) -> str:

@@ -20,6 +20,7 @@ from torch import Tensor
 from verify.cases import counter
 from verify.declare.promises import default_noise
 from verify.errors import KernelError
+from verify.measure.budget import Effort
 from verify.measure.counting import bias_of, of_judged, tally, top
 from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Op, Problem
@@ -28,12 +29,7 @@ from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Errors, Policy, Yardstick, bits_of, errors, from_bits, same_bits
 
-# at most this many elements of a result with an open rounding are judged exactly, unless a caller sets fewer
-OPEN_LIMIT = 50_000
-# at most this many rounds of judging the elements that could be the maximum
-CONTENDER_ROUNDS = 6
 _JUST = 4.0  # a largest error above this multiple of the default limit is no accident of sampling
-SAMPLE = 24  # elements per result whose bound is checked
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,6 @@ class JudgedResult:
     tallies: list[Tally]  # one per segment, in the order of the segment numbers
     exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all elements judged exactly
     escalated: int  # number of elements judged exactly
-    certificate: str
     errors: Errors  # of every element; exact where known
 
 
@@ -121,17 +116,6 @@ class JudgedBy:
         return replace(self, truth=replace(self.truth, noise=deviation))
 
 
-@dataclass(frozen=True)
-class Effort:
-    """Limits how many elements of one result are judged exactly."""
-
-    sample: int = SAMPLE  # elements that check the bounds
-    keep: int = KEEP  # worst elements of each regime, besides the maximum itself
-    open_limit: int = OPEN_LIMIT  # elements with an open rounding; the others count as undecided
-    rounds: int = CONTENDER_ROUNDS  # rounds of judging elements that reach the maximum; those that remain widen it
-    blurred: float = 0.0  # an open rounding stays undecided if its error is known to this many units
-
-
 def judge_by(
     by: JudgedBy, got: Tensor, *, segments: Tensor | None = None, n_segments: int = 1, effort: Effort | None = None
 ) -> JudgedResult:
@@ -202,7 +186,7 @@ def judge_by(
     if exact:
         tallies = of_judged(tallies, found, segments, {index: given[index] for index in exact})
     escalated = sum(1 for each in exact.values() if each.routes)
-    return JudgedResult(tallies=tallies, exact=exact, escalated=escalated, certificate=truth.certificate, errors=found)
+    return JudgedResult(tallies=tallies, exact=exact, escalated=escalated, errors=found)
 
 
 def demand_known_answers(device: torch.device | str) -> None:

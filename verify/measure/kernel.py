@@ -7,8 +7,8 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.blind import KEPT
-from verify.measure.budget import Allowance, Budget, beyond, differing, needed, peak_memory, sampled, total_memory, turn
+from verify.measure.budget import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
 from verify.measure.call import Measured, run_baseline
 from verify.measure.case import (
     BASELINE,
@@ -36,7 +36,7 @@ from verify.measure.case import (
     question_of,
     sampled_question,
 )
-from verify.measure.case_runner import Calls, CaseRunner, patient
+from verify.measure.case_runner import CaseRunner
 from verify.measure.curve import excess, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import by_accuracy
@@ -70,7 +70,6 @@ SHARE = 0.85  # after this share of a kernel's time no further case is tried
 JUDGED = 0.95  # after this share of it, forks that judge are ended
 
 HALVED = 5  # at most this many plans of a case are tried, each with half the memory of the one before
-MOST_ENDED = 13  # a kernel may end this many processes
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
@@ -79,7 +78,7 @@ _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called 
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
-LITTLE_EFFORT = 1 / 8  # `Budget.effort` of a measurement that should end soon: a softmax of 16,384 columns takes half
+LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
 
 def measure_kernel(
@@ -89,7 +88,7 @@ def measure_kernel(
     *,
     progress: OnProgress = lambda text: None,
     run: Run | None = None,
-    budget: Budget | None = None,
+    effort: Effort | None = None,
 ) -> KernelRun:
     """Measures one kernel. A broken contract gives a record too, with status "error" and a message.
 
@@ -101,36 +100,30 @@ def measure_kernel(
         if judging has time of its own, `asked.judging`.
     asked.judges: the number of cases judged at a time, in forks of this process.
 
-    Cases of the project's corpus are measured after the others, and have results of their own. No further case is tried
-    once the kernel has ended MOST_ENDED processes.
+    Cases of the project's corpus are measured after the others, and have results of their own.
     """
     started, seconds = time.monotonic(), asked.seconds + asked.judging
-    expect = run.expect if isinstance(run, RemoteKernel) and asked.judges > 1 else lambda case: None
-    run = run or running_here(kernel, backend.device)
-    calls = Calls(patient(run) if backend.streams else run)
     runner = CaseRunner(
         kernel,
         asked.target,
+        run or running_here(kernel, backend.device),
         started + seconds * SHARE,
         asked.seconds,
-        lambda: calls.ended >= MOST_ENDED,
-        judging=asked.judging,
-        refused=functools.partial(_demand_answer, kernel, backend.device),
+        asked.judging,
+        functools.partial(_demand_answer, kernel, backend.device),
+        patient=backend.streams,
     )
-    budget = budget or Budget.of(backend, asked.memory, fail_fast=asked.fail_fast)
-    budget = replace(budget, effort=LITTLE_EFFORT) if asked.enough else budget
+    effort = effort or Effort.of(backend, asked.memory)
     judging = Judging(
         kernel,
-        asked.target,
         backend,
+        runner,
+        replace(effort, exact=LITTLE) if asked.enough else effort,
+        Allowance(effort.seconds, started + (asked.enough or math.inf), asked.needed),
         asked.seed,
         asked.judges,
         started + seconds * JUDGED,
-        calls,
-        runner,
-        budget,
-        Allowance(budget.seconds, started + (asked.enough or math.inf), asked.needed),
-        expect,
+        fail_fast=asked.fail_fast,
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -149,15 +142,14 @@ def judged_results(
     """
     dtype = kernel.dtypes[0]
     case = Case(dtype=dtype, dims=(0,), fill=fill)
-    found = _GroupJudging(Group((case,), pinned=True))
-    runner, calls = CaseRunner(kernel, ""), Calls(lambda case: run_judged(kernel, case, backend.device))
-    budget = replace(Budget.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, effort=LITTLE_EFFORT)
-    judging = Judging(kernel, "", backend, 0, 1, math.inf, calls, runner, budget, Allowance(budget.seconds))
-    on_device = {name: value.to(backend.device) for name, value in inputs.items()}
-    measured = Measured(dict(on_device), {}, given[KERNEL])
-    for question, asked in judging._questions(found.group, case, measured, given, judging.budget):
-        _collect((found, case, asked), judge_case(kernel, found.group, question, asked, found.found, few=True))
-    return list(judging._results_of(dtype, found))
+    group = _GroupFindings(Group((case,), pinned=True))
+    runner = CaseRunner(kernel, "", functools.partial(run_judged, kernel, device=backend.device))
+    effort = replace(Effort.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, exact=LITTLE)
+    judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds))
+    measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
+    for question, results in judging._questions(group.group, case, measured, given, effort):
+        _collect((group, case, results), judge_case(kernel, group.group, question, results, group.found))
+    return list(judging._results_of(dtype, group))
 
 
 def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:
@@ -185,16 +177,14 @@ class Judging:
     """Measures one kernel: holds the settings, the kernel's calls and the findings so far."""
 
     kernel: Kernel
-    target: str
     backend: Backend
-    seed: int
-    judges: int  # number of cases judged at a time
-    until: float  # forks that judge are ended at this time
-    calls: Calls
     runner: CaseRunner
-    budget: Budget
+    effort: Effort
     allowance: Allowance
-    expect: Callable[[Case], None] = lambda case: None  # lets the kernel begin with a case while another is judged
+    seed: int = 0
+    judges: int = 1  # number of cases judged at a time
+    until: float = math.inf  # forks that judge are ended at this time
+    fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -208,10 +198,10 @@ class Judging:
 
         def call(case: Case) -> Measured | None:
             progress(Step(f"{self.kernel.name} {dtype}, case {next(numbers)}", "case"))
-            made = self.runner.measured(self.calls, case)
-            return None if made is None else made[1]
+            results = self.runner.measured(case)
+            return None if results is None else results[1]
 
-        judging = QuantiserJudging(self.kernel, encoding, dtype, self.target, self.seed, cases_of, call)
+        judging = QuantiserJudging(self.kernel, encoding, dtype, self.runner.target, self.seed, cases_of, call)
         for result, note in judging.results():
             self.results.append(result)
             self.notes.append(note)
@@ -219,7 +209,7 @@ class Judging:
 
     def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
-        kernel, groups = self.kernel, list[_GroupJudging]()
+        kernel, groups = self.kernel, list[_GroupFindings]()
         unjudged = Counter[str]()  # number of cases without a verdict, by the reason
         left_out = 0
 
@@ -231,19 +221,19 @@ class Judging:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
             self.covered["pairs"] = planned[0].covered
-            groups += map(_GroupJudging, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
+            groups += map(_GroupFindings, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
             numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
             with ForkMap(self.judges, CaseFindings, _collect, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case, following in itertools.zip_longest(each.group.cases, each.group.cases[1:]):
-                        if self.budget.fail_fast and self._proven_wrong(dtype, each):
+                        if self.fail_fast and self._proven_wrong(dtype, each):
                             break
                         number = next(numbers)
                         if self.allowance.is_spent(case.dims, number / total):
                             left_out += 1
                             continue
-                        told, wrong = self._so_far(dtype, each)
-                        text = f"{kernel.name} {dtype}, case {number} of {total}{told}"
+                        verdict, wrong = self._so_far(dtype, each)
+                        text = f"{kernel.name} {dtype}, case {number} of {total}{verdict}"
                         step = Step(text, "case", number, total, wrong=wrong)
                         progress(step)
                         self.allowance.cases = total - number + 1
@@ -272,7 +262,7 @@ class Judging:
 
     def _in_turn(
         self,
-        judging: _GroupJudging,
+        judging: _GroupFindings,
         case: Case,
         forks: ForkMap[Asked, CaseFindings],
         report: Callable[[float], None],
@@ -283,10 +273,11 @@ class Judging:
         If forks judge, the kernel is called on the `following` case meanwhile, unless the cases are large. `report`
         gets the seconds of a wait. All limits of time move by them.
         """
-        need = needed(self.kernel, case, self.backend, self.budget)
+        need = needed(self.kernel, case, self.backend, self.effort)
         ahead = self.judges > 1 and need <= _AHEAD * total_memory(self.backend)
-        if ahead and following is not None and following.dims == case.dims:
-            self.expect(following)
+        run = self.runner.run
+        if ahead and isinstance(run, RemoteKernel) and following is not None and following.dims == case.dims:
+            run.expect(following)
             need *= 2
         for again in range(_WAITS if self.backend.streams else 1):
             waiting = time.monotonic()
@@ -296,31 +287,26 @@ class Judging:
                     self.runner.until += waited
                     forks.until += waited
                     report(waited)
-                if self._has_memory_for(judging, case, forks):
+                try:
+                    self._ask(judging, case, forks)
                     return
+                except Exception as error:
+                    if not ran_out(error):
+                        raise
+                finally:
+                    self.allowance.end()
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
-    def _turn(self, case: Case) -> AbstractContextManager[object]:
-        return turn(self.backend, needed(self.kernel, case, self.backend, self.budget))
-
-    def _has_memory_for(self, judging: _GroupJudging, case: Case, forks: ForkMap[Asked, CaseFindings]) -> bool:
+    def _ask(self, judging: _GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings]) -> None:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
-        Returns False if memory ran out. Whatever a case holds is free when this returns.
+        Whatever a case holds is free when this returns.
         """
-        try:
-            for question, given in self._called(judging.group, case) or ():
-                ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
-                judging.open += 1
-                forks.ask((judging, question.case, given), ask, here=not question.on_host)
-            return True
-        except Exception as error:
-            if not ran_out(error):
-                raise
-            return False
-        finally:
-            self.allowance.end()
+        for question, given in self._called(judging.group, case) or ():
+            ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
+            judging.open += 1
+            forks.ask((judging, question.case, given), ask, here=not question.on_host)
 
     def record(self) -> KernelRun:
         """Returns the record, without the time that the measurement took."""
@@ -329,10 +315,11 @@ class Judging:
         status, message = runner.verdict(dtypes)
         if runner.judge_was_late:
             self._lost("judge failed", f"the judge {LATE}: {runner.too_late}")
-        self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", self.target) for text in runner.undeclared(dtypes))
+        self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", runner.target) for text in runner.undeclared(dtypes))
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
-            differs = "" if kernel.peer else self.calls.difference(wrong, self._turn)
+            own_turn = lambda case: turn(self.backend, needed(kernel, case, self.backend, self.effort))  # noqa: E731
+            differs = "" if kernel.peer else runner.difference(wrong, own_turn)
         if status == "ok" and any(law.status == "broken" for law in self.laws):
             status = "wrong"
         if self.gaps and not results and status == "ok":
@@ -341,7 +328,7 @@ class Judging:
             status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
         return KernelRun(
             name=kernel.name,
-            target=self.target,
+            target=runner.target,
             op=kernel.op.name,
             params=dict(kernel.params),
             promise=kernel.promise,
@@ -361,33 +348,33 @@ class Judging:
 
     def _lost(self, kind: GapKind, text: str) -> None:
         """Records that something has no verdict; the run becomes incomplete."""
-        gap = Gap(kind, f"{self.kernel.name}: {text}", self.target)
+        gap = Gap(kind, f"{self.kernel.name}: {text}", self.runner.target)
         if gap not in self.gaps:
             self.notes.append(text)
             self.gaps.append(gap)
 
     def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
         """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
-        budget = self.budget
+        effort = self.effort
         try:
             with phase("judge: inputs, and the kernel's results"):
-                made = self.runner.measured(self.calls, planned)
-            if made is None:
+                results = self.runner.measured(planned)
+            if results is None:
                 return None
-            case, measured = made
+            case, measured = results
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
             for _ in range(HALVED):
                 try:
                     with phase("judge: elements, and their references"):
-                        found = self._questions(group, case, measured, given, budget)
-                    for question, results in found:
-                        question.demand_answer(results.get(BASELINE, {}))
-                    return found
+                        questions = self._questions(group, case, measured, given, effort)
+                    for question, some in questions:
+                        question.demand_answer(some.get(BASELINE, {}))
+                    return questions
                 except Exception as error:
                     if not ran_out(error):
                         raise
-                    budget = budget.halved()
+                    effort = effort.halved()
         except NoAnswer as error:
             self._lost("no reference", f"no verdict where {error}")
             return None
@@ -410,7 +397,7 @@ class Judging:
         return {**given, BASELINE: baseline, **measured.inference}
 
     def _questions(
-        self, group: Group, case: Case, measured: Measured, given: Given, budget: Budget
+        self, group: Group, case: Case, measured: Measured, given: Given, effort: Effort
     ) -> list[tuple[Question, Given]]:
         """Returns the questions about a case, each with the results to judge.
 
@@ -418,11 +405,12 @@ class Judging:
         """
         wanted = tuple(filter(group.judges, measured.results))
         problem = problem_of(self.kernel.op, case, measured.inputs, measured.upstream, wanted)
-        problem.kept.effort, problem.kept.first = budget.effort, 1.0
-        if not budget.holds(self.kernel.op, problem):
-            return self._sampled(problem, case, measured, given, budget)
+        problem.kept.effort, problem.kept.first = effort.exact, 1.0
+        if not effort.holds(self.kernel.op, problem):
+            return self._sampled(problem, case, measured, given, effort)
         small = PARALLEL if self.judges > 1 else SMALL
-        question = question_of(self.kernel, case, measured, problem, self.target, self.seed, small).explaining(given)
+        question = question_of(self.kernel, case, measured, problem, self.runner.target, self.seed, small)
+        question = question.explaining(given)
         if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
             several = self.judges > 1 and question.problem.is_long  # so that several forks share it
@@ -430,7 +418,7 @@ class Judging:
         return [(question, given)]
 
     def _sampled(
-        self, problem: Problem, case: Case, measured: Measured, given: Given, budget: Budget
+        self, problem: Problem, case: Case, measured: Measured, given: Given, effort: Effort
     ) -> list[tuple[Question, Given]]:
         """Returns questions about some elements of each result.
 
@@ -442,19 +430,19 @@ class Judging:
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
-            seconds = self.allowance.share(count - at, count)
+            own = replace(effort, seconds=self.allowance.share(count - at, count))
             with phase(f"evaluate some elements of {name}"):
-                sample = sampled(op, problem, name, singled, replace(budget, seconds=seconds), self.seed, forks=forks)
+                sample = sampled(op, problem, name, singled, own, self.seed, forks=forks)
             if sample is None:
                 self._lost("judge failed", f"{case.dtype}: {beyond(name, case)}")
                 continue
-            question = sampled_question(self.kernel, case, measured, sample, self.target, self.seed)
-            question.host.kept.effort = budget.effort
+            question = sampled_question(self.kernel, case, measured, sample, self.runner.target, self.seed)
+            question.host.kept.effort = effort.exact
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
             found.append((question.explaining(of_sample), of_sample))
         return found
 
-    def _proven_wrong(self, dtype: str, judging: _GroupJudging) -> str:
+    def _proven_wrong(self, dtype: str, judging: _GroupFindings) -> str:
         """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
         beside = judging.found[BASELINE]
         for name, each in judging.found[KERNEL].items():
@@ -464,7 +452,7 @@ class Judging:
                 return f"{name} {dtype}: {found.reason}"
         return ""
 
-    def _so_far(self, dtype: str, judging: _GroupJudging) -> tuple[str, str]:
+    def _so_far(self, dtype: str, judging: _GroupFindings) -> tuple[str, str]:
         """Returns the verdict on the cases judged so far, for the line of progress, and the finding, or "".
 
         The verdict is computed at most once a second: for many small cases that takes longer than to judge them.
@@ -475,14 +463,19 @@ class Judging:
             judging.told = now, ", wrong so far" if wrong else ", no finding so far", wrong
         return judging.told[1], judging.told[2]
 
-    def _results_of(self, dtype: str, judging: _GroupJudging) -> Iterator[Result]:
+    def _results_of(self, dtype: str, judging: _GroupFindings) -> Iterator[Result]:
         """Yields the results of a group: the kernel's, then those of modes of inference."""
         kernel, group, found = self.kernel, judging.group, judging.found
         own = found[KERNEL]
         blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
         self.notes.extend(f"{dtype}: {each.words}" for each in blind)
         whole = not group.only_gradients and not group.pinned
-        special = self._special(dtype) if whole and own and not self.runner.ended else {}
+        special = dict[str, list[SpecialValue]]()
+        if whole and own and not self.runner.ended:
+            try:
+                special = special_values(kernel, self.runner.target, dtype, self.runner.call)
+            except (KernelError, Died, Late, JudgeFailed) as error:
+                self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
         for name in own:
             yield self._result(name, dtype, judging, special=special.get(name, []))
         for mode in [by for by in found if by not in (KERNEL, BASELINE)]:
@@ -491,45 +484,35 @@ class Judging:
                 output = f"{group.named(name)} {mode}"
                 yield _of_inference(self._result(name, dtype, judging, mode, output=output, properties=properties))
 
-    def _special(self, dtype: str) -> dict[str, list[SpecialValue]]:
-        """Returns the special values of each result. If the kernel refuses their case, a note says so."""
-        try:
-            return special_values(self.kernel, self.target, dtype, self.calls)
-        except (KernelError, Died, Late, JudgeFailed) as error:
-            self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
-            return {}
-
-    def _result(self, name: str, dtype: str, judging: _GroupJudging, by: str = KERNEL, **more: Any) -> Result:
+    def _result(self, name: str, dtype: str, judging: _GroupFindings, by: str = KERNEL, **more: Any) -> Result:
         """Returns the entry of one result of a source, with its curve, its verdict and PyTorch's figures."""
         kernel, group, found = self.kernel, judging.group, judging.found[by][name]
-        beside = judging.found[BASELINE].get(name) if by == KERNEL else None
-        parts = None if beside is None else beside.parts
-        judged, excessive, curve = check_limit(kernel, dtype, name, found.parts, found.trivial, parts), None, None
+        theirs = judging.found[BASELINE].get(name) if by == KERNEL else None
+        # Only cases that gave a result count, so a kernel that starts to refuse some becomes incomparable. All cases of
+        # the corpus count as one property, so pinning a case keeps its bound comparable.
+        entry = {"output": group.named(name), "bits": judging.digests[by, name].text, **more}
+        if "properties" not in entry:
+            of_cases = () if group.pinned else found.cases
+            space = group.space if group.pinned else ""
+            entry["properties"] = fingerprint(
+                kernel, group.named(name) if group.pinned else name, dtype, of_cases, space
+            )
         if found.operand:
-            of_operand, theirs = formats.named(found.operand), None if beside is None else beside.curve
-            curve = recorded(deciding_operand(kernel.op), of_operand, found.edges, found.curve, theirs)
-        if beside is not None and found.near:
-            excessive = number(excess(found.near, beside.near, kernel.limit(dtype, name)))
-        basis = Basis("exhaustive", found.n) if group.exhaustive else Basis("observed", found.n, self.seed)
+            peaks, beside = formats.named(found.operand), None if theirs is None else theirs.curve
+            entry["curve"] = recorded(deciding_operand(kernel.op), peaks, found.edges, found.curve, beside)
+        if theirs is not None and found.near:
+            entry["excess"] = number(excess(found.near, theirs.near, kernel.limit(dtype, name)))
         if found.whole > found.n:
             basis = Basis("observed", found.n, self.seed, found.whole)
-        return result_of(
-            kernel,
-            dtype,
-            name,
-            found,
-            judged,
-            basis,
-            None if beside is None else (label(self.backend.device), beside),
-            curve=curve,
-            excess=excessive,
-            bits=judging.digests[by, name].text,
-            **{"output": group.named(name), "properties": _properties(kernel, name, dtype, group, found.cases)} | more,
-        )
+        else:
+            basis = Basis("exhaustive", found.n) if group.exhaustive else Basis("observed", found.n, self.seed)
+        peer = None if theirs is None else (label(self.backend.device), theirs)
+        verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, theirs.parts if theirs else None)
+        return result_of(kernel, dtype, name, found, verdict, basis, peer, **entry)
 
 
 @dataclass
-class _GroupJudging:
+class _GroupFindings:
     """Holds a group of cases while it is judged."""
 
     group: Group
@@ -541,7 +524,7 @@ class _GroupJudging:
     told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
 
 
-Asked = tuple[_GroupJudging, Case, Given]  # a question's group, case and results
+Asked = tuple[_GroupFindings, Case, Given]  # a question's group, case and results
 
 
 def _collect(asked: Asked, found: CaseFindings) -> None:
@@ -572,14 +555,3 @@ def _of_inference(result: Result) -> Result:
         classes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.classes],
         regimes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.regimes],
     )
-
-
-def _properties(kernel: Kernel, name: str, dtype: str, group: Group, cases: Sequence[Case]) -> str:
-    """Returns the property hash of a result.
-
-    It covers only cases that gave a result, so a kernel that starts to refuse some becomes incomparable. All cases of
-    the corpus count as one property, so pinning a case keeps its bound comparable.
-    """
-    if group.pinned:
-        return fingerprint(kernel, group.named(name), dtype, space=group.space)
-    return fingerprint(kernel, name, dtype, cases)
