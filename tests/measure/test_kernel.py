@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,12 +25,11 @@ from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.measure.result import _over_the_limit, only_at_special
 from verify.ops import linear
 from verify.ops.graph.shipped import Shipped
 from verify.ops.linear import LINEAR
 from verify.records.merge import together
-from verify.records.record import Figures, KernelRun, Result, value_of
+from verify.records.record import KernelRun, Result, value_of
 from verify.report.present import KernelFacts
 from verify.truth import exact
 from verify.workers import fork_map
@@ -406,11 +404,6 @@ def test_what_is_wrong_for_inference_alone_is_a_result_of_its_own() -> None:
     assert len(laws) > 2 and set(laws) == {"accuracy"}, "a call alone shows none of them"
 
 
-@pytest.mark.parametrize(("count", "said"), [(1, "1 infinite or NaN input,"), (2, "2 infinite or NaN inputs,")])
-def test_one_input_is_not_many(count: int, said: str) -> None:
-    assert only_at_special(count) == f"wrong at {said} right at all others"
-
-
 def test_what_is_summed_over_many_rows_has_an_exact_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     """The 257th row is lost; that many rows has float32 alone."""
 
@@ -446,13 +439,6 @@ def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     assert result.reason == "8.389e+07 ULP at an infinite input, the limit is 1"
     assert result.worst[0].inputs["x"].startswith("-inf")
     assert value_of(result.figures.max_upper) <= 1  # of all other inputs
-
-
-def test_an_error_that_is_open_at_no_certain_element_is_told_as_open() -> None:
-    """Where an enclosure excludes no error, none was seen either: it read "at 0 of 376 extreme inputs"."""
-    open_ = Figures(376, 0.4, "inf", 0.4, 0.1, 0, 0, 0)
-    told = _over_the_limit(open_, math.inf, 4.0, "plain", "extreme")
-    assert told == "not proven within 4 ULP on extreme inputs: up to inf cannot be excluded"
 
 
 def test_infinity_for_the_largest_finite_number_is_wrong() -> None:

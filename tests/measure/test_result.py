@@ -18,7 +18,7 @@ from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import FEWEST, LimitCheck, check_limit
-from verify.measure.tally import FEWEST_TRUTHS, Bias, Tally
+from verify.measure.tally import FEWEST_TRUTHS, Bias, Maximum, Tally
 from verify.records.readings import NONFINITE
 from verify.records.record import DEMANDING, EXTREME, ORDINARY, ClassFigures, Result
 from verify.records.recorded import deciding
@@ -150,6 +150,9 @@ def test_what_the_reference_leaves_open_is_undecided_and_no_pass() -> None:
     found = check((ORDINARY, noisy([1.0, 7.5], width=1.0)))
     assert (found.status, found.only_special) == ("undecided", False)
     assert found.reason == "not proven within 8\u00d7 noise on ordinary inputs: up to 8.5 cannot be excluded"
+    # where an enclosure excludes no error, none was seen either
+    unbounded = Tally(n=376, scaled=Maximum(0.4, "inf"))
+    assert check((ORDINARY, unbounded)).reason.endswith("on ordinary inputs: up to inf cannot be excluded")
     assert check((ORDINARY, noisy([1.0, 9.5], width=1.0))).status == "wrong", "8.5 at least"
     assert check((ORDINARY, noisy([1.0, 6.5], width=1.0))).status == "ok"
 
