@@ -95,8 +95,8 @@ def test_of_an_element_that_no_route_decides_the_least_error_is_proven_not_the_m
     assert round(value_of(more.max_ulp)) == round(value_of(more.max_upper)) == 5
 
 
-def largest(tally: Tally, gate: str = "plain") -> float:
-    return value_of(tally.maximum(gate).seen)
+def largest(tally: Tally, scaled: bool = False) -> float:
+    return value_of((tally.deciding if scaled else tally.plain).seen)
 
 
 def spread(count: int, seed: int = 0) -> Tensor:
@@ -304,20 +304,20 @@ def test_a_cancelling_op_is_gated_by_the_scaled_error() -> None:
     truth = evaluate(op, whole, {"y": fmt})["y"]
     clean = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     assert clean.tallies[0].misrounded == 0
-    assert largest(clean.tallies[0], "scaled") <= 0.5
+    assert largest(clean.tallies[0], True) <= 0.5
     got[0] += 2.0**-24
     small = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     assert largest(small.tallies[0]) > 4
-    assert largest(small.tallies[0], "scaled") <= 1.0
+    assert largest(small.tallies[0], True) <= 1.0
     place = 5
     scale = float(torch.maximum(truth.scale, truth.value.abs()).reshape(-1)[place])
     got[place] += 3 * torch.finfo(torch.float32).eps * 2.0 ** int(torch.tensor(scale).log2().floor())
     lied = judge_by(JudgedBy(op, whole, "y", truth, fmt), got.reshape(1, 64))
     tally = lied.tallies[0]
     assert tally.leaders[0].place == place
-    assert 2.5 <= largest(tally, "scaled") <= 3.5
-    assert largest(tally) >= largest(tally, "scaled")
-    assert tally.figures().scaled_max == largest(tally, "scaled")
+    assert 2.5 <= largest(tally, True) <= 3.5
+    assert largest(tally) >= largest(tally, True)
+    assert tally.figures().scaled_max == largest(tally, True)
 
 
 def test_an_error_of_more_ulps_than_a_float_counts_has_a_scaled_figure() -> None:
@@ -333,7 +333,7 @@ def test_an_error_of_more_ulps_than_a_float_counts_has_a_scaled_figure() -> None
     expected = 1e-14 / 2.0 ** (truth.scale_exponent(0, fmt))
     assert 0.05 < expected < 1
     assert outcome.exact[0].ulp == -torch.inf
-    assert largest(outcome.tallies[0], "scaled") == pytest.approx(expected, rel=1e-12)
+    assert largest(outcome.tallies[0], True) == pytest.approx(expected, rel=1e-12)
     assert not outcome.tallies[0].nonfinite
     direct = errors(got, truth.value, fmt, low=truth.low, bound=truth.bound, scale=truth.scale)
     assert direct.scaled is not None and direct.scaled_width is not None
@@ -407,7 +407,7 @@ def test_an_element_whose_noise_was_sampled_too_small_is_sampled_again() -> None
 
     def largest(by: Truth) -> float:
         judged = judge_by(JudgedBy(op, problem, "y", by, fmt), got, effort=Effort(sample=0))
-        return value_of(judged.tallies[0].maximum("noise").upper)
+        return value_of(judged.tallies[0].deciding.upper)
 
     assert largest(unlucky) > 8 > 6 > largest(again)
 

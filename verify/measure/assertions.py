@@ -98,7 +98,7 @@ def assert_ulp(
     by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor).with_noise_again(actual)
     outcome = judge_by(by, actual)
     tally = outcome.tallies[0]
-    upper = value_of(tally.maximum(definition.gate_of(result)).upper)
+    upper = value_of(tally.deciding.upper)
     # not (x <= bound): a NaN must fail
     if not (upper <= limit) or tally.nan:
         index, found = tally.leaders[0].place, outcome.errors

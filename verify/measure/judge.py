@@ -120,18 +120,16 @@ def judge_by(
     by: JudgedBy, got: Tensor, *, segments: Tensor | None = None, n_segments: int = 1, effort: Effort | None = None
 ) -> JudgedResult:
     """Judges one output tensor. `segments` numbers the regime of each element."""
-    op, problem, result, truth, fmt, policy = by.op, by.problem, by.result, by.truth, by.fmt, by.policy
-    effort = effort or Effort()
+    op, problem, result, truth, fmt, effort = by.op, by.problem, by.result, by.truth, by.fmt, effort or Effort()
     near, found = by.compared(got)
     size = found.ulp.numel()
     if segments is None:
         segments = torch.zeros(size, dtype=torch.int64, device=found.ulp.device)
-    # found once for each segment, so that a round reads every element once
-    asked = segments
+    unknown = torch.zeros_like(segments, dtype=torch.bool)
     if truth.unknown is not None:  # no route has a value for these elements, so they are not judged
         unknown = truth.unknown.reshape(-1).to(segments.device)
-        asked = torch.where(unknown, -1, segments)
-    members = [torch.nonzero(asked == segment).reshape(-1) for segment in range(n_segments)]
+    # found once for each segment, so that a round reads every element once
+    members = [torch.nonzero((segments == segment) & ~unknown).reshape(-1) for segment in range(n_segments)]
     patterns = bits_of(got.reshape(-1).detach())
     exact: dict[int, Judged] = {}
     given: dict[int, int] = {}  # the bits of the elements in `exact`
@@ -146,9 +144,8 @@ def judge_by(
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
         for index, point, pattern in zip(fresh, points, bits, strict=True):
             given[index] = pattern & ((1 << fmt.bits) - 1)
-            exact[index] = judge_known(
-                point, partial(near.interval, index), fmt, given[index], both=both, policy=policy
-            )
+            interval = partial(near.interval, index)
+            exact[index] = judge_known(point, interval, fmt, given[index], both=both, policy=by.policy)
         # without routes the element keeps its interval
         return {index: exact[index] for index in fresh if exact[index].routes}
 
@@ -170,23 +167,19 @@ def judge_by(
         if exact[index].routes == 1:
             del exact[index]
     found = settled(found, escalate(sorted(leaders), both=True))
-    lost = torch.isinf(found.figures[-1][1])
-    if truth.unknown is not None:
-        lost |= unknown
+    lost = torch.isinf(found.figures[-1][1]) | unknown
     found = _left_open(found, lost)
     tallies = tally(found, segments=segments, n_segments=n_segments)
     # without a step that several elements share, each of them is an observation of its own
     whole = {value.numel() for value in problem.inputs.values() if value is not None} == {size}
     apart = whole and op.gate_of(result) == "plain"
     biases = bias_of(found, near.value, fmt, tuple(got.shape), apart=apart, segments=segments, n_segments=n_segments)
-    tallies = [msgspec.structs.replace(part, bias=each) for part, each in zip(tallies, biases, strict=True)]
-    if bool(lost.any()):
-        left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
-        tallies = [msgspec.structs.replace(part, open=count) for part, count in zip(tallies, left, strict=True)]
+    left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
+    both = zip(tallies, biases, left, strict=True)
+    tallies = [msgspec.structs.replace(part, bias=bias, open=count) for part, bias, count in both]
     if exact:
         tallies = of_judged(tallies, found, segments, {index: given[index] for index in exact})
-    escalated = sum(1 for each in exact.values() if each.routes)
-    return JudgedResult(tallies=tallies, exact=exact, escalated=escalated, errors=found)
+    return JudgedResult(tallies, exact, sum(each.routes > 0 for each in exact.values()), found)
 
 
 def demand_known_answers(device: torch.device | str) -> None:
@@ -213,38 +206,41 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
     """Returns the errors with the exact figure of every element that was judged exactly (flat index -> verdict)."""
     if not exact:
         return found
-    device = found.ulp.device
+    device, verdicts, yardstick = found.ulp.device, list(exact.values()), found.yardstick
     where = torch.tensor(list(exact), dtype=torch.int64, device=device)
-    verdicts = list(exact.values())
-    known = [0.0] * len(verdicts)
+
+    def replaced(values: Tensor, new: Sequence[float]) -> Tensor:
+        values = values.clone()
+        values[where] = torch.tensor(new, dtype=values.dtype, device=device)
+        return values
+
+    exactly = [0.0] * len(verdicts)
     scaled, scaled_width = found.scaled, found.scaled_width
     if scaled is not None and scaled_width is not None:
-        if (yardstick := found.yardstick) is not None:
-            noise = yardstick.noise[where].tolist()
+        if yardstick is not None:
             how = Judged.beside_noise if yardstick.beside else Judged.in_noise
+            noise = yardstick.noise[where].tolist()
             figures = [how(item, unit, yardstick.floor) for item, unit in zip(verdicts, noise, strict=True)]
         else:
             assert found.scale_exponent is not None
             units = found.scale_exponent[where].tolist()
             figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
-        scaled, scaled_width = _replaced(scaled, where, figures), _replaced(scaled_width, where, known)
+        scaled, scaled_width = replaced(scaled, figures), replaced(scaled_width, exactly)
     # the fast pass decides whether a zero has the right sign: an exact zero has no sign
     wrong = torch.tensor([item.misrounded for item in verdicts], device=device)
     misrounded = found.misrounded.clone()
     misrounded[where] = wrong | (misrounded[where] & found.zero_sign[where])
-    undecided = found.undecided.clone()
-    undecided[where] = False
     nonfinite = found.nonfinite
     # the interval left open whether an infinity stands for the largest number or for a value beyond it
-    if scaled is None or (found.yardstick is not None and found.yardstick.beside):
+    if scaled is None or (yardstick is not None and yardstick.beside):
         nonfinite = nonfinite.clone()
         nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)
     return replace(
         found,
-        ulp=_replaced(found.ulp, where, [item.ulp for item in verdicts]),
-        width=_replaced(found.width, where, known),
+        ulp=replaced(found.ulp, [item.ulp for item in verdicts]),
+        width=replaced(found.width, exactly),
         misrounded=misrounded,
-        undecided=undecided,
+        undecided=replaced(found.undecided, exactly),
         nonfinite=nonfinite,
         scaled=scaled,
         scaled_width=scaled_width,
@@ -253,17 +249,9 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
 
 def _left_open(found: Errors, lost: Tensor) -> Errors:
     """Returns the errors with the elements in the mask `lost` undecided, not misrounded, and with an error of 0."""
-    zero = torch.zeros_like(found.ulp)
-    known = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
-    kept = {name: None if item is None else torch.where(lost, zero, item) for name, item in known.items()}
-    return replace(found, undecided=found.undecided | lost, misrounded=found.misrounded & ~lost, **kept)  # type: ignore[arg-type]
-
-
-def _replaced(values: Tensor, where: Tensor, new: list[float]) -> Tensor:
-    """Returns the values with new ones at the indices `where`."""
-    values = values.clone()
-    values[where] = torch.tensor(new, dtype=values.dtype, device=values.device)
-    return values
+    figures = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
+    zeroed = {name: None if item is None else item.masked_fill(lost, 0.0) for name, item in figures.items()}
+    return replace(found, undecided=found.undecided | lost, misrounded=found.misrounded & ~lost, **zeroed)  # type: ignore[arg-type]
 
 
 def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:

@@ -32,6 +32,8 @@ from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime, Worker
 from verify.workers.requests import About, Late, Step
 
+# the settings of a run that each request has
+_OF_REQUEST = ("seed", "laws", "plan", "judging", "without", "memory", "fail_fast", "enough", "needed")
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
 _NO_FINDING = ("skipped", "interrupted", "ok")  # statuses of a part that found nothing
 _EARLIER = "earlier "  # before the name of a part that another start repeats: what the last start found
@@ -69,15 +71,12 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
     A later run continues from it only if everything that figures depend on is equal.
     """
+    options = ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast")
+    facts = {name: value for name, value in about.environment.items() if name not in ("commit", "dirty")}
     settings = {
-        "options": {
-            name: getattr(session, name)
-            for name in ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast")
-        },
+        "options": {name: getattr(session, name) for name in options},
         "backend": about.backend,
-        "device or versions": {
-            name: value for name, value in about.environment.items() if name not in ("commit", "dirty")
-        },
+        "device or versions": facts,
         "sources": sources,
         "pinned cases": digest(config.find().corpus, "*.json"),
         "verify": own_digest(),
@@ -138,11 +137,6 @@ def longest_first(kind: str, dtype: str) -> tuple[int, int]:
     return _KINDS.index(kind), _SLOWEST.index(dtype) if dtype in _SLOWEST else len(_SLOWEST)
 
 
-def _turn(part: _Part) -> tuple[bool, tuple[int, int]]:
-    """Returns the sort key of a part. Kernels come before peers, in case time runs out."""
-    return part.kernel.peer, longest_first(part.kernel.kind, part.dtype)
-
-
 class Measuring(Source[_Part, KernelRun]):
     """Holds the parts of a run. A worker prefers its last kernel.
 
@@ -191,13 +185,18 @@ class Measuring(Source[_Part, KernelRun]):
         """Sets the parts to measure. Ends those that an earlier start finished, and those that cannot be measured."""
         self.parts, self.backend = parts, backend
         self.progress = Progress(len(parts), bool(self.session.laws))
-        self.waiting = sorted((part for part in parts if not self._resumed(part)), key=_turn)
+        for part in parts:
+            if (done := self.known(part.key, KernelRun)) is not None:
+                self.ended[part.key] = done
+                self.progress.end(part.key)
         if self.ended:
             self.session.progress(f"resumed: {len(self.ended)} of {len(parts)}")
-        for part in list(self.waiting):
-            if (unfit := self._unfit(part)) is not None:
-                self.waiting.remove(part)
+        for part in parts:
+            if part.key not in self.ended and (unfit := self._unfit(part)) is not None:
                 self._end(part, unfit)
+        # kernels come before peers, in case time runs out
+        rest = [part for part in parts if part.key not in self.ended]
+        self.waiting = sorted(rest, key=lambda part: (part.kernel.peer, longest_first(part.kernel.kind, part.dtype)))
 
     def next(self, last: _Part | None) -> _Part | None:
         """Takes the next part. Peers come when no other kernel waits."""
@@ -206,13 +205,6 @@ class Measuring(Source[_Part, KernelRun]):
             return None
         peers = self.waiting[0].kernel.peer
         return self.take_nearest(last, lambda part: part.kernel.peer == peers)
-
-    def _resumed(self, part: _Part) -> bool:
-        """True if an earlier start finished a part."""
-        if (done := self.known(part.key, KernelRun)) is not None:
-            self.ended[part.key] = done
-            self.progress.end(part.key)
-        return done is not None
 
     def _unfit(self, part: _Part) -> KernelRun | None:
         """Returns the record of a kernel that cannot run here or in none of the requested dtypes; None if it can."""
@@ -235,21 +227,9 @@ class Measuring(Source[_Part, KernelRun]):
         session = self.session
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
         cores, left = session.jobs or usable_cores(), len(self.parts) - len(self.ended)
-        return Measure(
-            part.target,
-            session.seed,
-            part.dtypes,
-            session.laws,
-            plan=session.plan,
-            seconds=session.timeout,
-            judging=session.judging,
-            without=session.without,
-            judges=session.judges or (min(cores, 2 * cores // left) if left < cores else 1),
-            memory=session.memory,
-            fail_fast=session.fail_fast,
-            enough=session.enough,
-            needed=session.needed,
-        )
+        judges = session.judges or (min(cores, 2 * cores // left) if left < cores else 1)
+        settings = {name: getattr(session, name) for name in _OF_REQUEST}
+        return Measure(part.target, dtypes=part.dtypes, seconds=session.timeout, judges=judges, **settings)
 
     def timeout(self, part: _Part) -> float:
         return self.session.timeout + self.session.judging

@@ -136,7 +136,7 @@ class Tally(msgspec.Struct, frozen=True):
 
     def merge(self, other: Tally) -> Tally:
         """Returns the tally of both sets together. Places of leaders must come from one numbering."""
-        leaders = sorted([*self.leaders, *other.leaders], key=lambda item: item.order)
+        leaders = worst([*self.leaders, *other.leaders], 2 * KEEP)
         rest = _largest(self.rest, other.rest)
         if len(leaders) > KEEP:
             rest = _largest(rest, leaders[KEEP].upper)
@@ -144,32 +144,19 @@ class Tally(msgspec.Struct, frozen=True):
         if self.scaled is not None or other.scaled is not None:  # one alone: elements in ULP beside some less noise
             scaled = self.deciding.merge(other.deciding)
         return Tally(
-            n=self.n + other.n,
-            misrounded=self.misrounded + other.misrounded,
-            undecided=self.undecided + other.undecided,
-            open=self.open + other.open,
-            nonfinite=self.nonfinite + other.nonfinite,
-            nan=self.nan + other.nan,
-            capped_sum=self.capped_sum + other.capped_sum,
             counts=added(self.counts, other.counts),
             plain=self.plain.merge(other.plain),
             scaled_counts=added(self.scaled_counts, other.scaled_counts),
             scaled=scaled,
             leaders=leaders[:KEEP],
             rest=rest,
-            squares=self.squares + other.squares,
-            weighed=self.weighed + other.weighed,
-            worse=self.worse + other.worse,
             bias=self.bias.merge(other.bias),
+            **{name: getattr(self, name) + getattr(other, name) for name in _SUMS},
         )
 
     def without_places(self) -> Tally:
         """Returns the same statistics without leaders, to merge with elements of another numbering."""
         return msgspec.structs.replace(self, leaders=[], rest=-1.0)
-
-    def maximum(self, gate: str) -> Maximum:
-        """Returns the maximum of the error that decides the verdict of an op."""
-        return self.plain if gate == "plain" else self.scaled or Maximum()
 
     @property
     def deciding(self) -> Maximum:
@@ -181,31 +168,32 @@ class Tally(msgspec.Struct, frozen=True):
 
         A NaN where the truth is a number makes the maximum NaN. Enough of them make the quantile NaN.
         """
-        scaled = self.scaled
+
+        def of(maximum: Maximum, counts: BinCounts) -> tuple[Number, Number, Number]:
+            """Returns both ends of a maximum, and the error that 99.9% of the elements do not exceed."""
+            among = self.nan > self.n - math.ceil(0.999 * self.n)
+            p999: Number = "nan" if among else number(min(quantile(counts, 0.999), value_of(maximum.upper)))
+            return ("nan", "nan", p999) if self.nan else (maximum.seen, maximum.upper, p999)
 
         square = self.squares / (UNIT * self.weighed) if self.weighed else 0.0
-        bias, known = self.bias, self.bias.blocks > 1
-
-        def p999(counts: BinCounts, upper: Number) -> Number:
-            """Returns the error that 99.9% of the elements do not exceed; NaN if more elements are NaN."""
-            among = self.nan > self.n - math.ceil(0.999 * self.n)
-            return "nan" if among else number(min(quantile(counts, 0.999), value_of(upper)))
-
+        bias, has_bias = self.bias, self.bias.blocks > 1
+        max_ulp, max_upper, p999 = of(self.plain, self.counts)
+        scaled = (None, None, None) if self.scaled is None else of(self.scaled, self.scaled_counts)
         return Figures(
             n=self.n,
-            max_ulp="nan" if self.nan else self.plain.seen,
-            max_upper="nan" if self.nan else self.plain.upper,
-            p999=p999(self.counts, self.plain.upper),
+            max_ulp=max_ulp,
+            max_upper=max_upper,
+            p999=p999,
             mean=float(f"{self.capped_sum / (UNIT * self.n):.7g}") if self.n else 0.0,
             misrounded=self.misrounded,
             undecided=self.undecided,
             open=self.open,
             nonfinite=self.nonfinite,
-            scaled_max=None if scaled is None else "nan" if self.nan else scaled.seen,
-            scaled_upper=None if scaled is None else "nan" if self.nan else scaled.upper,
-            scaled_p999=None if scaled is None else p999(self.scaled_counts, scaled.upper),
-            bias=float(f"{bias.mean:.4g}") if known else None,
-            bias_error=float(f"{bias.error:.4g}") if known else None,
+            scaled_max=scaled[0],
+            scaled_upper=scaled[1],
+            scaled_p999=scaled[2],
+            bias=float(f"{bias.mean:.4g}") if has_bias else None,
+            bias_error=float(f"{bias.error:.4g}") if has_bias else None,
             rms=float(f"{math.sqrt(square):.4g}"),
             weighed=self.weighed,
         )
@@ -222,6 +210,10 @@ class Tally(msgspec.Struct, frozen=True):
         negative = [octaves[True, octave] for octave in range(last, -1, -1)]
         counts = negative + [octaves[False, octave] for octave in range(last + 1)]
         return Histogram(edges=octave_edges(len(counts)), counts=counts)
+
+
+# the fields of a tally that add up
+_SUMS = [name for name, kind in Tally.__annotations__.items() if kind == "int"]
 
 
 class Peak(msgspec.Struct, frozen=True, array_like=True):
