@@ -23,13 +23,13 @@ import flint
 import numpy as np
 import torch
 
+from verify.ops.elements import arb_bits
 from verify.ops.graph.arithmetic import Balls
 from verify.ops.graph.elementwise import ELEMENTWISE, LOGIC, REMAINS, Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.spans import Span, point
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Plain, Run, Step
-from verify.ops.precision import arb_bits
 
 BITS = (128, 2_600)  # the second tells where a wave stands at 2^1023
 CHUNK = 1 << 13

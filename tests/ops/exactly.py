@@ -17,7 +17,7 @@ import numpy as np
 from mpmath import libmp, mp
 from torch import Tensor
 
-from verify.ops.precision import GUARD, mp_bits
+from verify.ops.elements import GUARD, mp_bits
 
 # Terms that still cancel at 8 prec + 8192 bits cancel exactly: the sum is rational and equal to zero.
 _LIMIT_FACTOR, _LIMIT_EXTRA = 8, 8192

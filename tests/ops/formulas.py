@@ -24,8 +24,7 @@ from mpmath import mp
 from tests.ops.exactly import dot, dyadic, dyadics, exact_product, magnitude, summed, to_mp, whole
 from tests.ops.norm_formulas import norm
 from verify.ops import Problem
-from verify.ops.elements import pick
-from verify.ops.precision import GUARD, mp_bits
+from verify.ops.elements import GUARD, mp_bits, pick
 
 Function = Callable[..., Any]  # of an exact mpf of any length, with prec=: an mpf with an error below 2^-(prec - 8)
 

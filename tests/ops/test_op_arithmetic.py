@@ -22,9 +22,8 @@ from tests.ops.exactly import (
     multiply_rows,
     summed,
 )
-from verify.ops.elements import mpf_to_arb, pick, to_arb
+from verify.ops.elements import arb_bits, mp_bits, mpf_to_arb, pick, to_arb
 from verify.ops.normalize import two_sum
-from verify.ops.precision import arb_bits, mp_bits
 
 finite = st.floats(allow_nan=False, allow_infinity=False)
 moderate = st.floats(-1e100, 1e100, allow_nan=False).filter(lambda v: v == 0 or abs(v) > 1e-100)

@@ -15,10 +15,9 @@ from tests.ops import solving
 from tests.ops.formulas import ERF, SILU, TANH, Curve, Function
 from tests.ops.test_op_routes import inside
 from verify.ops import Problem, get
-from verify.ops.elements import mpf_to_arb
+from verify.ops.elements import arb_bits, mpf_to_arb
 from verify.ops.graph.special import FUNCTIONS
 from verify.ops.op import Point
-from verify.ops.precision import arb_bits
 
 CURVES = {"erf": (ERF, "gelu", {"approximate": "none"}), "silu": (SILU, "silu", {})}
 CURVES["tanh"] = (TANH, "gelu", {"approximate": "tanh"})

@@ -13,8 +13,7 @@ from tests.ops.formulas import exact_dot
 from tests.ops.test_op_routes import covered, inside, spoiled
 from verify.errors import UsageError
 from verify.ops import Problem, get
-from verify.ops.elements import mpf_to_arb
-from verify.ops.precision import mp_bits
+from verify.ops.elements import mp_bits, mpf_to_arb
 
 PAIRS = [("geglu", "geglu_split"), ("swiglu", "swiglu_split")]
 LARGEST = torch.finfo(torch.float32).max

@@ -20,9 +20,8 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops import Op, Point, Problem, get, names
-from verify.ops.elements import mpf_to_arb
+from verify.ops.elements import arb_bits, mpf_to_arb
 from verify.ops.op import Fast
-from verify.ops.precision import arb_bits
 
 PREC = 160
 STEP = 2.0**-40

@@ -16,9 +16,9 @@ from mpmath import mp
 from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import BeyondEffort, TruthError
+from verify.ops.elements import arb_bits
 from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem, remembering
-from verify.ops.precision import arb_bits
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import digits, judge, nearest, settle

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 import verify
 from verify.errors import UsageError
+from verify.ops.elements import arb_bits
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.decompositions import table
@@ -28,7 +29,6 @@ from verify.ops.graph.rewrite import RULES
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run
-from verify.ops.precision import arb_bits
 
 _aten = torch.ops.aten
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, 2.5, -2.5, 3.0, -7.0, math.inf, -math.inf, math.nan, 5e-324, -1e-310, 1e308, -1e308]

@@ -14,12 +14,12 @@ from torch.nn import functional
 
 import verify
 from verify.errors import UsageError
+from verify.ops.elements import arb_bits
 from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
 from verify.ops.graph.rounded import GRIDS, nearest_ball, rounded
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
-from verify.ops.precision import arb_bits
 from verify.truth.formats import named
 from verify.truth.ulp import from_bits, widen
 

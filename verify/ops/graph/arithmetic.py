@@ -18,8 +18,8 @@ from mpmath import mp
 from mpmath.libmp import from_float, mpf_cmp
 
 from verify.errors import BeyondEffort
+from verify.ops.elements import arb_bits, mp_bits
 from verify.ops.graph.functions import FUNCTIONS, Function
-from verify.ops.precision import arb_bits, mp_bits
 
 
 class Pole(float):

@@ -15,14 +15,13 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
-from verify.ops.elements import to_arb
+from verify.ops.elements import GUARD, to_arb
 from verify.ops.equal_rows import merged
 from verify.ops.geometry import Geometry, Shape
 from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Meaning, Op, Operand, Point, Problem
-from verify.ops.precision import GUARD
 
 _HOLDS = 32  # programs kept: one for each set of shapes
 

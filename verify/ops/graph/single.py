@@ -19,12 +19,11 @@ from mpmath import mp
 from torch import Tensor
 
 from verify.errors import BeyondEffort
-from verify.ops.elements import to_arb
+from verify.ops.elements import GUARD, mp_bits, to_arb
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
 from verify.ops.graph.program import Needed, Program
 from verify.ops.graph.steps import Run
 from verify.ops.op import Point
-from verify.ops.precision import GUARD, mp_bits
 
 _PRECISIONS = (160, 640, 2_560)  # bits tried in turn by `enclosed`
 _MIN_BITS = 160  # fewest bits of an evaluation; judging starts with as many, so that the cache serves it
