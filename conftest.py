@@ -91,14 +91,14 @@ def _as_it_was() -> Iterator[None]:
     from mpmath import mp
 
     from verify import backends
-    from verify.ops import registry
+    from verify.ops import op
 
-    ops, ours, active, precision = dict(registry._OPS), set(_PATH), list(backends._ACTIVE), mp.prec
+    ops, ours, active, precision = dict(op._OPS), set(_PATH), list(backends._ACTIVE), mp.prec
     yield
     mp.prec = precision
     backends._ACTIVE[:] = active
-    registry._OPS.clear()
-    registry._OPS.update(ops)
+    op._OPS.clear()
+    op._OPS.update(ops)
     if folders := tuple(f"{folder}/" for folder in sys.path if folder and folder not in ours):
         sys.path[:] = [folder for folder in sys.path if folder in ours]
         for name, module in list(sys.modules.items()):

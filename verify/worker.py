@@ -366,7 +366,7 @@ def _law(request: diagnose.ReplayLaw, backend: Backend, progress: OnProgress) ->
 
 
 def _describe(request: declare.Describe, backend: Backend, progress: OnProgress) -> declare.Description:
-    from verify.ops.registry import is_shipped
+    from verify.ops.op import is_shipped
 
     kernel = _one(request.target)
     contained = getattr(kernel.function, "contained", False)

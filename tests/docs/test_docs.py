@@ -21,7 +21,7 @@ import torch
 from tests.cli.here import Here, said
 from tests.docs.printed import COMPARABLE, rows
 from verify.cli import parser
-from verify.ops import registry
+from verify.ops import op
 from verify.workers import process
 
 ROOT = Path(__file__).parents[2]
@@ -207,7 +207,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "accuracy.py").write_text(first)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(registry, "_OPS", dict(registry._OPS))
+    monkeypatch.setattr(op, "_OPS", dict(op._OPS))
     monkeypatch.setattr(process, "Worker", Here)
     monkeypatch.delitem(sys.modules, "accuracy", raising=False)
     return tmp_path

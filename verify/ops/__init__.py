@@ -4,8 +4,7 @@ from verify.ops.elementwise import GEGLU, GEGLU_SPLIT, GELU, SILU, SWIGLU, SWIGL
 from verify.ops.geometry import Params
 from verify.ops.linear import LINEAR
 from verify.ops.normalize import NORMS
-from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime
-from verify.ops.registry import get, names, register
+from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime, get, names, register
 from verify.ops.softmax import SOFTMAX
 
 for _op in (GELU, GEGLU, GEGLU_SPLIT, SILU, SWIGLU, SWIGLU_SPLIT, LINEAR, *NORMS, SOFTMAX):

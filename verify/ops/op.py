@@ -4,7 +4,8 @@ An `Op` never runs a kernel and never judges one: `verify.truth` evaluates it, a
 `Meaning` has the exact values, as the program of a PyTorch function. Its baseline is the code that PyTorch users run
 today, in the dtype of the operands.
 
-A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`).
+A *result* is an output (`"y"`) or the gradient of an operand (`"d" + operand`, such as `"dx"`). `get("gelu")` returns a
+shipped op, `names()` lists all, and `register(op)` adds one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
+from verify.errors import UsageError, closest
 from verify.ops.domain import Domain
 from verify.ops.geometry import Geometry, Params, Shape
 from verify.records.record import Gate
@@ -360,8 +362,6 @@ class Op:
 
         Raises UsageError if a parameter is unknown or its value is not among the choices.
         """
-        from verify.errors import UsageError
-
         for name in params:
             if name not in self.params:
                 known = ", ".join(sorted(self.params)) or "none"
@@ -408,3 +408,34 @@ def remembering(op: Op, problem: Problem) -> Op:
         ]
 
     return replace(op, remembered=points)
+
+
+_OPS: dict[str, Op] = {}
+
+
+def register(op: Op) -> Op:
+    """Adds an op under its name, and returns it. `verify.ops` calls this for each shipped op when it is imported."""
+    if op.name in _OPS:
+        raise UsageError(f"an op named {op.name!r} exists already", hint="choose another name")
+    _OPS[op.name] = op
+    return op
+
+
+def is_shipped(op: Op) -> bool:
+    """True if every process can find the op by its name. An op with like= exists only where its file is imported."""
+    return _OPS.get(op.name) is op
+
+
+def names() -> tuple[str, ...]:
+    """Returns the names of all ops, sorted."""
+    return tuple(sorted(_OPS))
+
+
+def get(name: str) -> Op:
+    """Returns the op called `name`. Raises UsageError with the known names if there is none."""
+    if name in _OPS:
+        return _OPS[name]
+    raise UsageError(
+        f"no op is named {name!r}{closest(name, _OPS)}; the known ops are: {', '.join(names())}",
+        hint="verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)",
+    )
