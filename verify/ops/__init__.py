@@ -3,9 +3,8 @@
 from verify.ops.elementwise import GEGLU, GEGLU_SPLIT, GELU, SILU, SWIGLU, SWIGLU_SPLIT
 from verify.ops.geometry import Params
 from verify.ops.linear import LINEAR
-from verify.ops.normalize import NORMS
+from verify.ops.normalize import NORMS, SOFTMAX
 from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime, get, names, register
-from verify.ops.softmax import SOFTMAX
 
 for _op in (GELU, GEGLU, GEGLU_SPLIT, SILU, SWIGLU, SWIGLU_SPLIT, LINEAR, *NORMS, SOFTMAX):
     register(_op)

@@ -1,4 +1,6 @@
-"""Defines layer norm and RMS norm over the last dimension: plain, or of a sum with a residual, which is an output too.
+"""Defines softmax, layer norm and RMS norm over the last dimension.
+
+The norms are plain, or of a sum with a residual, which is an output too.
 
 The row s is the exact sum of its summands (x, a residual, a broadcast bias). Let m be its mean, or 0 for RMS norm. Let
 c = s - m, var = mean(c^2), r = 1 / sqrt(var + eps) and xhat = c r. Then
@@ -19,6 +21,11 @@ in that format is at least u^2 rms, which is the error of a mean in two words of
 
 A row with an infinity or a NaN has no xhat: all its elements are NaN. There is one exception: without centring, a
 finite number beside an infinity has the limit 0. The infinity itself would be infinity / infinity, which has no value.
+
+Softmax is y_i = exp(x_i) / Z with Z = sum_j exp(x_j). Its gradient is y_i (g_i - sum_j g_j y_j). The terms of that
+cancel without limit if one element dominates the row, so its scale is y_i (|g_i| + sum_j |g_j y_j|). Nothing cancels in
+y. An input of -inf among finite ones is a masked element (y = 0). A row has no limit if it holds +inf or NaN, or -inf
+alone. The gradient of a row has no limit if an upstream gradient of the row is not finite.
 """
 
 from __future__ import annotations
@@ -180,4 +187,25 @@ NORMS = (
     ),
     _normalization("rms_norm", _rms_norm, (Operand("x"), _WEIGHT), 1e-6, "x / sqrt(mean(x^2) + eps) * weight"),
     _normalization("rms_norm_residual", _rms_norm, (*_SUM, _WEIGHT), 1e-6, "RMS norm of s = x + residual, and s"),
+)
+
+
+def _softmax(x: Tensor) -> Tensor:
+    return torch.softmax(x, -1) if x.numel() else x
+
+
+def _softmax_scales(problem: Problem) -> Scales:
+    x = problem.inputs["x"]
+    if "dx" not in problem.results or x is None:
+        return {}
+    y, g = _softmax(x.double()), problem.upstream["y"].double().abs()
+    return {"dx": (y * (g + (g * y).sum(-1, keepdim=True)), None)}
+
+
+SOFTMAX = Shipped(_softmax, (Operand("x"),), scales=_softmax_scales).op(
+    "softmax",
+    Rowwise(),
+    gate="scaled",
+    normalised=("x",),
+    summary="exp(x) / sum(exp(x)) over the last dimension",
 )
