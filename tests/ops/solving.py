@@ -10,7 +10,7 @@ import torch
 from mpmath import mp
 
 from tests.ops.formulas import Curve
-from verify.ops.thresholds import Thresholds
+from verify.ops.elementwise import Thresholds
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16)
 _PREC = 80  # bits of working precision
