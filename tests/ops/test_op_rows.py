@@ -17,8 +17,8 @@ from torch import Tensor
 from tests.ops.test_op_routes import PREC, covered, routes_agree, spoiled
 from verify.ops import Op, Problem, get
 from verify.ops.elements import arb_bits
-from verify.ops.equal_rows import merged
 from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.shipped import merged
 from verify.ops.op import Kept
 
 NORMS = ("layer_norm", "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual")
