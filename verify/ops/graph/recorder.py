@@ -30,16 +30,19 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.errors import UsageError
-from verify.ops.graph.inference import float_dtype_of, in_order, overlaps, result_of
-from verify.ops.graph.operators import (
+from verify.ops.graph.inference import (
     RANDOM,
     arguments_of,
     base_name,
     decomposition_of,
+    float_dtype_of,
     formula_of,
+    in_order,
     is_composite,
     is_data_dependent,
     kept_narrow,
+    overlaps,
+    result_of,
     writing_of,
 )
 from verify.ops.graph.rounded import GRIDS

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import LOGIC, Map, holds_integers
-from verify.ops.graph.inference import broadcast_shape
-from verify.ops.graph.operators import base_name
+from verify.ops.graph.inference import base_name, broadcast_shape
 from verify.ops.graph.recorder import Node, mapped, nodes_in
 from verify.ops.graph.steps import Leaf, Move, Plain, Step
 
