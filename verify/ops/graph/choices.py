@@ -29,13 +29,12 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.forms import only_tests, origins
-from verify.ops.graph.lines import in_lines, ramp
 from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts, dims_along
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
-from verify.ops.graph.selecting import First, Order, in_order_of, is_sorted, ranked
+from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
 from verify.ops.graph.stored import in_order
 

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken
-from verify.ops.graph.lines import ramp
 from verify.ops.graph.parts import Parts
-from verify.ops.graph.selecting import Order
+from verify.ops.graph.selecting import Order, ramp
 from verify.ops.graph.steps import Leaf, moved_from
 
 _AWAY = 2.0**-30  # a relative change by less is none
