@@ -9,8 +9,8 @@ import torch
 
 from verify.ops.graph.shapes import NamedDims
 from verify.truth.quantised import Parts, Value, judge, quantised
+from verify.truth.quantised.causes import misread
 from verify.truth.quantised.encoding import FLOATS
-from verify.truth.quantised.misread import misread
 from verify.truth.quantised.operands import drawn, laid, meant, shapes_of, tiled
 
 ENCODINGS = [

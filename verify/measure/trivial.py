@@ -24,7 +24,7 @@ from verify.ops.op import Kept, Op, Problem, Regime
 from verify.records.readings import APART
 from verify.records.record import ORDINARY
 from verify.truth.formats import Format, torch_dtype
-from verify.truth.quantised.misread import misread
+from verify.truth.quantised.causes import misread
 from verify.truth.ulp import ulp_exponent
 
 SEEN = 4096  # at most this many elements of each case
