@@ -6,14 +6,16 @@ PyTorch's own decompositions define all other operators for which `verify.ops.gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.overrides import enable_reentrant_dispatch
 
+from verify.ops.autograd import gradients
 from verify.ops.graph import resampling
 from verify.ops.graph.real import cumprod, logcumsumexp
 
@@ -162,6 +164,34 @@ def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, 
     return size.pow(ord).sum(dims, keepdim).pow(1 / ord)
 
 
+def _derived(grad: Tensor, function: Callable[..., Tensor], *operands: Tensor) -> tuple[Tensor | None, ...]:
+    """Returns the gradients of a formula. Autograd differentiates it, so the two cannot disagree."""
+    # the recorder calls formulas below autograd, which would not see them there
+    with enable_reentrant_dispatch(), torch.enable_grad():
+        leaves = [each.detach().requires_grad_() for each in operands]
+        return gradients([function(*leaves)], leaves, [grad])
+
+
+def _gradient(name: str, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the formula of the gradient of an operator of one tensor, which has a formula in `rank` dimensions."""
+    own, given = (
+        [each.name for each in getattr(_aten, which).default._schema.arguments] for which in (name, f"{name}_backward")
+    )
+
+    def backward(grad: Tensor, *args: Any) -> Tensor | None:
+        held = {"output_size": grad.shape[-rank:], **dict(zip(given[1:], args, strict=False))}
+        x = held["self"] if "self" in held else grad.new_empty(held["input_size"])
+
+        def value(leaf: Tensor) -> Tensor:
+            made = function(leaf, *(held[each] for each in own[1:] if each in held))
+            found: Tensor = made[0] if isinstance(made, tuple) else made  # the indices of an extreme have no gradient
+            return found
+
+        return _derived(grad, value, x)[0]
+
+    return backward
+
+
 # -- windows: convolution and pooling ---------------------------------------------------------------------
 
 
@@ -186,9 +216,11 @@ def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
 
 
 def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
-    """Returns the windows of a padded x, as (N, C, windows, elements of a window)."""
-    places = _places(x.shape[2:], kernel, stride, dilation, count, x.device)
-    return x.reshape(*x.shape[:2], math.prod(x.shape[2:])).contiguous()[:, :, places]
+    """Returns the windows of a padded x, as (..., windows, elements of a window)."""
+    outer, size = x.shape[: x.ndim - len(kernel)], x.shape[x.ndim - len(kernel) :]
+    places = _places(size, kernel, stride, dilation, count, x.device)
+    flat = x.reshape(*outer, math.prod(size)).index_select(-1, places.reshape(-1))
+    return flat.reshape(*outer, *places.shape)
 
 
 def _summed_columns(
@@ -275,50 +307,20 @@ def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, 
     return _cut(_summed_columns(columns, whole, kernel, stride, dilation, x.shape[2:]), padding, size)
 
 
-def _convolution_backward(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    bias_sizes: Any,
-    stride: _Sizes,
-    padding: _Sizes,
-    dilation: _Sizes,
-    transposed: bool,
-    output_padding: _Sizes,
-    groups: int,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    rank = weight.ndim - 2
-    single = x.ndim == rank + 1
-    x, grad = (x[None], grad[None]) if single else (x, grad)
-    stride, padding, dilation = (_full(each, rank) for each in (stride, padding, dilation))
-    kernel = weight.shape[2:]
-    dx = dw = db = None
-    if mask[0]:
-        if transposed:
-            dx = _gathered(grad, weight, stride, padding, dilation, groups)
-        else:
-            dx = _scattered(grad, weight, x.shape[2:], stride, padding, dilation, groups)
-        dx = dx[0] if single else dx
-    if mask[1]:
-        wide, narrow = (grad, x) if transposed else (x, grad)
-        columns = _grouped(
-            _columns(_padded(wide, padding, padding), kernel, stride, dilation, narrow.shape[2:]), groups
-        )
-        flat = _grouped(narrow.reshape(*narrow.shape[:2], math.prod(narrow.shape[2:]), 1), groups)
-        dw = torch.bmm(flat.transpose(1, 2), columns).reshape(weight.shape)
-    if mask[2]:
-        db = grad.sum([0, *range(2, grad.ndim)])
-    return dx, dw, db
+def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any) -> list[Tensor | None]:
+    *how, mask = rest
+    bias = grad.new_zeros(weight.shape[1] * how[-1] if how[3] else weight.shape[0])
+    found = _derived(grad, lambda *given: _convolution(*given, *how), x, weight, bias)
+    return [each if wanted else None for each, wanted in zip(found, mask, strict=True)]
 
 
 def _pooled(
     x: Tensor, rank: int, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes, ceil: bool, value: float
-) -> tuple[Tensor, list[int], Callable[[Tensor], Tensor]]:
-    """Returns the windows of x, their number in each dimension, and a function that adds windows up to x's shape."""
+) -> tuple[Tensor, list[int]]:
+    """Returns the windows of x in its last `rank` dimensions, and their number in each."""
     kernel, padding, dilation = (_full(each, rank) for each in (kernel, padding, dilation))
     stride = _full(stride, rank) if stride else kernel
-    size = x.shape[2:]
+    size = x.shape[x.ndim - rank :]
     count = _counted(size, kernel, stride, padding, dilation)
     if ceil:
         count = [
@@ -329,93 +331,39 @@ def _pooled(
         max((n - 1) * s + d * (k - 1) + 1 - whole - p, p)
         for n, whole, k, s, p, d in zip(count, size, kernel, stride, padding, dilation, strict=True)
     ]
-    whole_size = [a + p + q for a, p, q in zip(size, padding, after, strict=True)]
-    columns = _columns(_padded(x, padding, after, value), kernel, stride, dilation, count)
-
-    def back(grads: Tensor) -> Tensor:
-        return _cut(_summed_columns(grads, whole_size, kernel, stride, dilation, count), padding, size)
-
-    return columns, count, back
+    return _columns(_padded(x, padding, after, value), kernel, stride, dilation, count), count
 
 
-def _batched(x: Tensor, rank: int) -> tuple[Tensor, bool]:
-    return (x[None], True) if x.ndim == rank + 1 else (x, False)
+def _max_pool(
+    rank: int, x: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
+) -> tuple[Tensor, Tensor]:
+    columns, count = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
+    values, indices = columns.max(-1)
+    shape = (*x.shape[: x.ndim - rank], *count)
+    return values.reshape(shape), indices.reshape(shape)
 
 
-def _max_pool(rank: int) -> Callable[..., Any]:
-    def forward(
-        x: Tensor, kernel: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        x, single = _batched(x, rank)
-        columns, count, _ = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
-        values, indices = columns.max(-1)
-        shaped = [each.reshape(*x.shape[:2], *count) for each in (values, indices)]
-        return (shaped[0][0], shaped[1][0]) if single else (shaped[0], shaped[1])
-
-    return forward
-
-
-def _max_pool_backward(rank: int) -> Callable[..., Any]:
-    def backward(
-        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil: bool, indices: Tensor
-    ) -> Tensor:
-        x, single = _batched(x, rank)
-        columns, _, back = _pooled(x, rank, kernel, stride, padding, dilation, ceil, -math.inf)
-        best = columns.max(-1, keepdim=True).indices
-        grads = resampling.chosen_in(columns, best, grad)
-        return back(grads)[0] if single else back(grads)
-
-    return backward
-
-
-def _divisors(x: Tensor, rank: int, args: Any, include: bool, given: int | None) -> Any:
-    if given is not None:
-        return given
-    kernel, stride, padding, ceil = args
-    inside = torch.ones(1, 1, *x.shape[2:], dtype=torch.int64, device=x.device)
-    columns, count, _ = _pooled(inside, rank, kernel, stride, padding, [1], ceil, 0)
-    if include:
-        kernel, padding = _full(kernel, rank), _full(padding, rank)
-        stride = _full(stride, rank) if stride else kernel
-        inside = _padded(inside, padding, padding, 1)
-        after = [
-            max((n - 1) * s + k - w, 0) for n, s, k, w in zip(count, stride, kernel, inside.shape[2:], strict=True)
-        ]
-        columns = _columns(_padded(inside, [0] * rank, after, 0), kernel, stride, [1] * rank, count)
-    return columns.sum(-1)
-
-
-def _avg_pool(rank: int) -> Callable[..., Any]:
-    def forward(
-        x: Tensor,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = (0,),
-        ceil: bool = False,
-        include: bool = True,
-        divisor: Any = None,
-    ) -> Tensor:
-        x, single = _batched(x, rank)
-        columns, count, _ = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
-        sums = columns.sum(-1) / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor)
-        y = sums.reshape(*x.shape[:2], *count)
-        return y[0] if single else y  # type: ignore[no-any-return]
-
-    return forward
-
-
-def _avg_pool_backward(rank: int) -> Callable[..., Any]:
-    def backward(
-        grad: Tensor, x: Tensor, kernel: Any, stride: Any, padding: Any, ceil: bool, include: bool, divisor: Any
-    ) -> Tensor:
-        x, single = _batched(x, rank)
-        columns, count, back = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
-        flat = grad.reshape(*x.shape[:2], math.prod(count))
-        each = flat / _divisors(x, rank, (kernel, stride, padding, ceil), include, divisor)
-        grads = back(each[..., None].expand(columns.shape))
-        return grads[0] if single else grads
-
-    return backward
+def _avg_pool(
+    rank: int,
+    x: Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = (0,),
+    ceil: bool = False,
+    include: bool = True,
+    divisor: Any = None,
+) -> Tensor:
+    columns, count = _pooled(x, rank, kernel, stride, padding, [1], ceil, 0.0)
+    if divisor is None:
+        divisor = torch.ones((), dtype=torch.int64, device=x.device)
+        sizes = (_full(each, rank) for each in (kernel, stride or kernel, padding))
+        for whole, n, k, s, p in zip(x.shape[x.ndim - rank :], count, *sizes, strict=True):
+            first = torch.arange(n, device=x.device) * s - p
+            last = (first + k).clamp(max=whole + p)
+            inside = last - first if include else last.clamp(max=whole) - first.clamp(min=0)
+            divisor = divisor.unsqueeze(-1) * inside
+        divisor = divisor.reshape(-1)
+    return (columns.sum(-1) / divisor).reshape(*x.shape[: x.ndim - rank], *count)  # type: ignore[no-any-return]
 
 
 def _nll_loss(
@@ -497,6 +445,25 @@ def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
     return v * (g / norm), norm
 
 
+def _resampled() -> Iterator[tuple[Any, Callable[..., Any]]]:
+    """Yields the operators of pooling, padding and interpolation, and those of their gradients, with their formulas."""
+    for rank, linear in ((1, "linear"), (2, "bilinear"), (3, "trilinear"), (2, "bicubic")):
+        formulas: dict[str, Callable[..., Any]] = {
+            f"upsample_{linear}{rank}d": partial(resampling.upsample, linear == "bicubic"),
+            f"upsample_nearest{rank}d": partial(resampling.nearest, False),
+            f"_upsample_nearest_exact{rank}d": partial(resampling.nearest, True),
+            f"replication_pad{rank}d": resampling.replication_pad,
+            f"avg_pool{rank}d": partial(_avg_pool, rank),
+            f"max_pool{rank}d_with_indices": partial(_max_pool, rank),
+            f"_adaptive_avg_pool{rank}d": resampling.adaptive_avg_pool,
+            f"adaptive_max_pool{rank}d": resampling.adaptive_max_pool,
+        }
+        for name, formula in formulas.items():
+            if hasattr(_aten, f"{name}_backward"):
+                yield getattr(_aten, name).default, formula
+                yield getattr(_aten, f"{name}_backward").default, _gradient(name, rank, formula)
+
+
 @lru_cache(maxsize=1)
 def table() -> dict[Any, Callable[..., Any]]:
     """Maps operators to their formulas. `decomposition_of` looks up composite ones: a table of them takes 0.1 s."""
@@ -523,15 +490,7 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.linalg_vector_norm.default: _norm,
         _aten.convolution.default: _convolution,
         _aten.convolution_backward.default: _convolution_backward,
-        _aten.max_pool2d_with_indices.default: _max_pool(2),
-        _aten.max_pool3d_with_indices.default: _max_pool(3),
-        _aten.max_pool2d_with_indices_backward.default: _max_pool_backward(2),
-        _aten.max_pool3d_with_indices_backward.default: _max_pool_backward(3),
         _aten._efficientzerotensor.default: lambda size, **kwargs: torch.zeros(size, dtype=kwargs.get("dtype")),
-        _aten.avg_pool2d.default: _avg_pool(2),
-        _aten.avg_pool3d.default: _avg_pool(3),
-        _aten.avg_pool2d_backward.default: _avg_pool_backward(2),
-        _aten.avg_pool3d_backward.default: _avg_pool_backward(3),
         _aten.stack.default: lambda tensors, dim=0: torch.cat([each.unsqueeze(dim) for each in tensors], dim),
         _aten.fill.Tensor: lambda x, value: _aten.copy.default(x, value),
         _aten.nll_loss_forward.default: _nll_loss,
@@ -548,26 +507,8 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten._cdist_forward.default: _cdist,
         _aten._weight_norm_interface.default: _weight_norm,
         _aten._cdist_backward.default: _cdist_backward,
-        _aten._adaptive_avg_pool2d.default: resampling.adaptive_avg_pool,
-        _aten._adaptive_avg_pool3d.default: resampling.adaptive_avg_pool,
-        _aten._adaptive_avg_pool2d_backward.default: resampling.adaptive_avg_pool_backward,
-        _aten._adaptive_avg_pool3d_backward.default: resampling.adaptive_avg_pool_backward,
+        **dict(_resampled()),
     }
-    for rank, name in enumerate(("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d"), start=1):
-        own[getattr(_aten, name).default] = resampling.upsample(rank)
-        own[getattr(_aten, f"{name}_backward").default] = resampling.upsample_backward(rank)
-        for exact, kind in enumerate(("upsample_nearest", "_upsample_nearest_exact")):
-            own[getattr(_aten, f"{kind}{rank}d").default] = resampling.nearest(rank, bool(exact))
-            own[getattr(_aten, f"{kind}{rank}d_backward").default] = resampling.nearest_backward(rank, bool(exact))
-        own[getattr(_aten, f"replication_pad{rank}d").default] = resampling.replication_pad
-        own[getattr(_aten, f"replication_pad{rank}d_backward").default] = resampling.replication_pad_backward
-        if rank > 1:
-            own[getattr(_aten, f"adaptive_max_pool{rank}d").default] = resampling.adaptive_max_pool(rank)
-            own[getattr(_aten, f"adaptive_max_pool{rank}d_backward").default] = resampling.adaptive_max_pool_backward(
-                rank
-            )
-    own[_aten.upsample_bicubic2d.default] = resampling.upsample(2, cubic=True)
-    own[_aten.upsample_bicubic2d_backward.default] = resampling.upsample_backward(2, cubic=True)
     made.update(own)
     for kept in (*KEPT, *WHOLE):
         for overload in getattr(_aten, kept).overloads():
