@@ -25,32 +25,32 @@ from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Plain, Step
 
-_NAMES = [name for name in (*FUNCTIONS, *STEPPED) if " " not in name]
-_SAME_NAME = {
+_FUNCTIONS_OF = {  # operators that are one step, and its function
+    **{special + name: name for name in (*FUNCTIONS, *STEPPED) if " " not in name for special in ("special_", "")},
+    **{name: name for name in ("remainder", "fmod", "maximum", "minimum")},
     "special_modified_bessel_i0": "i0",
     "special_modified_bessel_i1": "i1",
-    **{f"special_{name}": name for name in _NAMES},
-    **{name: name for name in _NAMES},
+    "neg": "negative",
+    "abs": "magnitude",
+    "mul": "multiply",
 }
 
 
-def _unary(function: str) -> Rule:
-    return lambda r, a: r.map(function, a)
+def _one_step(function: str) -> Rule:
+    return lambda r, *given: r.map(function, *given)
 
 
-for _name, _function in _SAME_NAME.items():
-    RULES[_name] = _unary(_function)
+for _name, _function in _FUNCTIONS_OF.items():
+    RULES[_name] = _one_step(_function)
 RULES["polygamma"] = lambda r, order, a: r.map(polygamma(order), a)
 RULES["ldexp"] = lambda r, a, b: r.map("multiply", a, r.map("exp2", r.real(b)))
-RULES["neg"] = _unary("negative")
-RULES["abs"] = _unary("magnitude")
-RULES["square"] = lambda r, a: r.map("multiply", a, a)
-RULES["sgn"] = _unary("sign")
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
 RULES["cosh"] = lambda r, a: r.map("multiply", r.map("add", r.map("exp", a), r.map("exp", r.map("negative", a))), 0.5)
 RULES["tan"] = lambda r, a: r.map("divide", r.map("sin", a), r.map("cos", a))
 RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _product_around(r, a, 1.0))))
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
+RULES["log_sigmoid_backward"] = lambda r, grad, a, _: r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
+RULES["relu"] = lambda r, a: r.map("maximum", a, 0.0)
 
 
 @rule("log1p")
@@ -116,11 +116,6 @@ def _atanh(r: Rewriter, a: Step) -> Step:
     return r.map("multiply", r.map("log1p", inner), 0.5)
 
 
-@rule("log_sigmoid_backward")
-def _log_sigmoid_backward(r: Rewriter, grad: Step, a: Step, buffer: Step) -> Step:
-    return r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
-
-
 @rule("tanh_backward")
 def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
     return r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
@@ -182,15 +177,10 @@ def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") 
     return r.map("multiply", grad, slope)
 
 
-@rule("add", "sub", "rsub")
+@rule("add", "sub")
 def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
-    name = name_of(r)
-    if name == "rsub":
-        a, b = b, a
-        a = a if alpha == 1 else r.map("multiply", a, alpha)
-    elif alpha != 1:
-        b = r.map("multiply", b, alpha)
-    return r.map("add", a, b) if name == "add" else _difference(r, a, b)
+    b = b if alpha == 1 else r.map("multiply", b, alpha)
+    return r.map("add", a, b) if name_of(r) == "add" else _difference(r, a, b)
 
 
 def _difference(r: Rewriter, a: Any, b: Any) -> Step:
@@ -229,24 +219,9 @@ def _is_mean_of(mean: Any, values: Any) -> bool:
             return summed and step is source
 
 
-@rule("mul")
-def _multiply(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("multiply", a, b)
-
-
 @rule("div")
 def _divide(r: Rewriter, a: Any, b: Any, rounding_mode: str | None = None) -> Step:
     return r.map("divide" if rounding_mode is None else f"{rounding_mode} quotient", a, b)
-
-
-@rule("floor_divide")
-def _floor_divide(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map("floor quotient", a, b)
-
-
-@rule("remainder", "fmod")
-def _remainder(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map(name_of(r), a, b)
 
 
 @rule("pow")
@@ -274,11 +249,6 @@ def _whole_power(r: Rewriter, a: Step, exponent: int) -> Step:
     return r.map("multiply", square, a) if exponent % 2 else square
 
 
-@rule("maximum", "minimum")
-def _extreme(r: Rewriter, a: Any, b: Any) -> Step:
-    return r.map(name_of(r), a, b)
-
-
 @rule("fmax", "fmin")
 def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
     """Returns the larger or smaller operand; the other one where one is NaN."""
@@ -287,23 +257,15 @@ def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
     return r.map("where", of_a, b, r.map("where", of_b, a, best))
 
 
-@rule("relu")
-def _relu(r: Rewriter, a: Step) -> Step:
-    return r.map("maximum", a, 0.0)
+@rule("clamp")
+def _clamp(r: Rewriter, a: Any, min: Any = None, max: Any = None) -> Step:
+    a = a if min is None else r.map("maximum", a, min)
+    return a if max is None else r.map("minimum", a, max)
 
 
-@rule("clamp", "hardtanh", "clamp_min", "clamp_max")
-def _clamp(r: Rewriter, a: Step, low: Any = None, high: Any = None, **kwargs: Any) -> Step:
-    name = name_of(r)
-    low, high = kwargs.get("min", low), kwargs.get("max", high)
-    if name == "clamp_max":
-        low, high = None, low
-    if name == "hardtanh" and low is None:
-        low, high = -1.0, 1.0
-    found: Any = a
-    if low is not None:
-        found = r.map("maximum", found, low)
-    return r.map("minimum", found, high) if high is not None else found
+@rule("hardtanh")
+def _hardtanh(r: Rewriter, a: Step, low: float = -1.0, high: float = 1.0) -> Step:
+    return _clamp(r, a, low, high)  # type: ignore[no-any-return]
 
 
 @rule("leaky_relu")
@@ -324,33 +286,18 @@ def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
     return Map(r.shape, (condition, a, b), False, function="where")
 
 
-@rule("masked_fill")
-def _masked_fill(r: Rewriter, a: Step, mask: Step, value: Any) -> Step:
-    return r.map("where", mask, value, a)
-
-
-@rule("tril", "triu")
-def _triangle(r: Rewriter, a: Step, diagonal: int = 0) -> Step:
-    call: Any = r.node.target
-    shape = a.shape
-    mask = Plain(shape[-2:], (), False, compute=lambda given: call(torch.ones(shape[-2:], dtype=torch.bool), diagonal))
-    return r.map("where", mask, a, 0.0)
-
-
 def _compare(name: str) -> Rule:
     """Returns the rule for a comparison."""
 
     def compared(r: Rewriter, a: Any, b: Any) -> Step:
         if a is b:  # every number but NaN is equal to itself
+            if name in ("lt", "gt"):
+                return constant(torch.zeros(r.shape, dtype=torch.bool))
             nan = r.map("isnan", a, real=False)
-            return nan if name == "ne" else _never(r) if name in ("lt", "gt") else r.map("not", nan, real=False)
+            return nan if name == "ne" else r.map("not", nan, real=False)
         return r.map(name, a, b, real=False)
 
     return compared
-
-
-def _never(r: Rewriter) -> Step:
-    return constant(torch.zeros(r.shape, dtype=torch.bool))
 
 
 def _number(value: Any) -> float | None:
@@ -383,7 +330,6 @@ def _bits_of(r: Rewriter, a: Any) -> Step:
 
 for _name in ("and", "or", "xor"):
     RULES[f"logical_{_name}"] = RULES[f"bitwise_{_name}"] = _logic(_name)
-    RULES[f"__{_name}__"] = _logic(_name)
 
 
 @rule("logical_not", "bitwise_not")
@@ -407,5 +353,4 @@ def _shift(r: Rewriter, a: Any, b: Any) -> Step:
 
 @rule("isnan", "isinf", "signbit")
 def _is_special(r: Rewriter, a: Step) -> Step:
-    name = name_of(r)
-    return r.map(name, a, real=False)
+    return r.map(name_of(r), a, real=False)

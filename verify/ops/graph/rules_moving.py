@@ -14,9 +14,7 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.inference import broadcast_shape, picked_shape
 from verify.ops.graph.reducing import Spread
 from verify.ops.graph.rewrite import (
-    RULES,
     Rewriter,
-    Rule,
     condition_of,
     constant,
     filled,
@@ -36,30 +34,19 @@ from verify.ops.graph.steps import Move, Plain, Step
 _aten = torch.ops.aten
 
 
-def _view_rule(operator_: str) -> Rule:
-    """Returns the rule for an operator that returns a view."""
-
-    def rule_of(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Any:
-        overload = str(r.node.target).rsplit(".", 1)[-1]
-        packet = getattr(_aten, "view" if operator_ == "_unsafe_view" else operator_)
-        call = getattr(packet, overload if overload in packet.overloads() else "default")
-        if overload == "dtype":
-            raise UsageError(
-                f"like= computes with real numbers, which have no bits; {r.node.target} reads bits{r.node.place}",
-                hint="x.to(dtype) converts the numbers",
-            )
-        if operator_ in ("view", "_unsafe_view"):
-            return (
-                moved(a, lambda tensor: tensor.reshape(r_shape), view=True) if (r_shape := r.shape) is not None else a
-            )
-        kwargs.pop("memory_format", None)
-        return moved(a, lambda tensor: call(tensor, *args, **kwargs))
-
-    return rule_of
-
-
-for _name in "view _unsafe_view permute expand slice select unsqueeze squeeze transpose t diagonal unfold".split():
-    RULES[_name] = _view_rule(_name)
+@rule("view", "permute", "expand", "slice", "select", "unsqueeze", "squeeze", "diagonal", "unfold")
+def _view(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+    name, overload = name_of(r).removesuffix("_copy"), r.node.target._overloadname
+    if overload == "dtype":
+        raise UsageError(
+            f"like= computes with real numbers, which have no bits; {r.node.target} reads bits{r.node.place}",
+            hint="x.to(dtype) converts the numbers",
+        )
+    if name == "view":
+        shape = r.shape
+        return moved(a, lambda tensor: tensor.reshape(shape))
+    call = getattr(getattr(_aten, name), overload)
+    return moved(a, lambda tensor: call(tensor, *args, **kwargs))
 
 
 @rule("as_strided")
@@ -84,47 +71,33 @@ def _as_strided_scatter(
     return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
-@rule("alias", "clone", "detach", "lift_fresh", "contiguous", "lift")
+@rule("alias", "clone", "detach", "lift_fresh", "lift")
 def _identity(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     return a
 
 
-@rule("split_with_sizes", "split", "unbind", "chunk")
+@rule("split_with_sizes", "split", "unbind")
 def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
-    overload: Any = r.node.target
-    name = overload._schema.name.split("::")[1].removesuffix("_copy")
-    packet = getattr(_aten, name)
-    call = getattr(packet, overload._overloadname if overload._overloadname in packet.overloads() else "default")
+    call = getattr(getattr(_aten, name_of(r).removesuffix("_copy")), r.node.target._overloadname)
     count = len(r.node.value)
     return [moved(a, lambda tensor, n=n: call(tensor, *args, **kwargs)[n]) for n in range(count)]  # type: ignore[misc]
 
 
-@rule("cat", "stack")
+@rule("cat")
 def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
-    call: Any = r.node.target
-    kept = [each for each in tensors if each.shape != (0,)]
-    joined = r.alike(*kept)
+    joined = r.alike(*(each for each in tensors if each.shape != (0,)))
     real = joined[0].real if joined else r.node.value.is_floating_point()
-    before, count = (dim % max(len(r.shape), 1), len(r.shape)) if name_of(r) == "cat" else (0, 1)
-    after = max(count - before - 1, 0)
-    return Move(r.shape, joined, real, move=lambda parts, by, fill: call(list(parts), dim), kept=before, after=after)
+    kept = dim % max(len(r.shape), 1)
+    move = lambda parts, by, fill: torch.cat(parts, dim)  # noqa: E731
+    return Move(r.shape, joined, real, move=move, kept=kept, after=max(len(r.shape) - kept - 1, 0))
 
 
-@rule("flip", "roll", "repeat", "pixel_shuffle", "pixel_unshuffle", "rot90")
-def _copied(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
+@rule("flip", "repeat")
+def _copied(r: Rewriter, a: Step, sizes: list[int]) -> Step:
     call: Any = r.node.target
-    return Move(
-        r.shape, (a,), a.real, move=lambda parts, fixed, fill: call(parts[0], *args, **kwargs), kept=_kept(r, a, args)
-    )
-
-
-def _kept(r: Rewriter, a: Step, args: Sequence[Any]) -> int:
-    """Returns the number of leading dimensions that the operator leaves alone."""
-    name, count = name_of(r), len(a.shape)
-    if name.startswith("pixel"):
-        return count - 3
-    dims = args[0] if name == "flip" else args[1] if name == "roll" and len(args) > 1 else ()
-    return min((dim % count for dim in dims), default=0)
+    # the leading dimensions that the operator leaves alone
+    kept = min((dim % len(a.shape) for dim in sizes), default=0) if name_of(r) == "flip" else 0
+    return Move(r.shape, (a,), a.real, move=lambda parts, fixed, fill: call(parts[0], sizes), kept=kept)
 
 
 @rule("constant_pad_nd")
@@ -137,11 +110,11 @@ def _pad(r: Rewriter, a: Step, pads: list[int], value: float = 0.0) -> Step:
     return Move(r.shape, (a,), a.real, move=move, fill=float(value), kept=kept, after=after)
 
 
-@rule("gather", "index_select", "embedding", "index", "take_along_dim")
+@rule("gather", "index_select", "embedding", "index")
 def _gather(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
     fixed = steps_in(list(args))
-    name = call._schema.name.split("::")[1]
+    name = name_of(r)
 
     def move(parts: list[Tensor], by: list[Tensor], fill: float) -> Tensor:
         used = filled(list(args), iter(by))
@@ -207,7 +180,7 @@ def _need_plain(r: Rewriter, steps: Sequence[Step]) -> None:
         )
 
 
-@rule("slice_scatter", "select_scatter", "diagonal_scatter")
+@rule("slice_scatter", "diagonal_scatter")
 def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> Step:
     call: Any = r.node.target
     both = r.alike(a, b)
@@ -224,7 +197,7 @@ def _copy(r: Rewriter, a: Step, b: Step, *args: Any) -> Step:
     return moved(_converted(r, b, r.dtype(1)), lambda tensor: tensor.expand(a.shape))
 
 
-@rule("_to_copy", "to", "prims_convert_element_type", "convert_element_type")
+@rule("_to_copy")
 def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     return _converted(r, a, r.dtype(0))
 
@@ -312,8 +285,13 @@ def _along(shape: tuple[int, ...], dim: int, index: Tensor) -> Tensor:
 
 
 @rule("scatter")
-def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, **kwargs: Any) -> Step:
-    if kwargs.get("reduce") == "add":
+def _scatter(r: Rewriter, a: Step, dim: int, index: Step, source: Any, *, reduce: str = "") -> Step:
+    if reduce == "multiply":
+        raise UsageError(
+            f"like= supports scatter with reduce='add'; received {reduce!r}{r.node.place}",
+            hint="gather the elements of each place, then call prod",
+        )
+    if reduce:
         return _scatter_add(r, a, dim, index, source)  # type: ignore[no-any-return]
     values = source if isinstance(source, Step) else constant(torch.tensor(source))
     if (ordered := _to_order(r, a, dim, index, values)) is not None:
@@ -366,23 +344,10 @@ def _to_one(r: Rewriter, a: Step, dim: int, index: Step, source: Step) -> Step |
 # -- creation ---------------------------------------------------------------------------------------------
 
 
-@rule(
-    "full_like",
-    "zeros_like",
-    "ones_like",
-    "new_full",
-    "new_zeros",
-    "new_ones",
-    "empty_like",
-    "new_empty",
-    "new_empty_strided",
-)
-def _like(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
-    name = name_of(r)
-    value = 1.0 if "ones" in name else 0.0
-    if "full" in name:
-        value = args[0] if name == "full_like" else args[1]
+@rule("full_like", "new_empty_strided")
+def _filled(r: Rewriter, a: Step, value: Any, *args: Any, **kwargs: Any) -> Step:
     found = r.node.value
     dtype = torch.float64 if found.is_floating_point() else found.dtype
+    value = value if name_of(r) == "full_like" else 0.0  # an empty tensor has any numbers
     # one number in memory, whatever the shape: that of an example may have gigabytes
     return constant(torch.full((1,) * found.ndim, value, dtype=dtype).expand(found.shape))

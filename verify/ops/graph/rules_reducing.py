@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from verify.ops.graph.reducing import Contract, Reduce, Running
-from verify.ops.graph.rewrite import Rewriter, condition_of, moved, rule
+from verify.ops.graph.rewrite import Rewriter, condition_of, moved, name_of, rule
 from verify.ops.graph.selecting import AtOrder, First, Order
 from verify.ops.graph.steps import Step
 
@@ -30,16 +30,12 @@ def _sum(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: An
 
 @rule("amax", "amin")
 def _amax(r: Rewriter, a: Step, dim: Any = (), keepdim: bool = False) -> Step:
-    return _reduced(r, r.node.target._schema.name.split("::")[1], r.real(a), dim, keepdim)
+    return _reduced(r, name_of(r), r.real(a), dim, keepdim)
 
 
-@rule("any", "all")
+@rule("any")
 def _any(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False) -> Step:
-    a = condition_of(r, a)
-    if "all" in str(r.node.target):
-        inverse = r.map("not", a, real=False)
-        return r.map("not", _reduced(r, "any", inverse, dim, keepdim), real=False)
-    return _reduced(r, "any", a, dim, keepdim)
+    return _reduced(r, "any", condition_of(r, a), dim, keepdim)
 
 
 @rule("prod")
