@@ -13,7 +13,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 
-from verify.cases import Case
+from verify.cases.case import Case
 from verify.declare.declaration import Kernel
 
 VERSION = 1  # increased if the meaning of a figure changes; all older bounds then become incomparable

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from verify.cases import Case
+from verify.cases.case import Case
 from verify.ops.op import Largest, Op, Problem, Regime, up_to
 from verify.records.readings import BEYOND, NONFINITE
 from verify.truth.ulp import widen
