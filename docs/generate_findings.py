@@ -126,7 +126,7 @@ def _judged(kernel: Any, case: Any, finding: dict[str, Any], backend: Any) -> di
     import msgspec
 
     from verify.cases import problem_of
-    from verify.cases.regimes import NONFINITE, segments_of
+    from verify.cases.classes import NONFINITE, segments_of
     from verify.measure.call import run_kernel
     from verify.measure.element import worst_element
     from verify.measure.judge import JudgedBy, judge_by

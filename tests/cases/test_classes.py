@@ -10,9 +10,8 @@ import torch
 import verify
 from verify.backends import Interpreter
 from verify.cases import Case, inputs_of, problem_of
-from verify.cases.classes import class_of, class_of_recipe, classed
+from verify.cases.classes import BEYOND, NONFINITE, class_of, class_of_recipe, classed, segments_of
 from verify.cases.plan import plan
-from verify.cases.regimes import BEYOND, NONFINITE, segments_of
 from verify.cases.sizes import fitted
 from verify.cases.strategies import Sizes, fixed_shapes
 from verify.cases.values import ROW_REGIMES, within

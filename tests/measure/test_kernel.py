@@ -14,8 +14,8 @@ import torch
 import verify
 from verify.backends import Interpreter
 from verify.cases import Case, inputs_of
+from verify.cases.classes import NONFINITE
 from verify.cases.plan import PLAN_SIZES, Group, plan
-from verify.cases.regimes import NONFINITE
 from verify.cases.sizes import REACHES
 from verify.declare.standin import baseline_of
 from verify.errors import Refused

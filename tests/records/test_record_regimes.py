@@ -10,7 +10,7 @@ import torch
 
 import verify
 from tests.measure.test_kernel import CPU, only, silu
-from verify.cases.regimes import NONFINITE
+from verify.cases.classes import NONFINITE
 from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure

@@ -13,8 +13,7 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
-from verify.cases.classes import class_of, classed
-from verify.cases.regimes import segments_of
+from verify.cases.classes import class_of, classed, segments_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
 from verify.diagnose.rules import on_case

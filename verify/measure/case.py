@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, problem_of
-from verify.cases.classes import class_of, class_of_recipe, classed, special_parts
+from verify.cases.classes import class_of, class_of_recipe, classed, deciding_values, special_parts
 from verify.cases.plan import Group
-from verify.cases.regimes import deciding_values
 from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
 from verify.measure.blind import blind_spots

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
+from verify.cases.classes import deciding_operand
 from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, captured, pinned, plan
-from verify.cases.regimes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict

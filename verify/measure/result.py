@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from verify.cases import Case
-from verify.cases.regimes import deciding_operand
+from verify.cases.classes import deciding_operand
 from verify.declare.declaration import Kernel
 from verify.measure.findings import Findings, PartName
 from verify.measure.tally import BIAS_LIMIT, Tally

@@ -33,7 +33,7 @@ from verify.records.record import (
 Source = Literal["run", "sweep", "hunt"]
 
 WHOLE = "all"  # the regime of results without regimes, and of elements that lie in none
-# Separate regimes, which the figures of a result omit: see verify.cases.regimes. A kernel promises nothing beyond the
+# Separate regimes, which the figures of a result omit: see verify.cases.classes. A kernel promises nothing beyond the
 # magnitude that its declaration names.
 APART = NONFINITE, BEYOND = ("infinite or NaN input", "beyond the declared magnitude")
 UNKNOWN = "unknown"

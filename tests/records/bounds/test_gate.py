@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.records.bounds.gate_records import ALL, HASH, PROVEN, SEEN, book, bound, figures, kernel, result, run
-from verify.cases import regimes
+from verify.cases import classes
 from verify.errors import UsageError
 from verify.records import files, readings, record
 from verify.records.bounds import changes as ratchet
@@ -144,7 +144,7 @@ def test_what_lies_in_no_regime_is_not_lost(total: float) -> None:
 
 
 def test_infinite_and_nan_inputs_are_a_regime_of_their_own() -> None:
-    assert readings.NONFINITE == regimes.NONFINITE
+    assert readings.NONFINITE == classes.NONFINITE
     part = RegimeFigures(readings.NONFINITE, None, None, figures(0.0, nonfinite=1))
     item = msgspec.structs.replace(result(positive=0.4), regimes=[*result(positive=0.4).regimes, part])
     bounds_ = book(bound(0.5, regime="positive"), bound(0.5, regime=readings.NONFINITE))
