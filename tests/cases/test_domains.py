@@ -17,7 +17,7 @@ from tests.laws import trial
 from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.cases import Case, case_of, inputs_of
-from verify.cases.fingerprint import fingerprint
+from verify.cases.case import fingerprint
 from verify.cases.values import ELEMENT, ROW
 from verify.errors import UsageError
 from verify.laws.engine import Profile

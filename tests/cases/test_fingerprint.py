@@ -13,8 +13,7 @@ from torch.nn import functional
 
 import verify
 from tests import warm
-from verify.cases.case import case_of
-from verify.cases.fingerprint import fingerprint
+from verify.cases.case import case_of, fingerprint
 from verify.ops.graph.like import Definition
 
 SCALE = 1.0

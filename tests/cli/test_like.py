@@ -13,7 +13,7 @@ import torch
 import verify
 from tests.records.bounds.gate_records import kernel, result, run
 from verify.backends import Interpreter
-from verify.cases.fingerprint import fingerprint
+from verify.cases.case import fingerprint
 from verify.cases.plan import PLAN_SIZES, plan
 from verify.cli import main
 from verify.measure.kernel import measure_kernel

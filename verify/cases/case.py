@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -373,3 +376,30 @@ def problem_of(
 ) -> Problem:
     """Returns the problem whose truth answers this case."""
     return Problem(inputs=inputs, params=op.resolve(case.params), upstream=upstream, results=results)
+
+
+VERSION = 1  # increased if the meaning of a figure changes; all older bounds then become incomparable
+
+
+def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] = (), space: str = "") -> str:
+    """Returns 12 hex digits. `space` describes inputs that are not a list of cases, such as a sweep's."""
+    cases = list(cases)
+    said = {
+        "version": VERSION,
+        "op": kernel.op.name,
+        "params": dict(kernel.params),
+        "operands": kernel.operands,
+        "output": output,
+        "dtype": dtype,
+        "policy": dataclasses.asdict(kernel.policy),
+        "cases": [{**json.loads(case.to_json()), "seed": 0} for case in cases],
+        "space": space,
+    }
+    if mixed := kernel.mixed(dtype):
+        said["dtypes"] = mixed
+    if kernel.op.domains:
+        said["domain"] = kernel.op.domain_words
+    if not kernel.op.meaning.shipped:  # a function may branch on sizes
+        said["meaning"] = [kernel.op.meaning.identity(dims) for dims in sorted({case.dims for case in cases})]
+    text = json.dumps(said, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

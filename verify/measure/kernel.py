@@ -17,8 +17,8 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
+from verify.cases.case import fingerprint
 from verify.cases.classes import deciding_operand
-from verify.cases.fingerprint import fingerprint
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label

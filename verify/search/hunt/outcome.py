@@ -17,7 +17,7 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case
-from verify.cases.fingerprint import fingerprint
+from verify.cases.case import fingerprint
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import judge_element, worst_index
 from verify.measure.call import Measured, run_kernel
