@@ -30,7 +30,7 @@ from torch import Tensor
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.forms import only_tests, origins
 from verify.ops.graph.noise import SPACINGS
-from verify.ops.graph.parts import Parts, dims_along
+from verify.ops.graph.parts import Parts
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
@@ -194,21 +194,27 @@ class Choices:
         return found | {-id(step): step.inputs[0].shape for step in self.deciding if isinstance(step, Order)}
 
     def parts_along(self, back: int) -> Parts | None:
-        """Returns one part for each index into a dimension of the operands; None if a decision depends on several."""
-        needed = {id(each) for step in self.deciding for each in step.inputs} | set(map(id, self.sources))
-        dims = dims_along(self.program, self.run, self.wanted, needed, back)
-        if dims is None:
+        """Returns one part for each index into a dimension of the operands; None if some decision has no such index.
+
+        Takes each tensor's dimension of that size for it. A mixture of choices shows if that is wrong.
+        """
+        sizes = {step.shape[back] for step in self.sources if isinstance(step, Leaf) and len(step.shape) >= -back} - {1}
+        if len(sizes) != 1:
             return None
+        [count] = sizes
+        dims = dict[Hashable, int]()
+        for key, shape in self.shapes.items():
+            fitting = [dim for dim, size in enumerate(shape) if size == count]
+            if fitting:
+                dims[key] = len(shape) + back if len(shape) + back in fitting else fitting[0]
         for step in self.deciding:
             if isinstance(step, Order):
-                if (dim := dims.get(id(step.inputs[0]))) in (None, len(step.inputs[0].shape) - 1):
+                if (dim := dims.get(-id(step))) in (None, len(step.inputs[0].shape) - 1):
                     return None
-                dims |= {id(step): dim, -id(step): dim}
-            elif alike := [dims[id(each)] for each in step.inputs if id(each) in dims and each.shape == step.shape]:
-                dims[id(step)] = alike[0]
-            else:
+                dims |= {id(step): dim}
+            elif id(step) not in dims:
                 return None
-        return Parts.along(self.shapes, {key: dim for key, dim in dims.items() if key in self.shapes})
+        return Parts.along(self.shapes, dims)
 
     # -- which decisions are free ---------------------------------------------------------------------------
 

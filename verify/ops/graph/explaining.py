@@ -260,12 +260,11 @@ class _Search:
                 continue
             coins = torch.rand(parts.count, device=choices.run.device, generator=generator) < 0.5
             values, both = choices.values(_mixed(parts, coins, *made).decisions), _mixed(parts, coins, *pair)
-            fits = filter(parts.holds, choices.base)
-            wanted = _mixed_tensors(
-                parts, coins, *({name: each.values[name] for name in choices.base} for each in made)
-            )
-            apart = any(bool(_differ(values[name], wanted[name]).any()) for name in fits)
-            if not apart and _is_same(choices.repeated(both).decisions, both.decisions):
+            wanted = _mixed_tensors(parts, coins, *(each.values for each in made))
+            apart = {name for name in values if parts.holds(name) and bool(_differ(values[name], wanted[name]).any())}
+            parts = parts.without(apart)  # each of these elements depends on several columns
+            held = any(map(parts.holds, choices.base)) and not (apart and count > 0)
+            if held and _is_same(choices.repeated(both).decisions, both.decisions):
                 return parts
         return Parts()
 

@@ -1,24 +1,17 @@
 """Divides the numbers of a program into parts that do not depend on each other, such as its rows or its columns.
 
-dims = dims_along(program, run, wanted, ids, -1)  # the dimension of each tensor along which the columns lie
-parts = Parts.along(shapes, dims)                # one part for each column
-parts.of("y", excess).sum(-1)                    # one number for each part
+parts = Parts.along(shapes, {"x": 1, "y": 0})  # one part for each column of x, and its element of y
+parts.of("y", excess).sum(-1)                  # one number for each part
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
-
-from verify.ops.graph.chunks import Chunked
-from verify.ops.graph.program import Program
-from verify.ops.graph.steps import Leaf, Run, Step
-
-_MOST = 64  # parts of which each is moved alone to see what depends on it
 
 
 @dataclass(frozen=True)
@@ -42,6 +35,10 @@ class Parts:
         every = {key: torch.arange(math.prod(shapes[key])).reshape(*shapes[key]) for key in dims}
         return cls(count, {key: every[key].movedim(dim, 0).reshape(count, -1) for key, dim in dims.items()})
 
+    def without(self, keys: Collection[Hashable]) -> Parts:
+        """Returns the parts without some tensors."""
+        return replace(self, places={key: held for key, held in self.places.items() if key not in keys})
+
     def holds(self, key: Hashable) -> bool:
         """True if a tensor is divided among the parts."""
         return self.count == 1 or key in self.places
@@ -59,67 +56,3 @@ class Parts:
         flat = torch.empty(whole.numel(), dtype=rows.dtype, device=rows.device)
         flat[places] = rows.reshape(self.count, -1).expand(places.shape)
         return flat.reshape(whole.shape)
-
-
-def dims_along(
-    program: Program, run: Run, wanted: Sequence[str], needed: set[int], back: int
-) -> dict[Hashable, int] | None:
-    """Maps results and steps to the dimension that belongs to one of the operands. Omits what depends on all of it.
-
-    Draws the numbers of one index into the dimension `back` (-1: the last) anew, and looks for what changes. Returns
-    None if a needed step (an id) depends on several indices.
-    """
-    names = [step.name for step in program.steps if isinstance(step, Leaf) and step.real and step.operand]
-    own = {name: run.leaves[name] for name in names if name in run.leaves}
-    sizes = {value.shape[back] for value in own.values() if value.ndim >= -back} - {1}
-    if len(sizes) != 1 or not 1 < (count := sizes.pop()) <= _MOST:
-        return None
-    if any(isinstance(step, Chunked) for step in program.steps):  # long sums are held for the operands of the run
-        return None
-    generator = torch.Generator().manual_seed(3)
-
-    def drawn(value: Tensor) -> Tensor:
-        return value.cpu().double() + 0.5 * torch.randn(value.shape, dtype=torch.float64, generator=generator)
-
-    def numbers(leaves: Mapping[str, Tensor]) -> dict[Hashable, Tensor]:
-        given = {name: value.to(run.device) for name, value in leaves.items()}
-        found, other = dict[Hashable, Tensor](), replace(run, leaves={**run.leaves, **given}, decisions={}, maps={})
-
-        def make(step: Step, of: list[Tensor]) -> tuple[Tensor, Tensor]:
-            value = step.value(other, of)
-            if id(step) in needed:
-                found[id(step)] = value
-            return value, value
-
-        results: dict[Hashable, Tensor] = dict(program.values(other, wanted, make).items())
-        return results | found
-
-    start = {name: drawn(value) for name, value in own.items()}
-    base = numbers(start)
-    labels = {key: torch.full(value.shape, -1, device=value.device) for key, value in base.items()}
-    shared = set[Hashable]()
-    for index in range(count):
-        turned = {name: value.clone() for name, value in start.items()}
-        for value in turned.values():
-            if value.ndim >= -back and value.shape[back] == count:
-                value.select(back, index).copy_(drawn(value.select(back, index)))
-        for key, value in numbers(turned).items():
-            changed = (value != base[key]) & ((value == value) | (base[key] == base[key]))
-            if bool((changed & (labels[key] >= 0)).any()):
-                shared.add(key)
-            labels[key] = torch.where(changed, index, labels[key])
-    if shared & needed:
-        return None
-    dims = {key: _dimension(label, count) for key, label in labels.items() if key not in shared}
-    if any(dims[key] is None and bool((labels[key] >= 0).any()) for key in needed & dims.keys()):
-        return None
-    return {key: dim for key, dim in dims.items() if dim is not None}
-
-
-def _dimension(label: Tensor, count: int) -> int | None:
-    """Returns the dimension along which labels are the index; None if none is, or if nothing has a label."""
-    for dim, size in enumerate(label.shape):
-        index = torch.arange(size, device=label.device).reshape([-1 if at == dim else 1 for at in range(label.ndim)])
-        if size == count and bool((label >= 0).any()) and bool(((label == index) | (label < 0)).all()):
-            return dim
-    return None
