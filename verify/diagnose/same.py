@@ -41,13 +41,15 @@ _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
 Given = list[tuple[Case, Measured]]
 
 
-def settings_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress) -> SameBits:
-    """Returns the classes of each setting of a kernel in one dtype, on one case or on several of many rows."""
+def settings_of(
+    kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, *, later: Sequence[Case] = ()
+) -> SameBits:
+    """Returns the classes of each setting of a kernel in one dtype, on one case or on several, and on `later` ones."""
     dtype = dtype or kernel.dtypes[0]
     if dtype not in kernel.dtypes:
         raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
     subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
-    cases = [Case.from_json(text)] if text else cases_of(subject)
+    cases = [*([Case.from_json(text)] if text else cases_of(subject)), *later]
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
