@@ -10,14 +10,13 @@ these sizes; 16 makes those above. The seconds are of the whole command.
 `many` gives one command a list of 36 such solutions, and counts the judgements that come within `--seconds` of its
 start. The minutes begin with the first request to a worker that has imported PyTorch.
 
-`large` judges a cumulative sum of 4.3 GB (`--side` 16), and one of 16 KB. `held` judges solutions that never end, each
-with a limit of 30 s (`--timeout`).
+`large` judges a cumulative sum of 4.3 GB (`--side` 16), and one of 16 KB.
 
-`--only` (repeatable) measures some of it: quick, ci, many, large, held, or quick:silu. The longest phases of each start
-are printed (VERIFY_TIMES); `--times` keeps all of them in a folder. Exits 1 if a right solution is not accepted, if one
-that never ends is, or if a figure is beyond its limit:
+`--only` (repeatable) measures some of it: quick, ci, many, large, or quick:silu. The longest phases of each start are
+printed (VERIFY_TIMES); `--times` keeps all of them in a folder. Exits 1 if a solution is not accepted, or if a figure
+is beyond its limit:
 
-    quick 10 s, ci 30 s; many: 20 a minute; large: 15 s more than the small one; held: twice the limit
+    quick 10 s, ci 30 s; many: 20 a minute; large: 15 s more than the small one
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ from typing import Any
 from benchmarks.start import machine, phases, show
 from verify.workers.phases import VARIABLE
 
-# seconds, seconds, judgements a minute, seconds more than of a small result, seconds
-LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0, "large": 15.0, "held": 60.0}
-HELD_SECONDS = 30.0  # the limit of a solution that never ends
+# seconds, seconds, judgements a minute, seconds more than of a small result
+LIMITS = {"quick": 10.0, "ci": 30.0, "many": 20.0, "large": 15.0}
 LAST_SECONDS = 150.0  # a command that takes longer is ended
 ENDING_SECONDS = 15.0  # a command that takes longer to end is killed
 PROBLEM = """
@@ -131,50 +129,17 @@ PROBLEMS = {
     ),
     "sum": ("x", "torch.cumsum(x, 1)", "torch.randn(2048 * {side}, 2048 * {side})", "", "return torch.cumsum(x, 1)"),
     "small_sum": ("x", "torch.cumsum(x, 1)", "torch.randn(64, 64)", "", "return torch.cumsum(x, 1)"),
-    "twice": ("x", "2 * x", "torch.randn(64, 64)", "", "return 2 * x"),
 }
 STARTED = ("silu", "softmax", "product")
-HALF = """
-import os, time
-
-def half(end):
-    try:
-        os.write(end, b"\\0\\0\\3\\xe8{")
-    except OSError:
-        pass
-"""
-TIMED = """
-import sys, time
-
-def timed(frame):
-    while frame and frame.f_locals.get("count", 1) == 1:
-        frame = frame.f_back
-    return frame
-"""
-# solutions of 2 * x that never end, or whose answers do not: what comes before the class, and the body
-ENDLESS = {
-    "import": ("while True: pass", "return 2 * x"),
-    "call": ("", "while True: pass"),
-    "kernel": ("import time", "torch.cuda._sleep(1 << 60) if x.is_cuda else time.sleep(1000); return 2 * x"),
-    "children": ("import os, time", "while True: os.fork() and time.sleep(0.1)"),
-    "half": (HALF, "[half(end) for end in range(3, 64)]; time.sleep(1000)"),
-    "bytes": ("", "return torch.zeros(75_000_000, device=x.device)"),
-    "timed": (TIMED, "timed(sys._getframe()) and time.sleep(1000); return 2 * x"),
-}
 
 
-def written(
-    folder: Path, name: str, side: int, *, triton: bool = False, copies: int = 0, own: tuple[str, str] | None = None
-) -> list[tuple[str, str]]:
-    """Writes a problem with its solution, or with some `copies` that differ in a comment. Returns the pairs.
-
-    `own` has what comes before the class of another solution, and its body.
-    """
+def written(folder: Path, name: str, side: int, *, triton: bool, copies: int = 0) -> list[tuple[str, str]]:
+    """Writes a problem with its solution, or with some `copies` that differ in a comment. Returns the pairs."""
     operands, reference, inputs, launch, plain = PROBLEMS[name]
     problem = folder / f"{name}_problem.py"
     given = inputs.format(side=side)
     problem.write_text(PROBLEM.format(operands=operands, reference=reference, inputs=given))
-    before, body = own or ((TRITON[name], launch) if triton and name in TRITON else ("", plain))
+    before, body = (TRITON[name], launch) if triton and name in TRITON else ("", plain)
     text = SOLUTION.format(kernel=before, operands=operands, body=body)
     found = []
     for number in range(max(copies, 1)):
@@ -189,16 +154,9 @@ def judge(arguments: Sequence[str], folder: Path, backend: str | None, times: Pa
     times.unlink(missing_ok=True)
     path = os.pathsep.join([str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", "")])
     with (folder / "errors.txt").open("w") as errors:
+        command = [sys.executable, "-m", "verify", "judge", "--allow-weaker", *arguments]
         return subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "verify",
-                "judge",
-                "--allow-weaker",
-                *arguments,
-                *(["--backend", backend] if backend else []),
-            ],
+            command + (["--backend", backend] if backend else []),
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=errors,
@@ -230,13 +188,11 @@ def errors_of(folder: Path) -> str:
     return (folder / "errors.txt").read_text()[-300:]
 
 
-def alone(
-    name: str, profile: str, folder: Path, times: Path, options: argparse.Namespace, own: tuple[str, str] | None = None
-) -> dict[str, Any]:
+def alone(name: str, profile: str, folder: Path, times: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Judges one solution by a command of its own. Returns its seconds, its verdict and its phases."""
-    [pair] = written(folder, name, options.side, triton=options.backend != "cpu", own=own)
-    began, limit = time.monotonic(), ["--timeout", f"{HELD_SECONDS:g}"] if own else []
-    process = judge([*pair, "--profile", profile, "--json", "-", *limit], folder, options.backend, times)
+    [pair] = written(folder, name, options.side, triton=options.backend != "cpu")
+    began = time.monotonic()
+    process = judge([*pair, "--profile", profile, "--json", "-"], folder, options.backend, times)
     with ending(process, LAST_SECONDS):
         out, _ = process.communicate()
     seconds = round(time.monotonic() - began, 2)
@@ -267,8 +223,6 @@ def measured(kind: str, name: str, folder: Path, times: Path, options: argparse.
     """Returns the figures of one measurement."""
     if kind == "many":
         return many(folder, times, options)
-    if kind == "held":
-        return alone("twice", "quick", folder, times, options, ENDLESS[name])
     if kind == "large":
         small = alone("small_sum", "quick", folder, times, options)
         row = alone(name, "quick", folder, times, options)
@@ -304,8 +258,6 @@ def within(kind: str, row: dict[str, Any]) -> bool:
     """True if a figure is within its limit and every solution was accepted."""
     if kind == "many":
         return set(row["verdicts"]) == {"accepted"} and bool(row["a_minute"] >= LIMITS[kind])
-    if kind == "held":
-        return row["verdict"] != "accepted" and bool(row["seconds"] <= LIMITS[kind])
     return row["verdict"] == "accepted" and bool(row.get("more", row["seconds"]) <= LIMITS[kind])
 
 
@@ -325,7 +277,7 @@ def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     starts = [f"{kind}:{name}" for kind in ("quick", "ci") for name in STARTED]
-    starts += ["large:sum", *(f"held:{name}" for name in ENDLESS)]
+    starts.append("large:sum")
     kinds = [*LIMITS, *starts]
     parser.add_argument("--only", action="append", choices=kinds, metavar="KIND[:NAME]", help="repeatable")
     parser.add_argument("--backend", help="as `verify judge` takes it")

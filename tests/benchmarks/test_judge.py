@@ -31,9 +31,6 @@ def test_limits_count_accepted_solutions_alone() -> None:
     )
 
 
-def test_solutions_that_never_end_hold_the_judge_for_twice_their_limit() -> None:
-    assert judge.LIMITS["held"] == 2 * judge.HELD_SECONDS
-    for verdict, seconds, within in (("fails", 59.0, True), ("undecided", 61.0, False), ("accepted", 5.0, False)):
-        assert judge.within("held", {"verdict": verdict, "seconds": seconds}) == within
+def test_a_large_result_may_take_some_seconds_more() -> None:
     assert judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 14.0})
     assert not judge.within("large", {"verdict": "accepted", "seconds": 30.0, "more": 16.0})
