@@ -102,6 +102,10 @@ def _square(x: Tensor) -> Tensor:
     return x * x
 
 
+def _gated(g: Tensor, u: Tensor) -> Tensor:
+    return torch.nn.functional.silu(g) * u
+
+
 class _Square(torch.autograd.Function):
     """Can be differentiated twice. In float64 it is as right in a vector register as in the tail."""
 
@@ -189,6 +193,17 @@ def make(*, bug: str | None, name: str, form: str) -> Kernel:
 
         return verify.kernel(op=_op(form), gradients=False, same_bits=["rows"], **options)(sums)
 
+    if form == "gated":
+
+        def gated(g: Tensor, u: Tensor) -> Tensor:
+            if not g.dtype == u.dtype == torch.bfloat16 or g.shape != u.shape:
+                received = ", ".join(f"{each.dtype} {list(each.shape)}" for each in (g, u))
+                raise TypeError(f"gated: g and u are bfloat16 of one shape; received {received}")
+            return _gated(g.float(), u.float()).to(g.dtype) if bug == "one rounding" else _gated(g, u)
+
+        promised = verify.kernel(like=_gated, gradients=False, dtypes=["bfloat16"], rounds="as like", name=name)
+        return promised(gated)
+
     def silu(x: Tensor) -> Tensor:
         if not x.is_floating_point() and bug != "integers taken":
             raise TypeError(f"silu: x is floating point; received {x.dtype}")
@@ -202,6 +217,7 @@ _ORDER = "heads in another order where none are shared"
 FORWARD = (
     ("mixed dtypes", "rms_norm", "weight rounded first", "a float32 weight becomes bfloat16", BOTH),
     ("same bits", "sums", "a sum split for few rows", "in two halves below four rows", BOTH),
+    ("roundings", "gated", "one rounding", "of silu(g) u in float32, where the layer rounds twice", BOTH),
     ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
     ("grouped heads", "attention", _ORDER, "each has its neighbour's keys", BOTH),
     ("exact identities", "rms_norm", "lopsided", "negative y off by 1e-4", BOTH),

@@ -32,7 +32,7 @@ from verify.declare.stochastic import STOCHASTIC_NOISE, stochastic_limits, stoch
 from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.graph.rounding import Accumulate
-from verify.ops.graph.shapes import check, holds
+from verify.ops.graph.shapes import holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
 from verify.records.record import ORDINARY
 from verify.truth.formats import FORMATS, named, torch_dtype
@@ -89,6 +89,7 @@ class Kernel:
     encoded: Encoded | None = None  # its quantised operands
     same_bits: tuple[str, ...] = ()  # settings that change no bit: words of `promises.SETTINGS`, or "as NAME"
     same_bits_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # "as NAME" -> the function
+    rounds: str = ""  # where it rounds to 16 bits: `promises.AS_LIKE`, `promises.ONCE`, or no promise
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
@@ -227,6 +228,8 @@ class Kernel:
             parts.append(f"rounds at random: {seeds}")
         if self.same_bits:
             parts.append(f"same bits: {', '.join(self.same_bits)}")
+        if self.rounds:
+            parts.append(f"rounds {self.rounds}")
         if self.where:
             parts.append(f"sizes: {self.where}")
         if writing := getattr(self.function, "writing", None):
@@ -276,6 +279,7 @@ def kernel(
     inputs: str | None = None,
     same_bits: Iterable[str] = (),
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
+    rounds: Literal["", "as like", "once"] = "",
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -334,6 +338,8 @@ def kernel(
         Such a result is one of the two neighbours of the exact number (docs/like.md).
     same_bits: settings that change no bit of a result, such as ["rows", "position"] (docs/same-bits.md).
     same_bits_as: a function of the same operands, or several, that return the same bits.
+    rounds: with like=, where numbers are rounded to 16 bits: "as like", where eager PyTorch rounds in the function, or
+        "once", at the end alone (docs/contracts.md).
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """
@@ -355,6 +361,7 @@ def kernel(
         "derive": derive,
         "stochastic": stochastic,
         "inputs": inputs,
+        "rounds": rounds,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
         raise UsageError(
@@ -406,7 +413,7 @@ def kernel(
                 "examples": examples,
                 **promises.of_program(about, accumulate, intermediate),
             }
-            said["intermediate"] = intermediate or ("" if max_ulp is None and stochastic is None else "float32")
+            said["intermediate"] = intermediate or promises.intermediate(rounds, max_ulp, stochastic)
             definition = op_of(label, written, taken, returns, said)
             taken = None
         else:
@@ -448,7 +455,7 @@ def kernel(
             contiguous=promises.contiguous(about, layouts, taken),
             gradients=_gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
-            where="" if like is not None or not where else _where(about, definition, where),
+            where="" if like is not None or not where else promises.where(about, definition, where),
             refuses=None if refuses is None else bool(refuses),
             class_limits={dtype: each for dtype, each in limits.items() if len(set(each.values())) > 1},
             backends=promises.strings(about, "backends", backends, known()) if backends is not None else (),
@@ -472,6 +479,7 @@ def kernel(
             encoded=quantised if quantised.encodings else None,
             same_bits=promises.same_bits(about, same_bits, others_of_bits),
             same_bits_as=others_of_bits,
+            rounds=promises.rounds(about, rounds, quantise or quantised.encodings or seeds),
         )
         if (writing := getattr(called, "writing", None)) is not None:
             writing.kernel = declared
@@ -576,14 +584,6 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
             )
         chosen.append(operand)
     return promises.strings(where, "gradients", chosen)
-
-
-def _where(about: str, op: Op, text: str) -> str:
-    try:
-        check(text, op.geometry.sizes)
-    except UsageError as error:
-        raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
-    return text
 
 
 def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:

@@ -17,6 +17,7 @@ from typing import Any, get_args
 from verify.errors import UsageError, from_zero, one_of
 from verify.ops.domain import Domain
 from verify.ops.graph.rounding import Accumulate
+from verify.ops.graph.shapes import check
 from verify.ops.op import Largest, Op, as_defined, up_to
 from verify.records.record import CLASSES, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
@@ -387,7 +388,8 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
 
 
 # By the field of a declaration that promises it: laws that are tried without a profile too, as no maximum shows them.
-LAWS = {"stochastic": "stochastic rounding", "same_bits": "same bits"}
+LAWS = {"stochastic": "stochastic rounding", "same_bits": "same bits", "rounds": "roundings"}
+AS_LIKE, ONCE = "as like", "once"  # where a kernel rounds to 16 bits
 SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
 
 
@@ -411,6 +413,33 @@ def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
         name = f"as {getattr(plain, 'name', '') or getattr(plain, '__name__', type(plain).__name__)}"
         found[name if name not in found else f"{name} {len(found) + 1}"] = getattr(each, "function", each)
     return found
+
+
+def where(about: str, op: Op, text: str) -> str:
+    """Returns a condition on sizes. Raises UsageError if it is none in the sizes of the op."""
+    try:
+        check(text, op.geometry.sizes)
+    except UsageError as error:
+        raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
+    return text
+
+
+def rounds(where: str, given: Any, other: Any) -> str:
+    """Returns where a kernel promises to round. `other` is true if its results are codes, or are rounded at random."""
+    if given and other:
+        raise UsageError(
+            f"{where}: rounds= is about numbers that are rounded to nearest in 16 bits; received {given!r} beside a "
+            "quantised or stochastic declaration",
+            hint="leave rounds= out",
+        )
+    return str(one_of(where, "rounds", given, ("", AS_LIKE, ONCE)))
+
+
+def intermediate(rounds: str, max_ulp: Any, stochastic: Any) -> str:
+    """Returns the default of intermediate=: in the format that a kernel promises to keep numbers in."""
+    if rounds:
+        return "eager" if rounds == AS_LIKE else "float32"
+    return "" if max_ulp is None and stochastic is None else "float32"
 
 
 def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:

@@ -9,8 +9,7 @@ name of the next step.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,15 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
-from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.spans import point
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
+from verify.ops.graph.steps import Leaf, Plain, Run, Step
+from verify.ops.graph.wording import names, rounds
 
-_EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number", "wrap")
-_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
-_LONGEST = 44  # characters of a step's text
 _MOST = 128  # at most this many steps are rounded alone
 
 
@@ -65,7 +60,7 @@ def roundings(program: Program, run: Run, result: str, index: int, dtypes: Seque
     places = program.places(run, result, [index], {}, every=True)
     before = _at(held[id(end)], index)
     found = []
-    names = _names(steps)
+    texts = names(steps)
     for step in [step for step in steps if id(step) in places and rounds(step)][:_MOST]:
         moves = []
         for dtype in dtypes:
@@ -74,7 +69,7 @@ def roundings(program: Program, run: Run, result: str, index: int, dtypes: Seque
             moves.append(_at(changed.get(id(end), held[id(end)]), index) - before)
         mine, _ = places[id(step)]
         value = _at(held[id(step)], int(mine[0])) if mine.size == 1 else None
-        found.append(Rounding(names[id(step)], value, int(mine.size), tuple(moves)))
+        found.append(Rounding(texts[id(step)], value, int(mine.size), tuple(moves)))
     wholes = []
     for dtype in dtypes:
         changed = {id(step): held[id(step)] for step in steps if isinstance(step, Leaf | Plain)}
@@ -82,15 +77,6 @@ def roundings(program: Program, run: Run, result: str, index: int, dtypes: Seque
         wholes.append(changed[id(end)].mid())
     least, most = (float(side.reshape(-1)[index]) for side in (held[id(end)].lo, held[id(end)].hi))
     return Roundings(found, (least, most), wholes)
-
-
-def rounds(step: Step) -> bool:
-    """True if a kernel rounds the results of a step. Other steps only select or move existing numbers."""
-    if isinstance(step, Map):
-        return step.real and step.function not in _EXACT and not step.decides
-    return isinstance(step, Contract | Running | Spread) or (
-        isinstance(step, Reduce) and step.function in ("sum", "product")
-    )
 
 
 def _rounded(span: Any, dtype: torch.dtype) -> Any:
@@ -117,44 +103,3 @@ def _follow(
         if id(step) not in changed and any(id(each) in changed for each in step.inputs):
             given = [changed.get(id(each), held[id(each)]) for each in step.inputs]
             changed[id(step)] = made(step, step.span(run, given))
-
-
-# -- names ---------------------------------------------------------------------------------------------
-
-
-def _names(steps: Sequence[Step]) -> dict[int, str]:
-    """Returns the text of each step that rounds, such as `t2 = exp(t1)`. Other steps are part of the next text."""
-    short: dict[int, str] = {}
-    found: dict[int, str] = {}
-    for step in steps:
-        text = _text(step, [short[id(each)] for each in step.inputs])
-        if rounds(step):
-            short[id(step)] = f"t{len(found) + 1}"
-            found[id(step)] = f"{short[id(step)]} = {text}"
-        else:
-            short[id(step)] = text
-    return {key: _cut(text) for key, text in found.items()}
-
-
-def _text(step: Step, given: Sequence[str]) -> str:
-    if isinstance(step, Leaf):
-        return step.name.replace("grad ", "d")
-    if isinstance(step, Plain):
-        return next(_constant(step), "c")
-    if isinstance(step, Move):
-        return given[0] if len(given) == 1 else _cut(f"({', '.join(given)})")
-    if isinstance(step, Contract):
-        return " @ ".join(given)
-    if isinstance(step, Map) and step.function in _SIGNS and len(given) == 2:
-        return f"{given[0]} {_SIGNS[step.function]} {given[1]}"
-    name = {Running: "running sum", Spread: "sum by place"}.get(type(step), getattr(step, "function", "") or "chosen")
-    return _cut(f"{name.replace('magnitude', 'abs').replace('amax', 'max').replace('amin', 'min')}({', '.join(given)})")
-
-
-def _constant(step: Plain) -> Iterator[str]:
-    if math.prod(step.shape) == 1 and not step.of:
-        yield f"{float(step.compute([]).reshape(-1)[0]):.6g}"
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"

@@ -66,7 +66,7 @@ _STEPWISE = 4.0  # largest error of a kernel that takes the program's steps, in 
 _CHAOTIC = 1e-3  # relative noise of an element above which its response may not be linear
 _STEEP = 0.5  # noise of an exponent above which the response is not linear: a softmax may take another element
 
-Reaches = dict[Hashable, Tensor]  # see `_Samples.reaches`
+Reaches = dict[Hashable, Tensor]  # see `Samples.reaches`
 
 
 @dataclass(frozen=True)
@@ -81,14 +81,14 @@ def noise_of(
     program: Program, run: Run, wanted: Sequence[str], format: Rounding, runs: int = RUNS, *, seed: int = 0
 ) -> tuple[dict[str, Noise], Reaches]:
     """Returns the noise of each wanted result, and the largest error of each number that decides (`reaches`)."""
-    sampled = _Samples(program, run, wanted, format)
+    sampled = Samples(program, run, wanted, format)
     sampled.measure(runs + runs // 2 if sampled.is_small() else runs, seed)
     return {name: Noise(sampled.deviation(name), sampled.together(name)) for name in sampled.wanted}, sampled.reaches()
 
 
 def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
     """Returns the deviation of a result from 48 other runs. With so many, each element's is accurate to a tenth."""
-    sampled = _Samples(program, run, [result], format)
+    sampled = Samples(program, run, [result], format)
     sampled.measure(_MORE_RUNS, _OTHER_SEED)
     return sampled.deviation(result)
 
@@ -117,7 +117,7 @@ def _without_subnormal(step: Step, x: Tensor, format: Rounding) -> Tensor:
     return x if isinstance(made, Leaf | Plain) else x.masked_fill(x.abs() < least, 0.0)
 
 
-class _Samples:
+class Samples:
     """Evaluates a program once undisturbed, and then with disturbances."""
 
     def __init__(self, program: Program, run: Run, wanted: Sequence[str], format: Rounding) -> None:
@@ -494,7 +494,7 @@ class _Samples:
         return found
 
 
-class _PartSamples(_Samples):
+class _PartSamples(Samples):
     """Samples some terms of a long sum. Leaves out the rounding of the sum, which is that of all terms together."""
 
     terms: Terms | None = None

@@ -1,0 +1,149 @@
+"""Roundings: a kernel that rounds elsewhere than it promises is found, with the contract that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+from tests.laws.trial import breaks, holds
+from verify.declare.declaration import Kernel
+from verify.errors import UsageError
+
+ROWS, GATES = {"x": "r n", "w": "n"}, {"g": "r n", "u": "r n"}
+
+
+def norm(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
+    return w * h.to(x.dtype)
+
+
+def gated(g: Tensor, u: Tensor) -> Tensor:
+    return functional.silu(g) * u + g
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return (q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v
+
+
+def masked(x: Tensor, y: Tensor) -> Tensor:
+    return torch.where(x * y > 0.5, torch.relu(x * y) * 1.5, y.abs() + x).clamp(-2, 2)
+
+
+def losses(x: Tensor) -> Tensor:
+    return functional.log_softmax(x, -1) * 0.3 + 0.1
+
+
+def wide(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *given: layer(*(each.float() for each in given)).to(given[0].dtype)
+
+
+def declared(function: Callable[..., Any], layer: Callable[..., Any], shapes: Any, **options: Any) -> Kernel:
+    names = ", ".join(shapes)
+    space = {"function": function}
+    exec(f"def kernel({names}):\n    return function({names})", space)  # a name for each operand
+    options = {"dtypes": ["bfloat16", "float16", "float32"]} | options
+    return verify.kernel(like=layer, shapes=shapes, **options)(space["kernel"])
+
+
+LAYERS = {
+    "norm": (norm, ROWS),
+    "gated": (gated, GATES),
+    "layer norm": (lambda x, w: functional.layer_norm(x, x.shape[-1:], w, None, 1e-5), ROWS),
+    "attention": (attention, {"q": "h t d", "k": "h s d", "v": "h s d"}),
+    "decisions about computed numbers": (masked, {"x": "r n", "y": "r n"}),
+    "constants and sums that PyTorch keeps in 16 bits": (losses, {"x": "r n"}),
+}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_layer_itself_rounds_as_the_layer_and_its_fused_form_once(name: str, dtype: str) -> None:
+    """Outputs and gradients: PyTorch's own kernels are the honest ones."""
+    layer, shapes = LAYERS[name]
+    holds("roundings", declared(layer, layer, shapes, rounds="as like"), dtype)
+    holds("roundings", declared(wide(layer), layer, shapes, rounds="once"), dtype)
+
+
+@pytest.mark.parametrize(
+    ("function", "layer", "shapes", "promised", "contract"),
+    [
+        (wide(norm), norm, ROWS, "as like", "once"),
+        (norm, norm, ROWS, "once", "as like"),
+        (
+            lambda g, u: (functional.silu(g.float()) * u.float()).to(g.dtype) + g,
+            gated,
+            GATES,
+            "as like",
+            "once, but g * sigmoid(g) * u in bfloat16",
+        ),
+        (
+            lambda g, u: (functional.silu(g).float() * u.float() + g.float()).to(g.dtype),
+            gated,
+            GATES,
+            "once",
+            "once, but g * sigmoid(g) in bfloat16",
+        ),
+    ],
+)
+def test_a_broken_promise_names_the_contract_that_holds(
+    function: Any, layer: Any, shapes: Any, promised: str, contract: str
+) -> None:
+    kernel = declared(function, layer, shapes, rounds=promised, gradients=False)
+    found = breaks("roundings", kernel, f"rounds='{promised}' is not kept", "bfloat16")
+    facts = dict(found.fact_lines(9))
+    assert facts["contract"] == contract
+    assert facts["more"] == "verify contract like here.py::it"
+    assert "0x" in facts["allowed"] and facts["got"] != facts["allowed"]
+
+
+def toward_zero(g: Tensor, u: Tensor) -> Tensor:
+    return (gated(g.float(), u.float()).view(torch.int32) & -65536).view(torch.float32).bfloat16()
+
+
+class Slopes(torch.autograd.Function):
+    """The right output, and a gradient of which the first factor is rounded."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(g, u)
+        return wide(gated)(g, u)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        g, u = (each.float() for each in ctx.saved_tensors)
+        s = torch.sigmoid(g)
+        slope = (u * s * (1 + g * (1 - s)) + 1).bfloat16().float()
+        return (dy.float() * slope).bfloat16(), (dy.float() * g * s).bfloat16()
+
+
+def test_other_roundings_than_those_of_the_program_are_found_too() -> None:
+    kernel = declared(toward_zero, gated, GATES, rounds="once", gradients=False)
+    contract = dict(breaks("roundings", kernel, "one rounding at the end", "bfloat16").fact_lines(9))["contract"]
+    assert contract.startswith("none of these; once explains ")
+    found = breaks("roundings", declared(Slopes.apply, gated, GATES, rounds="once"), "rounds='once'", "bfloat16")
+    assert found.facts["at"].startswith("dg ")
+
+
+def test_a_promise_of_which_no_element_is_judged_is_broken() -> None:
+    largest = lambda x: x.softmax(-1).topk(1, -1).values  # noqa: E731
+    kernel = declared(largest, largest, {"x": "r n"}, rounds="as like", gradients=False)
+    holds("roundings", kernel, "bfloat16")  # the numbers that it selects from are stored, and known
+    breaks("roundings", kernel, "no element can be judged", "float32")
+
+
+def test_a_promise_is_checked_where_it_is_declared() -> None:
+    with pytest.raises(UsageError, match="rounds is one of"):
+        declared(gated, gated, GATES, rounds="never")
+    with pytest.raises(UsageError, match="rounds=, which belong"):
+        verify.kernel(op="silu", rounds="once")(functional.silu)
+    seeded = {"integers": {"seed": "0 <= seed < 9"}, "stochastic": "seed", "gradients": False, "dtypes": ["bfloat16"]}
+    with pytest.raises(UsageError, match="rounded to nearest in 16 bits"):
+        declared(lambda x, seed: x, lambda x, seed: x * 2, {"x": "n", "seed": ""}, rounds="once", **seeded)
+    assert "rounds once" in declared(gated, gated, GATES, rounds="once").promise

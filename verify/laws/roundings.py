@@ -1,0 +1,205 @@
+"""Roundings: a kernel rounds to 16 bits where its declaration says, and nowhere else.
+
+`rounds="as like"` promises the roundings of the PyTorch function of `like=`: eager PyTorch stores the result of each of
+its operators in the dtype of the case. `rounds="once"` promises none before the results. The message names the contract
+that holds, if the promised one does not.
+
+Details:
+
+The law is tried without a profile, too. How a kernel computes between two roundings is free: the order of a sum,
+contraction, the library of its functions, within 8 times the noise of a step in float32. So the promise allows a set of
+numbers for each element, and in 16 bits most sets have one number. In float32 each set has several. PyTorch's own bits
+on the same device keep `rounds="as like"` too. An element that follows from a decision about such numbers is not
+judged, such as the k-th of computed scores. A promise of which no element is judged on ordinary inputs is broken.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from verify.cases import Case, problem_of
+from verify.cases.classes import class_of_recipe
+from verify.cases.strategies import CaseSpace
+from verify.declare.promises import AS_LIKE, ONCE
+from verify.laws import batch
+from verify.laws.compare import place, show
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.measure.call import run_baseline, run_kernel, sent_all
+from verify.ops.graph.contract import Contract, allowed
+from verify.ops.graph.program import Program
+from verify.ops.graph.rounding import Rounding
+from verify.ops.graph.spans import Span
+from verify.ops.graph.steps import Run, Step, ends_of
+from verify.ops.graph.wording import words
+from verify.records.record import ORDINARY
+from verify.truth.ulp import bits_of
+
+_RULES = {AS_LIKE: "eager PyTorch's roundings do", ONCE: "one rounding at the end does"}
+_FILLS = ("spread", "mean 1e3")  # beside ordinary values
+_CHANGES = 64  # contracts that are tried to explain a kernel that breaks its promise
+_contracts: dict[tuple[Any, str], str] = {}  # (function, dtype) -> its contract in words
+_WAYS = ((False, False), (True, False), (False, True), (True, True))  # see `allowed`
+
+
+@dataclass(frozen=True)
+class _Results:
+    """Holds the results of a case with their program."""
+
+    program: Program
+    run: Run
+    format: Rounding
+    results: Mapping[str, Tensor]
+    theirs: Mapping[str, Tensor]  # PyTorch's
+
+    @classmethod
+    def of(cls, subject: Subject, case: Case) -> _Results:
+        kernel, device = subject.kernel, subject.backend.device
+        measured = run_kernel(kernel, case, device)
+        theirs = sent_all(run_baseline(kernel, case, device, measured).results, "cpu")
+        results = {name: value.cpu() for name, value in measured.results.items() if name not in kernel.op.integers}
+        inputs, upstream = sent_all(measured.inputs, "cpu"), sent_all(measured.upstream, "cpu")
+        program, run = kernel.op.program(problem_of(kernel.op, case, inputs, upstream, tuple(results)))
+        format = Rounding.of(run, products=getattr(kernel.op.meaning, "products", "float32"))
+        return cls(program, run, format, results, theirs)
+
+    def sets(self, contract: Contract, names: Sequence[str], way: tuple[bool, bool] = _WAYS[0]) -> dict[str, Span]:
+        """Returns the least and the greatest allowed number of each element."""
+        with torch.no_grad(), self.program.refusing():
+            found = allowed(self.program, self.run, names, contract, self.format, way)
+        kinds = {name: self.results[name].dtype for name in found}
+        return {name: Span(span.lo.to(kinds[name]), span.hi.to(kinds[name])) for name, span in found.items()}
+
+    def wrong(self, contract: Contract, names: Sequence[str]) -> dict[str, Tensor]:
+        """Returns masks of the elements that no way to keep a contract allows, of the results that have any."""
+        found: dict[str, Tensor] = {}
+        for way in _WAYS if contract else _WAYS[:1]:
+            for name, span in self.sets(contract, names, way).items():
+                wrong = ~((span.lo <= self.results[name]) & (self.results[name] <= span.hi)) & _is_judged(span)
+                found[name] = found.get(name, wrong) & wrong
+            names = [name for name in names if bool(found[name].any())]
+            if not names:
+                break
+        return {name: found[name] for name in names}
+
+    def promised(self, name: str) -> Contract:
+        """Returns the contract with a name."""
+        return self.program.stored if name == AS_LIKE else {}
+
+    def broken(self, promised: str) -> dict[str, Tensor]:
+        """Returns masks of the elements that break a promise, of the results that have any."""
+        found = self.wrong(self.promised(promised), list(self.results))
+        if promised == AS_LIKE:
+            found = {name: mask & ~_is_same(self.results[name], self.theirs.get(name)) for name, mask in found.items()}
+        return {name: mask for name, mask in found.items() if bool(mask.any())}
+
+    def explained(self, names: Sequence[str]) -> str:
+        """Returns the contract that explains some results, in words: near one of the two that have a name."""
+        stored, ends = self.program.stored, set().union(*(ends_of(self.program.results[name]) for name in names))
+        places = [step for step in self.program.needed_for(names) if id(step) in stored and id(step) not in ends]
+        tried: dict[frozenset[int], int] = {}
+
+        def off(kept: frozenset[int]) -> int:
+            if kept not in tried:
+                found = self.wrong({key: stored[key] for key in kept}, names)
+                tried[kept] = sum(int(mask.sum()) for mask in found.values())
+            return tried[kept]
+
+        best = min((frozenset(map(id, places)), frozenset[int]()), key=off)
+        while off(best) and len(tried) < _CHANGES:
+            near = min((best ^ {id(step)} for step in places), key=off, default=best)
+            if off(near) >= off(best):
+                break
+            best = near
+        found = _contract_words(places, best, stored)
+        total = sum(self.results[name].numel() for name in names)
+        return f"none of these; {found} explains {1 - off(best) / total:.1%} of the results" if off(best) else found
+
+
+def _contract_words(places: Sequence[Step], kept: Collection[int], stored: Contract) -> str:
+    """Returns a contract as the difference from the nearer one of `as like` and `once`."""
+    wide, narrow = ([step for step in places if (id(step) in kept) == side] for side in (False, True))
+    name, apart = (ONCE, narrow) if len(narrow) <= len(wide) else (AS_LIKE, wide)
+    kinds = ["float32" if name == AS_LIKE else str(stored[id(step)]).removeprefix("torch.") for step in apart]
+    texts = [f"{words(step)} in {kind}" for step, kind in zip(apart, kinds, strict=True)]
+    return name + (f", but {', '.join(texts)}" if texts else "")
+
+
+def _is_same(got: Tensor, theirs: Tensor | None) -> Tensor:
+    same = torch.zeros(got.shape, dtype=torch.bool)
+    return same if theirs is None or theirs.dtype != got.dtype else (bits_of(got) == bits_of(theirs)).reshape(got.shape)
+
+
+def _is_judged(span: Span) -> Tensor:
+    """True where a set has a limit."""
+    return ~(torch.isnan(span.lo) | ((span.lo == -math.inf) & (span.hi == math.inf)))
+
+
+def _check(subject: Subject, case: Case) -> None:
+    promised, found = subject.kernel.rounds, _Results.of(subject, case)
+    contract, rule = found.promised(promised), f"rounds={promised!r} is not kept"
+    wrong = found.broken(promised)
+    if not wrong:
+        ordinary = class_of_recipe(case.regime or case.fill) == ORDINARY
+        sets = found.sets(contract, list(found.results)).values() if ordinary else ()
+        if sets and not any(bool(_is_judged(each).any()) for each in sets):
+            raise Broken(f"{rule}: no element can be judged, all follow from computed decisions", case, {})
+        return
+    name, mask = next(iter(wrong.items()))
+    got, index = found.results[name], int(torch.nonzero(mask.reshape(-1))[0])
+    span = found.sets(contract, [name])[name]
+    low, high = (show(end, index) for end in (span.lo, span.hi))
+    facts = {
+        "at": f"{name} {place(got, index)}, {int(mask.sum()):,} in all",
+        "got": show(got, index),
+        "allowed": low if low == high else f"{low} to {high}",
+        "contract": _contract_of(subject, found),
+    }
+    if subject.target:
+        facts["more"] = f"verify contract like {shlex.quote(subject.target)}"
+    raise Broken(f"{rule}: {_RULES[promised]} not give this result", case, facts, result=name, index=index)
+
+
+def _contract_of(subject: Subject, found: _Results) -> str:
+    """Returns the contract of a kernel in words, from a case of many elements: several contracts explain one element.
+
+    It is found once for each kernel and dtype.
+    """
+    kernel = subject.kernel
+    key = kernel.function, subject.dtype
+    if key not in _contracts:
+        shapes = batch.space_of_rows(subject).shapes
+        plain = _Results.of(subject, plain_case(subject, max(shapes, key=math.prod)))
+        found = plain if plain.broken(kernel.rounds) else found
+        names = list(found.broken(kernel.rounds))
+        _contracts[key] = found.explained([name for name in names if name in kernel.outputs] or names)
+    return _contracts[key]
+
+
+def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    """Returns the plainest case of each shape, and cases of other values."""
+    plain = plain_cases(subject, chosen)
+    if subject.kernel.op.geometry.by_element:
+        return plain
+    return (*plain, *(msgspec.structs.replace(each, fill=fill, regime=fill) for each in plain for fill in _FILLS))
+
+
+LAWS: Sequence[Law] = (
+    Law(
+        name="roundings",
+        summary="numbers are rounded to 16 bits where the declaration says",
+        space=batch.space_of_rows,
+        check=_check,
+        applies=lambda subject: None if subject.kernel.rounds else "the kernel does not promise where it rounds",
+        examples=_examples,
+        share=0.5,
+        nearest=True,
+    ),
+)
