@@ -155,8 +155,8 @@ def _sums(x: Tensor, bug: str | None = None) -> Tensor:
 def _op(form: str) -> Op:
     if form == "sums":
         return Definition(_sums, ("x",), shapes={"x": "r n"}).op()
-    if form == "square":
-        return Definition(_square, ("x",)).op()
+    if form in ("square", "gated"):
+        return Definition(*{"square": (_square, ("x",)), "gated": (_gated, ("g", "u"))}[form]).op()
     shapes = {"q": "h t d", "k": "g s d", "v": "g s d"}
     return Definition(_attention, tuple(shapes), shapes=shapes, where="h % g == 0 and s >= t").op()
 
@@ -201,8 +201,8 @@ def make(*, bug: str | None, name: str, form: str) -> Kernel:
                 raise TypeError(f"gated: g and u are bfloat16 of one shape; received {received}")
             return _gated(g.float(), u.float()).to(g.dtype) if bug == "one rounding" else _gated(g, u)
 
-        promised = verify.kernel(like=_gated, gradients=False, dtypes=["bfloat16"], rounds="as like", name=name)
-        return promised(gated)
+        promised = {"op": _op(form), "gradients": False, "dtypes": ["bfloat16"], "rounds": "as like", "name": name}
+        return verify.kernel(**promised)(gated)
 
     def silu(x: Tensor) -> Tensor:
         if not x.is_floating_point() and bug != "integers taken":

@@ -361,7 +361,6 @@ def kernel(
         "derive": derive,
         "stochastic": stochastic,
         "inputs": inputs,
-        "rounds": rounds,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
         raise UsageError(
@@ -479,7 +478,7 @@ def kernel(
             encoded=quantised if quantised.encodings else None,
             same_bits=promises.same_bits(about, same_bits, others_of_bits),
             same_bits_as=others_of_bits,
-            rounds=promises.rounds(about, rounds, quantise or quantised.encodings or seeds),
+            rounds=promises.rounds(about, rounds, definition, quantise or quantised.encodings or seeds),
         )
         if (writing := getattr(called, "writing", None)) is not None:
             writing.kernel = declared

@@ -424,13 +424,14 @@ def where(about: str, op: Op, text: str) -> str:
     return text
 
 
-def rounds(where: str, given: Any, other: Any) -> str:
+def rounds(where: str, given: Any, op: Op, other: Any) -> str:
     """Returns where a kernel promises to round. `other` is true if its results are codes, or are rounded at random."""
-    if given and other:
+    if given and (other or op.meaning.shipped):
+        beside = "a quantised or stochastic declaration" if other else f"op {op.name!r}"
         raise UsageError(
-            f"{where}: rounds= is about numbers that are rounded to nearest in 16 bits; received {given!r} beside a "
-            "quantised or stochastic declaration",
-            hint="leave rounds= out",
+            f"{where}: rounds= says where a PyTorch function by like= is rounded to nearest; received {given!r} beside "
+            f"{beside}",
+            hint="like=torch.nn.functional.silu in place of the op's name, or no rounds=",
         )
     return str(one_of(where, "rounds", given, ("", AS_LIKE, ONCE)))
 
