@@ -81,12 +81,17 @@ class ResultFacts:
         return "faithful" if all(value_of(of.max_upper) < 1 and not of.open for of in figures) else "within"
 
     @cached_property
+    def as_pytorch(self) -> bool:
+        """True if a result is wrong and PyTorch's own function is as wrong on the same inputs."""
+        return self.kind == "wrong" and result_words.is_wrong_as_pytorch(self.result)
+
+    @cached_property
     def label(self) -> str:
         """Returns for example `correctly rounded`, `faithful`, `1.2 ULP scaled`, `NaN` (of a peer) or `wrong`."""
         result = self.result
         if self.kind == "wrong":
-            shared = result_words.is_wrong_as_pytorch(result)
-            return "wrong, as PyTorch" if shared else result_words.wrong_words(result)
+            said = result_words.wrong_words(result)
+            return f"{said.replace(' on ordinary inputs', '')}, as PyTorch" if self.as_pytorch else said
         beside = f", {text}" if (text := result_words.beside_pytorch(result)) else ""
         if self.kind != "within":
             right = "exact" if result.counts else "correctly rounded"
@@ -477,6 +482,10 @@ class Facts:
         if self.worst is not None:
             trouble = result_words.trouble(self.worst.result)
             parts.append(f"the worst is {self.worst.title}: {trouble}")
+            if self.counts.get("wrong") == sum(self.counts.get(status, 0) for status in FAILED) and all(
+                each.as_pytorch for kernel in self.judged for each in kernel.results if each.kind == "wrong"
+            ):
+                parts.append("PyTorch is as wrong on the same inputs")
         if differ := [kernel.name for kernel in self.unrepeatable]:
             parts.append(f"{listed(differ)} {'is' if len(differ) == 1 else 'are'} not deterministic")
         if failed := [kernel.name for kernel, law in self.broken_laws if law.cause == "failed"]:

@@ -29,20 +29,24 @@ def rank(value: Number) -> float:
     return math.inf if math.isnan(found) else found
 
 
-def times_pytorch(result: Result) -> float:
-    """Returns how many times as large as PyTorch's the error on ordinary inputs is. 1.0 if it is not worth a word."""
+def times_pytorch(result: Result, name: str = ORDINARY) -> float:
+    """Returns how many times as large as PyTorch's the error in a class is. 1.0 if it is not worth a word."""
     for each in result.classes:
-        if each.name == ORDINARY and each.baseline is not None:
+        if each.name == name and each.baseline is not None:
             own, theirs = (max(_judged_size(of, result), NOTHING[result.gate]) for of in (each.figures, each.baseline))
             return 1.0 if own <= MANY * theirs else own / theirs
     return 1.0
 
 
 def is_wrong_as_pytorch(result: Result) -> bool:
-    """True if PyTorch is beyond the limit of a wrong result too, on ordinary inputs, and hardly better."""
-    ordinary = [each for each in result.classes if each.name == ORDINARY and each.baseline is not None and each.reason]
-    beyond = any(not _judged_size(each.baseline, result) <= result.limit for each in ordinary if each.baseline)
-    return beyond and times_pytorch(result) == 1.0
+    """True if PyTorch is beyond the limit, and hardly better, in each class of inputs where a result is wrong."""
+    wrong = [each for each in result.classes if each.reason and each.limit is not None]
+    return bool(wrong) and all(
+        each.baseline is not None
+        and not _judged_size(each.baseline, result) <= (each.limit or 0.0)
+        and times_pytorch(result, each.name) == 1.0
+        for each in wrong
+    )
 
 
 def beside_pytorch(result: Result) -> str:

@@ -74,9 +74,8 @@ def row_of(kernel: KernelFacts, each: ResultFacts | None) -> TableRow:
         "misrounded": words.share(result.figures.misrounded, result.figures.n),
         "baseline": each.baseline + mark if each.baseline else "-",
     }
-    return TableRow(
-        kernel.name, kernel.call, cells, each.standing, each.label, bad, short=each.standing, size=each.badness
-    )
+    short = "as PyTorch" if each.as_pytorch else each.standing
+    return TableRow(kernel.name, kernel.call, cells, each.standing, each.label, bad, short=short, size=each.badness)
 
 
 def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
@@ -89,6 +88,8 @@ def footnotes(facts: Facts, columns: Columns = ("ordinary",)) -> list[str]:
     notes += [f"{words.MARK[gate].strip()}: {text}" for gate, text in words.LEGEND.items() if gate in gates]
     if any(figures.open for each in results for figures in (each.figures, *(of.figures for of in each.classes))):
         notes.append(f"≥: {words.OPEN}")
+    if any(each.as_pytorch for kernel in facts.judged for each in kernel.results):
+        notes.append("as PyTorch: wrong, and PyTorch's own function exceeds the same limits on these inputs")
     if any(kernel.run.peer for kernel in facts.kernels):
         notes.append("peer: measured for comparison, not judged")
     names = sorted({words.clean(each.baseline_name) for each in results if each.baseline and each.baseline_name})
