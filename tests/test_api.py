@@ -22,6 +22,7 @@ from tests.cli.here import Here, said
 from tests.golden import refusals
 from tests.records.bounds.gate_records import book, bound, kernel, result, run
 from verify.cli import exits, parser, sinks
+from verify.declare.arguments import Declaration
 from verify.errors import UsageError
 from verify.records import files
 from verify.records.bounds import committed
@@ -134,6 +135,7 @@ verify.run(7)
 verify.run("a.py", without=["shapes"])
 verify.run("a.py", profile="fast")
 verify.run("a.py", profile="ci", without=["shape"])
+verify.run("a.py", dtype=["bf16"])
 verify.run("a.py", dtypes=["bf16"])
 verify.run("a.py", seed="a")
 verify.run("a.py", jobs=-3)
@@ -160,9 +162,64 @@ def test_what_cannot_be_is_said_before_anything_runs(project: Path) -> None:
     refusals(Path(__file__).parent / "snapshots" / "api.txt", REFUSED, globals())
 
 
-def test_a_misspelt_argument_is_an_error() -> None:
-    with pytest.raises(TypeError, match="dtype: a declaration belongs to a function that is measured"):
-        verify.run("accuracy.py", dtype=["bfloat16"])
+def test_the_arguments_of_a_declaration_are_those_of_verify_kernel() -> None:
+    """A type checker sees them at `verify.run`; mypy compares their types where `kernel` is called."""
+    named = {*Declaration.__annotations__, "dtypes", "received"}
+    assert named == set(inspect.signature(verify.kernel).parameters)
+    given = {name: hint for name, hint in verify.kernel.__annotations__.items() if name in Declaration.__annotations__}
+    assert given == {name: hint.__forward_arg__ for name, hint in Declaration.__annotations__.items()}
+
+
+TYPED = """
+import verify
+from torch.nn.functional import silu
+verify.run("a.py", dtypes=["float16"])
+verify.run(silu, like=silu, gradients=False, largest=3.0)
+verify.run("a.py", dtype=["float16"])
+verify.hunt(silu, like=silu, max_ulps=3)
+verify.run("a.py", profile="fast")
+verify.run(silu, like=3)
+with verify.Session() as session:
+    session.run("a.py", dtype=["float16"])
+    session.run("a.py").verdict + 1
+"""
+
+
+@pytest.mark.slow
+def test_mypy_sees_a_misspelt_argument_and_a_wrong_type(tmp_path: Path) -> None:
+    (tmp_path / "typed.py").write_text(TYPED)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", "--no-incremental", "typed.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=os.environ | {"MYPYPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    lines = {int(line.split(":")[1]) for line in done.stdout.splitlines() if ": error: " in line}
+    assert lines == {6, 7, 8, 9, 11, 12}, done.stdout
+
+
+KERNEL = """import torch, verify
+@verify.kernel(op="silu", dtypes=["float16"], gradients=False)
+def mine(x):
+    return {}
+"""
+
+
+@pytest.mark.usefixtures("warm")
+def test_a_session_keeps_its_workers_and_imports_files_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    right = "torch.nn.functional.silu(x.double().clamp(min=-1000)).half()"
+    with verify.Session(backend="interpreter") as session:
+        seen = set()
+        for text, verdict in ((right, "pass"), ("x * 2", "fail"), (right, "pass")):
+            Path("edited.py").write_text(KERNEL.format(text))
+            assert session.run("edited.py", jobs=1).verdict == verdict
+            assert session._pool is not None
+            seen |= {worker._process.pid for worker in session._pool.workers}  # type: ignore[union-attr]
+        assert len(seen) == 1
+        assert session.sweep("edited.py", jobs=1).rows()[0]["basis"] == "exhaustive"
+        with pytest.raises(UsageError, match="a session has the workers of its calls; received backend="):
+            session.run("edited.py", backend="interpreter")
+    with pytest.raises(UsageError, match="a session has workers inside its with block"):
+        session.run("edited.py")
 
 
 def test_a_file_of_parts_is_for_files(project: Path) -> None:

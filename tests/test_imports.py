@@ -37,6 +37,7 @@ LAYERS = (
     "nightly",
     "worker",
     "api",
+    "session",
     "cli",
     "__main__",
 )

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from verify.ops.philox import philox as philox
     from verify.ops.philox import philox_uniform as philox_uniform
     from verify.records.record import Run as Run
+    from verify.session import Session as Session
     from verify.truth.quantised.encoding import quantised as quantised
     from verify.truth.ulp import Policy as Policy
 
@@ -60,6 +61,7 @@ _DEFINED = {
     "verify.ops.graph.rounded": "rounds",
     "verify.ops.philox": "philox philox_uniform",
     "verify.records.record": "Run",
+    "verify.session": "Session",
     "verify.truth.quantised.encoding": "quantised",
     "verify.truth.ulp": "Policy",
 }

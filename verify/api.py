@@ -10,6 +10,7 @@ torch. The functions print nothing and never end the process. `problems` has the
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import os
 import shlex
@@ -18,12 +19,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import msgspec
 
 from verify.backends import Cuda, demand_agreement, named
 from verify.declare import config
+from verify.declare.arguments import Declaration, HuntDeclaration, demand_known
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
 from verify.measure import session
@@ -55,6 +57,7 @@ from verify.workers.requests import CountGpus
 
 TIMEOUT = 600.0  # seconds
 DURATION = 60.0  # seconds of a search
+Profile = Literal["quick", "ci", "nightly", "exhaustive"]  # sizes of laws and of judgements
 AnyPath = str | os.PathLike[str]
 Progress = Callable[[str], None]
 
@@ -171,7 +174,7 @@ def run(
     *,
     kernels: Iterable[str] = (),
     dtypes: Iterable[str] = (),
-    profile: str = "",
+    profile: Profile | Literal[""] = "",
     without: Iterable[str] = (),
     seed: int = 0,
     cases_of: str = "",
@@ -187,7 +190,7 @@ def run(
     progress: Progress = _silent,
     command: str = "",
     partial: bool = False,
-    **declaration: Any,
+    **declaration: Unpack[Declaration],
 ) -> CompletedRun:
     """Measures kernels against the exact answer, as `verify run` does. docs/api.md explains every argument.
 
@@ -198,7 +201,7 @@ def run(
     """
     dtypes, without = _dtypes(dtypes), _laws(profile, without)
     _demand_numbers(timeout, seed=seed, jobs=jobs, memory=memory)
-    named = _targets(targets, kernels, dtypes, declaration)
+    named = _targets(run, targets, kernels, dtypes, declaration)
     settings = session.Session(
         backend=backend,
         seed=seed,
@@ -265,9 +268,10 @@ def sweep(
     resume: AnyPath | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
+    pool: Pool | None = None,
     progress: Progress = _silent,
     command: str = "",
-    **declaration: Any,
+    **declaration: Unpack[Declaration],
 ) -> CompletedRun:
     """Judges every input of elementwise kernels, as `verify sweep` does.
 
@@ -276,7 +280,7 @@ def sweep(
     """
     dtypes, results = _dtypes(dtypes), tuple(results)
     _demand_numbers(timeout, jobs=jobs, hardest=hardest)
-    named = _targets(targets, kernels, dtypes, declaration)
+    named = _targets(sweep, targets, kernels, dtypes, declaration)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
     said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "hardest": hardest, "backend": backend}
     begun: dict[str, float] = {}
@@ -287,7 +291,7 @@ def sweep(
         progress(f"{Target.parse(space.target).kernel} {space.dtype}: {done / total:.1%} of {total:,} inputs{left}")
 
     bounds = range and (number(range[0]), number(range[1]))
-    with workers(gpus, scheduler, named, backend) as pool:
+    with workers(gpus, scheduler, named, backend, pool) as pool:
         settings = drive.SweepSettings(
             spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest, needs_pairs=pairs),
             backend=backend,
@@ -319,10 +323,11 @@ def hunt(
     timeout: float = TIMEOUT,
     gpus: str | None = None,
     scheduler: str | None = None,
+    pool: Pool | None = None,
     progress: Progress = _silent,
     stopping: Callable[[], None] = lambda: None,
     command: str = "",
-    **declaration: Any,
+    **declaration: Unpack[HuntDeclaration],
 ) -> CompletedRun:
     """Searches for the worst input, as `verify hunt` does, for `duration` seconds or `evaluations` of each result.
 
@@ -330,13 +335,13 @@ def hunt(
     """
     dtypes, results = list(_dtypes(dtypes)), list(results)
     _demand_numbers(timeout, seed=seed, width=width)
-    named = _targets(targets, kernels, dtypes, declaration)
+    named = _targets(hunt, targets, kernels, dtypes, declaration)
     if duration is not None and evaluations is not None:
         raise UsageError("a hunt has a duration or a number of evaluations; received both")
     said = {"dtype": dtypes, "result": results, "duration": duration and f"{duration:g}s", "evaluations": evaluations}
     said |= {"seed": seed, "width": width, "largest": largest, "strategy": strategy, "backend": backend}
     seconds = None if evaluations is not None else duration or DURATION
-    with workers(gpus, scheduler, named, backend) as pool:
+    with workers(gpus, scheduler, named, backend, pool) as pool:
         session = schedule.HuntSession(
             settings=Settings(seed, evaluations, seconds, strategy=strategy, width=width, largest=largest),
             backend=backend,
@@ -427,7 +432,7 @@ def judge(
     problem: AnyPath,
     solution: AnyPath,
     *,
-    profile: str = "quick",
+    profile: Profile = "quick",
     backend: str | None = None,
     seed: int | None = None,
     timeout: float | None = None,
@@ -537,14 +542,17 @@ def _demand_numbers(timeout: float, **whole: int) -> None:
         raise UsageError(f"timeout= is a positive number of seconds; received {timeout!r}")
 
 
-def _targets(given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: Mapping[str, Any]) -> list[str]:
+def _targets(
+    caller: Callable[..., Any], given: Any, kernels: Iterable[str], dtypes: Iterable[str], declaration: HuntDeclaration
+) -> list[str]:
     """Returns the targets as the command line names them. Writes a file for a function without one."""
+    demand_known(f"verify.{caller.__name__}", declaration, inspect.signature(caller).parameters)
     items = list(given) if isinstance(given, list | tuple | set) else [given]
     if not items:
         raise UsageError(
             "targets are files, modules, kernels or functions; received none", hint="verify.run('FILE.py')"
         )
-    said = dict(declaration) | ({"dtypes": list(dtypes)} if declaration and dtypes else {})
+    said: dict[str, Any] = {**declaration, **({"dtypes": list(dtypes)} if declaration and dtypes else {})}
     found = []
     for item in items:
         if isinstance(item, str | os.PathLike):

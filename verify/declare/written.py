@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
 
-from verify.declare.declaration import Kernel, kernel
+from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.records.files import write_atomically
 from verify.records.part_store import cache
@@ -45,11 +45,10 @@ def target_of(function: Callable[..., Any], declaration: Mapping[str, Any]) -> s
         text = _File()
         name = text.definition(function)
         return f"{text.written(name)}::{function.name}"
-    unknown = set(declaration) - set(inspect.signature(kernel).parameters)
-    if unknown or not {"like", "op"} & set(declaration):
+    if not {"like", "op"} & set(declaration):
         raise UsageError(
             f"{_called(function)} is no declared kernel: like= or op= must define what it computes; received "
-            f"{', '.join(declaration) or 'neither'}" + (f" (unknown: {', '.join(sorted(unknown))})" if unknown else ""),
+            f"{', '.join(declaration) or 'neither'}",
             hint="verify.run(function, like=torch.nn.functional.gelu), or @verify.kernel(...) above the function",
         )
     name = str(declaration.get("name") or getattr(function, "__name__", "kernel"))
