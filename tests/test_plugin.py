@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -59,7 +60,8 @@ def test_a_suite_without_hypothesis_does_not_import_it(tmp_path: Path) -> None:
 # -- a project that uses verify -------------------------------------------------------------------------
 
 
-def test_an_option_that_names_a_profile_registers_those_that_the_project_has_not(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--hypothesis-profile=verify-nightly", "--verify-profile=nightly"])
+def test_an_option_that_names_a_profile_registers_those_that_the_project_has_not(tmp_path: Path, option: str) -> None:
     (tmp_path / "conftest.py").write_text(
         "from hypothesis import settings\nsettings.register_profile('verify-exhaustive', max_examples=7)\n"
     )
@@ -70,8 +72,53 @@ def test_an_option_that_names_a_profile_registers_those_that_the_project_has_not
         "    assert settings.get_profile('verify-ci').derandomize\n"
         "    assert settings.get_profile('verify-exhaustive').max_examples == 7\n"
     )
-    done = run_pytest(tmp_path, "--hypothesis-profile=verify-nightly")
+    done = run_pytest(tmp_path, option)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+CLOSE = """
+import pytest, torch
+import torch.nn.functional as F
+
+pytestmark = pytest.mark.verify(like=F.silu)
+
+@pytest.mark.parametrize("n", [3, 64])
+def test_right(verify_close, n):
+    x = torch.randn(n)
+    verify_close(F.silu(x), inputs=(x,))
+
+@pytest.mark.verify(like=F.gelu)
+def test_half(verify_close):
+    x = torch.ones(4)
+    verify_close(F.gelu(x) / 2, inputs=(x,))
+"""
+RAISES = """
+import verify
+
+@verify.kernel(op="gelu", dtypes=["bfloat16"], gradients=False, refuses=True)
+def raises(x):
+    raise RuntimeError("no such unit")
+
+test_raises = verify.laws_for(raises, laws=["accuracy", "shapes"])
+"""
+
+
+def test_the_fixture_compares_with_the_definition_of_the_marker(tmp_path: Path) -> None:
+    (tmp_path / "test_close.py").write_text(CLOSE)
+    done = run_pytest(tmp_path, "--strict-markers", "-rA")
+    assert "gelu.y is wrong" in done.stdout and "assertions.py" not in done.stdout
+    assert re.findall(r"^(PASSED|FAILED) (?:\S+::)(\S+)", done.stdout, re.MULTILINE) == [
+        ("PASSED", "test_right[3]"),
+        ("PASSED", "test_right[64]"),
+        ("FAILED", "test_half"),
+    ]
+
+
+def test_a_kernel_that_refuses_every_case_fails(tmp_path: Path) -> None:
+    (tmp_path / "test_laws.py").write_text(RAISES)
+    done = run_pytest(tmp_path, "--verify-profile=quick", TRITON_INTERPRET="1")
+    assert done.returncode == 1 and "raises: it refuses every case: raises raised RuntimeError" in done.stdout
+    assert "1 failed, 1 skipped" in done.stdout
 
 
 def test_each_profile_has_the_cases_of_its_laws() -> None:

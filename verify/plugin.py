@@ -1,11 +1,13 @@
-"""Registers verify's Hypothesis profiles in pytest, and gives each worker of pytest-xdist a GPU of its own.
+"""The pytest plugin: a fixture and a marker, Hypothesis profiles, and a GPU for each worker of pytest-xdist.
 
 pytest loads this plugin in every project of an environment that has verify. It does nothing until a project uses it:
 
-* `--hypothesis-profile=verify-NAME` registers the profiles verify-quick, verify-ci, verify-nightly, verify-exhaustive;
-* that option, or a `[tool.verify]` table in pyproject.toml, gives each xdist worker its GPU.
+* the fixture `verify_close` is `verify.assert_close`; the marker `verify` has arguments for it;
+* `--verify-profile=NAME` registers the profiles verify-quick, verify-ci, verify-nightly and verify-exhaustive, and
+  selects verify-NAME; `--hypothesis-profile=verify-NAME` does the same;
+* these options, or a `[tool.verify]` table in pyproject.toml, give each xdist worker its GPU.
 
-It imports Hypothesis only for the profiles, and never torch.
+It imports Hypothesis only for the profiles, and torch only for the fixture.
 
 * verify-quick: a few cases, for quick answers while editing;
 * verify-ci: the same cases every time, no deadline;
@@ -18,7 +20,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +51,46 @@ def register_profiles() -> None:
             )
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds --verify-profile."""
+    known = ", ".join(EXAMPLES)
+    parser.getgroup("verify").addoption(
+        "--verify-profile", choices=list(EXAMPLES), metavar="NAME", help=f"how many cases the laws try: {known}"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # Hypothesis loads the profile in the same hook
 def pytest_configure(config: pytest.Config) -> None:
-    """Registers the profiles if the command line names one of them."""
+    """Adds the marker. Registers the profiles if the command line names one of them."""
+    config.addinivalue_line("markers", "verify(like=FUNCTION, ...): arguments of the fixture verify_close")
+    if config.option.verify_profile:
+        config.option.hypothesis_profile = PREFIX + config.option.verify_profile
     if _wants_profile(config.option):
         register_profiles()
+
+
+@pytest.fixture
+def verify_close(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Compares results with the exact answer, as `verify.assert_close` does, without a tolerance.
+
+        @pytest.mark.verify(like=torch.nn.functional.gelu)
+        def test_gelu(verify_close):
+            x = torch.randn(64)
+            verify_close(my_gelu(x), inputs=(x,))
+
+    The marker holds arguments that all calls share.
+    """
+    import verify
+
+    shared: dict[str, Any] = {}
+    for marker in reversed([*request.node.iter_markers("verify")]):  # that of the test after that of its module
+        shared |= marker.kwargs
+
+    def check(actual: Any, **given: Any) -> None:
+        __tracebackhide__ = True
+        verify.assert_close(actual, **{**shared, **given})
+
+    return check
 
 
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
@@ -68,7 +105,8 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def _wants_profile(options: Any) -> bool:
     """True if the command line names one of verify's profiles."""
-    return (getattr(options, "hypothesis_profile", None) or "").startswith(PREFIX)
+    named = (getattr(options, "hypothesis_profile", None) or "").startswith(PREFIX)
+    return named or getattr(options, "verify_profile", None) is not None
 
 
 def _has_table(root: Path) -> bool:
