@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +22,11 @@ from verify.cli import main
 from verify.cli.door import LONGEST, VERSIONS, Door
 from verify.cli.tools import TOOLS, Answer, options_of, schema_of
 from verify.errors import UsageError
+from verify.measure.progress import Progress
 from verify.records import files
 from verify.workers import process_tree
 from verify.workers.lanes import Stopped, Task
+from verify.workers.requests import Step
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -183,9 +187,14 @@ def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> Non
     )
     assert begun["result"]["protocolVersion"] == VERSIONS[1] and begun["result"]["capabilities"] == {"tools": {}}
     assert begun["result"]["serverInfo"]["name"] == "verify"
+    assert all(f"`{name}`" in begun["result"]["instructions"] for name in TOOLS)
     assert [tool["name"] for tool in tools["result"]["tools"]] == list(TOOLS)
     for tool in tools["result"]["tools"]:
         assert tool["description"] and tool["inputSchema"] == schema_of(tool["name"])
+        # a client has neither the pages nor a command line
+        assert not re.search(r"docs/|repeatable|--[a-z]", json.dumps(tool)), tool["name"]
+        answer = tool["outputSchema"]
+        assert answer["required"] == ["exit_code"] and set(answer["properties"]) == {"exit_code", "result", "error"}
         assert set(tool["inputSchema"]["properties"]) == set(TOOLS[tool["name"]].names)
     assert pong == {"jsonrpc": "2.0", "id": "p", "result": {}}
     spoken.lanes.tasks["mcp", 2].done(Answer({"verdict": "wrong"}, 1, "✗ wrong"))
@@ -198,6 +207,19 @@ def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> Non
             "isError": False,
         },
     }
+
+
+def test_progress_of_mcp_grows_towards_its_total(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
+    progress = Progress(2, laws=False)
+    progress.begin("a", "gelu float32")
+    lines = [progress.at("a", Step("gelu float32, case 3 of 4", "case", 3, 4)), "starting", progress.end("a")]
+    tool = dataclasses.replace(TOOLS["run"], work=lambda options, pool, report: [*map(report, lines)])
+    monkeypatch.setitem(TOOLS, "run", tool)
+    spoken.say(rpc("tools/call", 2, name="run", arguments={"targets": ["a.py"]}, _meta={"progressToken": 9}))
+    spoken.lanes.tasks["mcp", 2].work(None)  # type: ignore[arg-type]
+    told = [line["params"] for line in spoken.lines]
+    assert [each["message"] for each in told] == lines and {each["total"] for each in told} == {100}
+    assert [each["progress"] for each in told] == [30, 30.001, 50]
 
 
 def test_another_version_of_mcp_gets_the_newest(spoken: Spoken) -> None:

@@ -15,11 +15,19 @@ import msgspec
 
 from verify import __version__
 from verify.cli import exits
-from verify.cli.tools import TOOLS, Answer, described, options_of, schema_of
+from verify.cli.tools import TOOLS, Answer, described, options_of, schema_of, schema_of_answer
 from verify.errors import UsageError, VerifyError
 from verify.workers.lanes import Lanes, Stopped, Task
 from verify.workers.requests import Failure
 
+INSTRUCTIONS = """\
+verify measures how wrong a GPU kernel is at worst, against the exact real number, and names the input that shows it. \
+A kernel is declared in a Python file: @verify.kernel(op="gelu") or @verify.kernel(like=torch_function) above it. \
+`run` measures the kernels of a file; `replay` and `explain` take the worst input of its result; `judge` holds an \
+untrusted solution against a problem. Paths are relative to the folder of the server. Each call reads files anew. \
+An exit code of 1 is a finding about the kernel, not a failure of the call.\
+"""
+STEP = 1e-3  # percent
 LONGEST = 1 << 20  # bytes of a line
 VERSIONS = ("2025-11-25", "2025-06-18", "2024-11-05")  # of MCP; 2025-03-26 also sends several messages on a line
 Reply = Callable[[Any], None]  # an Answer, or the error in its place
@@ -86,7 +94,7 @@ class Door:
 
         def progress(text: str) -> None:
             if told:
-                self.send({"id": identity, "progress": text})
+                self.send({"id": identity, "progress": str(text)})
 
         try:
             if not _is_id(identity):
@@ -122,11 +130,18 @@ class Door:
                 "protocolVersion": version if version in VERSIONS else VERSIONS[0],
                 "capabilities": {"tools": {}},
                 "serverInfo": {"name": "verify", "version": __version__},
+                "instructions": INSTRUCTIONS,
             },
             "ping": dict,
             "tools/list": lambda: {
                 "tools": [
-                    {"name": name, "description": described(name), "inputSchema": schema_of(name)} for name in TOOLS
+                    {
+                        "name": name,
+                        "description": described(name),
+                        "inputSchema": schema_of(name),
+                        "outputSchema": schema_of_answer(name),
+                    }
+                    for name in TOOLS
                 ]
             },
         }
@@ -142,15 +157,18 @@ class Door:
         name, wanted = given.get("name"), given.get("arguments") or {}
         meta = given.get("_meta")
         token = meta.get("progressToken") if isinstance(meta, dict) else None
-        steps = iter(range(1, 1 << 62))
+        at = 0.0
 
         def reply(outcome: Any) -> None:
             if not isinstance(outcome, Stopped) or outcome.args[0] != "cancelled":  # the client waits for no answer
                 self.send({"jsonrpc": "2.0", "id": identity, "result": _content(outcome)})
 
         def progress(text: str) -> None:
+            nonlocal at
             if token is not None:
-                told = {"progressToken": token, "progress": next(steps), "message": text}
+                # MCP demands that each number is larger than the last one, and lines come more often than shares change
+                at = max(at + STEP, round(100 * getattr(text, "share", 0.0), 2))
+                told = {"progressToken": token, "progress": at, "total": 100, "message": str(text)}
                 self.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
 
         if not isinstance(name, str) or name not in TOOLS or not isinstance(wanted, dict):

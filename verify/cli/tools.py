@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -33,11 +34,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Tool:
-    """The options of a command that a request may have, and the function that does it."""
+    """The options of a command that a request may have, the function that does it, and what its result has."""
 
     names: tuple[str, ...]
     required: tuple[str, ...]
     work: Callable[[argparse.Namespace, Pool, Progress], Answer]
+    returns: str
 
 
 def _run(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
@@ -70,11 +72,25 @@ def _explain(options: argparse.Namespace, pool: Pool, progress: Progress) -> Ans
 PLACE = ("target", "case", "result", "index", "law", "run", "dtype", "regime", "timeout")
 TOOLS = {
     "run": Tool(
-        ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"), ("targets",), _run
+        ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"),
+        ("targets",),
+        _run,
+        "The record. `kernels` has the status of each kernel and its `results`: the largest error, its limit, and the "
+        "worst input with the arguments of `replay`. `incomplete` lists what was not measured.",
     ),
-    "judge": Tool(("problem", "solution", "profile", "seed"), ("problem", "solution"), _judge),
-    "replay": Tool((*PLACE, "shrink"), (), _replay),
-    "explain": Tool(PLACE, (), _explain),
+    "judge": Tool(
+        ("problem", "solution", "profile", "seed"),
+        ("problem", "solution"),
+        _judge,
+        "`verdict` is accepted, wrong, cheats, fails or undecided. `facts` say why.",
+    ),
+    "replay": Tool(
+        (*PLACE, "shrink"),
+        (),
+        _replay,
+        "The element: its inputs, what the kernel returned, and the exact answer.",
+    ),
+    "explain": Tool(PLACE, (), _explain, "`cause` names the step of the computation that moves the element most."),
 }
 
 
@@ -137,11 +153,28 @@ def schema_of(name: str) -> dict[str, Any]:
         kind |= {"enum": list(action.choices)} if action.choices else {}
         if action.nargs == "*" or isinstance(action, argparse._AppendAction):
             kind = {"type": "array", "items": kind}
-        fields[action.dest] = kind | {"description": str(action.help).replace("%%", "%")}
+        fields[action.dest] = kind | {"description": _of_fields(str(action.help).replace("%%", "%"))}
     required = {"required": list(TOOLS[name].required)} if TOOLS[name].required else {}
     return {"type": "object", "properties": fields, "additionalProperties": False} | required
 
 
+def schema_of_answer(name: str) -> dict[str, Any]:
+    """Returns the JSON schema of an answer: the exit code of the command, with its result or an error."""
+    parts = {each: {"type": "string"} for each in ("kind", "rule", "received", "hint")}
+    fields = {
+        "exit_code": {"type": "integer", "description": "0 pass, 1 wrong, 2 the request is invalid, 3 no full verdict"},
+        "result": {"type": "object", "description": TOOLS[name].returns},
+        "error": {"type": "object", "properties": parts, "description": "in place of result; hint is the next step"},
+    }
+    return {"type": "object", "properties": fields, "required": ["exit_code"]}
+
+
 def described(name: str) -> str:
     """Returns the description of a command from its help."""
-    return str(PARSERS[name].description)
+    return _of_fields(str(PARSERS[name].description))
+
+
+def _of_fields(text: str) -> str:
+    """Returns a text of the command line for clients, which see fields in place of options, and no pages."""
+    text = re.sub(r" \((docs/[^)]*|repeatable)\)", "", text)
+    return re.sub(r"(?<![\w-])--([a-z][a-z-]*)", lambda option: f"`{option[1].replace('-', '_')}`", text)

@@ -24,6 +24,12 @@ class _Running:
     first_case: float | None = None
 
 
+class Line(str):
+    """A line of progress. `share` of the run is done, from 0 to 1."""
+
+    share: float = 0.0
+
+
 class Progress:
     """Holds the parts of a run that are running, and the last `Step` that each reported."""
 
@@ -60,7 +66,7 @@ class Progress:
                 self._seconds.append(self._clock() - running.began)
             return self.line()
 
-    def line(self) -> str:
+    def line(self) -> Line:
         """Returns a line such as `2 of 6 done, about 40 s left; running: gelu float32, case 3 of 12`."""
         running = "; ".join(each.step for each in self._running.values())
         left = self.left()
@@ -69,7 +75,10 @@ class Progress:
             self._first = left if self._first is None else self._first
             most = MOST_GROWTH * self._first
             guess = f", about {clock(left)} left" if left <= most else f", more than {clock(most)} left"
-        return f"{self.ended} of {self.total} done{guess}" + (f"; running: {running}" if running else "")
+        line = Line(f"{self.ended} of {self.total} done{guess}" + (f"; running: {running}" if running else ""))
+        done = self.ended + sum(self._share(each.step) for each in self._running.values())
+        line.share = done / self.total if self.total else 0.0
+        return line
 
     def left(self) -> float | None:
         """Estimates the seconds left: parts take as long as others did. Returns None before the first case ended."""
