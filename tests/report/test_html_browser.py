@@ -317,6 +317,15 @@ def test_the_curve_is_read_by_keyboard(rich_page: Page) -> None:
     assert reading(rich_page) == ""
 
 
+def test_names_and_values_are_what_axe_demands(rich_page: Page) -> None:
+    """Rules aria-required-attr and label-content-name-mismatch: a slider has a value, a button's name its text."""
+    rich_page.evaluate("document.querySelector('#expand').click()")
+    valued = "[...document.querySelectorAll('[role=slider]')].map((each) => each.ariaValueNow !== null)"
+    assert set(rich_page.evaluate(valued)) == {True}
+    named = "[...document.querySelectorAll('button[aria-label]')].map((each) => [each.ariaLabel, each.textContent])"
+    assert [pair for pair in rich_page.evaluate(named) if pair[1] not in pair[0]] == []
+
+
 def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page], tmp_path: Path) -> None:
     path = tmp_path / "many.html"
     run = many(20)

@@ -58,7 +58,7 @@
         const cell = row.insertCell();
         cell.className = "act";
         if (!row.dataset.replay) continue;
-        cell.append(copier("copy replay", `copy the replay command of input ${row.sectionRowIndex + 1}`));
+        cell.append(copier("copy replay", `copy replay command of input ${row.sectionRowIndex + 1}`));
       }
     }
     for (const drawing of all("svg.curve, svg.histogram", root)) explore(drawing);
@@ -252,6 +252,7 @@
     drawing.setAttribute("role", "slider");
     drawing.setAttribute("aria-label", label);
     drawing.setAttribute("aria-valuemin", 1);
+    drawing.setAttribute("aria-valuenow", at + 1); // a slider has a value before it is read
     drawing.tabIndex = 0;
     const point = (event) => {
       const box = drawing.getBoundingClientRect();
