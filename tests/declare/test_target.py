@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from verify.declare.target import Declared, Target, declared_at
+from verify.declare.lines import declared_at, implemented_at
+from verify.declare.target import Declared, Target
 from verify.errors import UsageError
 from verify.records.record import KernelRun
 
@@ -90,3 +91,40 @@ def test_a_declaration_is_found_by_reading_its_file(
         (tmp_path / "src" / "package" / "__init__.py").write_text(source)
         assert declared_at(Target.parse("package::k@eager")) == ("src/package/__init__.py", line)
     assert declared_at(Target.parse("a.py::k")) == ("a.py", line)
+
+
+USES = """
+import own, own.act as n
+import verify, torch
+from own import act
+from elsewhere import lost
+a = verify.kernel(op="silu", name="b")(own.act.silu)
+c = verify.kernel(op="silu")(n.silu)
+d = verify.kernel(op="silu")(act.silu)
+@verify.kernel(op="silu")
+def e(x):
+    from own.act import silu as kernel
+    return torch.clone(kernel(x.contiguous()))
+@verify.kernel(op="silu")
+def f(x):
+    from own.act import Other as kernel
+    return kernel.apply(x)
+g = verify.kernel(op="silu")(torch.nn.functional.silu)
+h = verify.kernel(op="silu")(lost)
+@verify.kernel(op="silu")
+def i(x): return x * torch.sigmoid(x)
+"""
+
+
+def test_the_source_of_a_kernel_is_found_through_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own").mkdir()
+    Path("own/__init__.py").write_text("from . import act\nfrom own import circle\n")
+    Path("own/act.py").write_text("def silu(x): ...\n\nclass Other: ...\n")
+    Path("a.py").write_text(USES)
+    found = {name: implemented_at(Target.parse(f"a.py::{name}")) for name in "bcdefghi"}
+    silu = ("own/act.py", 1)
+    assert found == {**dict.fromkeys("bcde", silu), "f": ("own/act.py", 3), **dict.fromkeys("ghi")}
+    assert implemented_at(Target.parse("a.py::none")) is None
+    Path("a.py").write_text("from own import circle\nk = verify.kernel(op='silu')(circle)\n")
+    assert implemented_at(Target.parse("a.py::k")) is None  # a name that its module imports from itself

@@ -151,6 +151,27 @@ def test_a_finding_has_its_rule_place_figures_and_command(tmp_path: Path, monkey
     )
 
 
+def test_a_finding_is_placed_at_the_source_of_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GitHub shows an annotation in the diff of the file that a pull request changes, which is no declaration."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src" / "own").mkdir(parents=True)
+    Path("src/own/__init__.py").write_text("from .act import gelu\n")
+    Path("src/own/act.py").write_text("import torch\n\n\n@torch.compile\ndef gelu(x):\n    return x\n")
+    declared = "import verify\n\n\n@verify.kernel(op='gelu')\ndef eager_gelu(x):\n"
+    Path("accuracy.py").write_text(f"{declared}    from own import gelu as kernel\n\n    return kernel(x)\n")
+    checks = of_run(make([msgspec.structs.replace(eager_kernel(), seconds=3.0)]))
+    [found] = json.loads(sarif.render(checks))["runs"][0]["results"]
+    places = [found[key][0]["physicalLocation"] for key in ("locations", "relatedLocations")]
+    assert [(each["artifactLocation"]["uri"], each["region"]["startLine"]) for each in places] == [
+        ("src/own/act.py", 4),
+        ("accuracy.py", 4),
+    ]
+    assert annotations.render(checks).startswith("::error file=src/own/act.py,line=4,")
+    top = Xml.fromstring(junit.render(checks))
+    assert {case.get("file") for case in top.iter("testcase")} == {"src/own/act.py"} and top.get("time") == "3.000"
+
+
 @pytest.mark.parametrize("name", [HOSTILE_NAME, "a\x00b\ud800\ufffe]]>&", "x::error file=a::b%0A,c:d\r\n::debug::"])
 def test_text_of_a_kernel_is_no_markup_and_no_command(name: str) -> None:
     run = make([msgspec.structs.replace(KERNELS["hostile"], name=name, target=f"evil.py::{name}")])

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -146,35 +144,3 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not runs_on(self.backends, backend):
             return f"declared for {', '.join(self.backends)}; this {this} is on {backend}"
         return ""
-
-
-def declared_at(target: Target) -> tuple[str, int]:
-    """Returns the file of a kernel and the line of its declaration, or line 1. Reads the file and imports nothing."""
-    import ast
-
-    file = target.file or _file_of_module(target.source)
-    label = (target.kernel or "").partition("@")[0]
-    found, calls = [], list[ast.AST]()
-    with suppress(OSError, SyntaxError, ValueError):
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.FunctionDef):
-                own, calls, marked = node.name, [*node.decorator_list], bool(node.decorator_list)
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-                own, calls, marked = node.targets[0].id, [*ast.walk(node.value)], True
-            else:
-                continue
-            words = [word for call in calls if isinstance(call, ast.Call) for word in call.keywords]
-            names = [word.value for word in words if word.arg == "name"]
-            renamed = any(isinstance(value, ast.Constant) and value.value == label for value in names)
-            if renamed or own == label:
-                line = min([node.lineno, *(getattr(call, "lineno", node.lineno) for call in calls)])
-                found.append((not renamed, not marked, line))
-    return str(file), min(found, default=(False, False, 1))[2]
-
-
-def _file_of_module(name: str) -> Path:
-    """Returns the file of a module below the folder of the command or on Python's path."""
-    stem = Path(*name.split("."))
-    places = [Path(folder) / stem for folder in ("", "src", *sys.path)]
-    tried = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-    return next((file for file in tried if file.is_file()), tried[0])

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from verify.declare.target import Target, declared_at
+from verify.declare.lines import Place, declared_at, implemented_at
+from verify.declare.target import Target
 from verify.records.bounds.committed import file_name
 from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY, Row, Verdict
 from verify.records.record import Run
@@ -22,7 +23,6 @@ from verify.report.gaps import gathered
 from verify.report.present import KernelFacts, ResultFacts, present
 
 Level = Literal["none", "note", "warning", "error"]  # as SARIF names them
-Place = tuple[str, int]  # a file and a line in it
 MOST_LINES = 12  # of the message of a kernel that failed
 
 
@@ -58,7 +58,10 @@ RULES: dict[str, tuple[Level, str]] = {
 
 @dataclass(frozen=True)
 class Check:
-    """One decision. `repeats` is True if another check has its cause: then only JUnit lists it."""
+    """One decision. `repeats` is True if another check has its cause: then only JUnit lists it.
+
+    `place` is the source of the kernel, so that GitHub shows it in a diff, or else its declaration.
+    """
 
     rule: str
     suite: str  # the kernel or solution
@@ -68,6 +71,7 @@ class Check:
     replay: str = ""  # the command that shows it again
     seconds: float = 0.0
     repeats: bool = False
+    declared: Place | None = None  # if `place` is another line
 
     @property
     def level(self) -> Level:
@@ -101,10 +105,16 @@ def of_run(run: Run) -> list[Check]:
     first_of_cause = {id(each.result): each for each in (*facts.findings, *facts.unproven)}
     checks: list[Check] = []
     for kernel in facts.judged:
-        place = declared_at(Target.parse(kernel.run.target))
-        checks += _of_kernel(kernel, place)
-        checks += [_of_result(each, first_of_cause.get(id(each.result)), place) for each in kernel.results]
-        checks += _of_laws(kernel, place)
+        target = Target.parse(kernel.run.target)
+        declared, source = declared_at(target), implemented_at(target)
+        place = source or declared
+        own = [
+            *_of_kernel(kernel, place),
+            *(_of_result(each, first_of_cause.get(id(each.result)), place) for each in kernel.results),
+            *_of_laws(kernel, place),
+        ]
+        seconds = kernel.run.seconds / max(len(own), 1)  # a kernel's time is measured as one
+        checks += [replace(each, seconds=seconds, declared=declared if source else None) for each in own]
     checks += _missing((gap.text for gap in run.incomplete), _first_place(checks))
     return [*checks, verdict_check(run.verdict, facts.sentence, checks)]
 
@@ -113,7 +123,7 @@ def _of_kernel(kernel: KernelFacts, place: Place) -> list[Check]:
     run, checks = kernel.run, []
     if run.status in ("error", "crashed", "timeout"):
         lines = _message(f"{kernel.name}: {kernel.word}", blocks.failures([kernel], MOST_LINES)[0])
-        checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun, run.seconds))
+        checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun))
     elif run.status == "skipped":
         message = f"{kernel.name} was skipped: {words.clean(run.message)}"
         checks.append(Check("kernel-skipped", kernel.name, "runs", place, message))
@@ -175,7 +185,8 @@ def _first_place(checks: Sequence[Check]) -> Place:
 
 def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
     """Returns the checks of the gate: a row each. A kernel that no record has is placed at its file of bounds."""
-    places = {name: declared_at(Target.parse(target)) for name, target in verdict.targets.items()}
+    targets = {name: Target.parse(target) for name, target in verdict.targets.items()}
+    places = {name: implemented_at(target) or declared_at(target) for name, target in targets.items()}
     alike: dict[tuple[str, ...], list[Row]] = {}
     for row in (*gate_words.breaches(verdict), *verdict.rows):
         alike.setdefault(_cause(row), []).append(row)

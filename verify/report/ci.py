@@ -17,6 +17,7 @@ from urllib.parse import quote
 from xml.etree import ElementTree as Xml
 
 from verify import __version__
+from verify.declare.lines import Place
 from verify.report.checks import RULES, Check, findings, in_checkout
 from verify.report.markdown.comment import Budget, inert
 
@@ -42,7 +43,6 @@ def sarif(checks: Sequence[Check]) -> bytes:
 
 
 def _finding(check: Check, rule: int) -> dict[str, Any]:
-    file, line = check.place
     identity = hashlib.sha256("\0".join((check.rule, check.suite, check.name)).encode("utf-8", "replace"))
     found: dict[str, Any] = {
         "ruleId": check.rule,
@@ -51,21 +51,23 @@ def _finding(check: Check, rule: int) -> dict[str, Any]:
         "message": {"text": check.text},
         "locations": [
             {
-                "physicalLocation": {"artifactLocation": _location(file), "region": {"startLine": line}},
+                "physicalLocation": _location(check.place),
                 "logicalLocations": [{"name": check.suite, "kind": "function"}],
             }
         ],
         # GitHub hashes the line in the place of a missing fingerprint, and merges the findings of one line
         "partialFingerprints": {"primaryLocationLineHash": identity.hexdigest()[:16]},
     }
+    if check.declared is not None:
+        declared = {"physicalLocation": _location(check.declared), "message": {"text": "the declaration"}}
+        found["relatedLocations"] = [declared]
     return found | ({"properties": {"replay": check.replay}} if check.replay else {})
 
 
-def _location(file: str) -> dict[str, str]:
-    inside, path = in_checkout(file)
-    if not inside:
-        return {"uri": Path(path).as_uri()}
-    return {"uri": quote(os.fsencode(path)), "uriBaseId": "%SRCROOT%"}
+def _location(place: Place) -> dict[str, Any]:
+    inside, path = in_checkout(place[0])
+    file = {"uri": quote(os.fsencode(path)), "uriBaseId": "%SRCROOT%"} if inside else {"uri": Path(path).as_uri()}
+    return {"artifactLocation": file, "region": {"startLine": place[1]}}
 
 
 def junit(checks: Sequence[Check]) -> bytes:
