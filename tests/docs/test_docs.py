@@ -166,8 +166,8 @@ OPTIONS = options_of(parser())
 REMOVED = re.compile(r"^### Removed\n.*?(?=^##)", re.M | re.S)  # the changelog names once more what is gone
 # of other programs that the pages mention: pytest, Dask, systemctl, the benchmarks, the mutants
 FOREIGN = set(
-    "--hypothesis-profile --verify-profile --nthreads --user --failed --measure --merge --check --honest --page --programs --rules "
-    "--family --only --twins --renew --limit --records".split()
+    "--hypothesis-profile --verify-profile --nthreads --user --failed --measure --merge --check --honest --page "
+    "--programs --rules --family --only --twins --renew --limit --records".split()
 )
 
 

@@ -71,7 +71,7 @@ def test_bytes_are_those_of_one_read_and_one_write(
     subject = kernel(op, operands=operands, dtypes=["bfloat16"])
     for direction, elements in (("forward", forward), ("backward", backward)):
         case = case_of(subject, "bfloat16", dims=shape, upstream="normal" if direction == "backward" else "")
-        problem = timing._problem(subject, case, "cpu")
+        problem = timing.TimedProblem(subject, case, "cpu")
         assert timing.bytes_moved(problem, direction) == 2 * elements  # type: ignore[arg-type]
 
 
@@ -135,7 +135,7 @@ def test_what_one_contender_changed_is_put_right_for_the_next() -> None:
 
     clock = FakeClock(dict.fromkeys(("b", timing.COPY), 1.0))
     timed({"a": kernel(function=overwrites), "b": kernel(function=watches)}, clock)
-    fresh = timing._problem(kernel(), case_of(kernel(), "float32", dims=(4, 8)), "cpu")["x"]
+    fresh = timing.TimedProblem(kernel(), case_of(kernel(), "float32", dims=(4, 8)), "cpu").pristine["x"]
     assert all(torch.equal(x, fresh) for x in seen)
 
 

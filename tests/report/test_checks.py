@@ -160,15 +160,15 @@ def test_a_finding_is_placed_at_the_source_of_the_kernel(tmp_path: Path, monkeyp
     Path("src/own/act.py").write_text("import torch\n\n\n@torch.compile\ndef gelu(x):\n    return x\n")
     declared = "import verify\n\n\n@verify.kernel(op='gelu')\ndef eager_gelu(x):\n"
     Path("accuracy.py").write_text(f"{declared}    from own import gelu as kernel\n\n    return kernel(x)\n")
-    checks = of_run(make([msgspec.structs.replace(eager_kernel(), seconds=3.0)]))
-    [found] = json.loads(sarif.render(checks))["runs"][0]["results"]
+    checks = of_run(make([msgspec.structs.replace(KERNELS["eager"], seconds=3.0)]))
+    [found] = json.loads(ci.sarif(checks))["runs"][0]["results"]
     places = [found[key][0]["physicalLocation"] for key in ("locations", "relatedLocations")]
     assert [(each["artifactLocation"]["uri"], each["region"]["startLine"]) for each in places] == [
         ("src/own/act.py", 4),
         ("accuracy.py", 4),
     ]
-    assert annotations.render(checks).startswith("::error file=src/own/act.py,line=4,")
-    top = Xml.fromstring(junit.render(checks))
+    assert ci.annotated(checks).startswith("::error file=src/own/act.py,line=4,")
+    top = Xml.fromstring(ci.junit(checks))
     assert {case.get("file") for case in top.iter("testcase")} == {"src/own/act.py"} and top.get("time") == "3.000"
 
 

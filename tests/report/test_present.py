@@ -46,20 +46,20 @@ def test_labels_follow_the_vocabulary_of_the_field() -> None:
 def test_a_result_is_wrong_as_pytorch_in_every_class_of_inputs_or_not_at_all() -> None:
     """A drop-in replacement of PyTorch's function is no worse than it; the words also fit into 80 columns."""
     calm, off = figures(9, 0.5, 0.5, 0.25, 0), figures(9, 4.4, 0.5, 0.25, 3)
-    worst = nan_kernel().results[0].worst[0]
+    worst = KERNELS["nan"].results[0].worst[0]
     ordinary = ClassFigures("ordinary", calm, 4.0, calm)
     demanding = ClassFigures("demanding", off, 4.0, off, worst, "4.4 ULP on demanding inputs, the limit is 4")
-    result = replace(good_kernel().results[0], status="wrong", figures=off, classes=[ordinary, demanding], limit=4.0)
+    result = replace(KERNELS["good"].results[0], status="wrong", figures=off, classes=[ordinary, demanding], limit=4.0)
     assert label(result) == "NaN at 1e+01, as PyTorch"
     right = replace(demanding, baseline=calm)  # PyTorch keeps the limit there
     extreme = replace(demanding, name="extreme", baseline=figures(9, 0.6, 0.5, 0.25, 3))
     assert label(result, classes=[ordinary, right]) == "NaN at 1e+01"
     assert label(result, classes=[ordinary, demanding, extreme]) == "NaN at 1e+01"
     assert label(result, classes=[ordinary, replace(demanding, baseline=None)]) == "NaN at 1e+01"
-    run = make([replace(good_kernel(), status="wrong", results=[result])])
+    run = make([replace(KERNELS["good"], status="wrong", results=[result])])
     text = text_page.render(run_table.document(run), Terminal(80))
     assert "✗ as PyTorch\n" in text and "PyTorch is as wrong on the same" in text
-    assert "PyTorch is as wrong" not in present(replace(run, kernels=[*run.kernels, nan_kernel()])).sentence
+    assert "PyTorch is as wrong" not in present(replace(run, kernels=[*run.kernels, KERNELS["nan"]])).sentence
 
 
 def test_nan_on_demanding_inputs_is_said_beside_a_small_error_on_ordinary_ones() -> None:

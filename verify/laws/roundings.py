@@ -30,8 +30,7 @@ from verify.cases.classes import class_of_recipe
 from verify.cases.strategies import CaseSpace
 from verify.declare.promises import AS_LIKE, ONCE
 from verify.laws import batch
-from verify.laws.compare import place, show
-from verify.laws.law import Broken, Law, Subject, plain_case, plain_cases
+from verify.laws.law import Broken, Law, Subject, place, plain_case, plain_cases, show
 from verify.measure.call import run_baseline, run_kernel, sent_all
 from verify.ops.graph.contract import Contract, allowed
 from verify.ops.graph.program import Program

@@ -26,7 +26,7 @@ from verify.cases.values import ENDLESS, SMALL
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, Refused, RefusedBackward, UsageError, said_by
-from verify.measure.form import Form, check_output, demand_own_memory, demand_values, outputs_of
+from verify.measure.form import check_output, demand_own_memory, demand_values, outputs_of
 from verify.measure.state import working_folder
 from verify.ops import autograd
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
@@ -193,8 +193,7 @@ def run_kernel(
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     for name, tensor in graph.outputs.items():
         shape = op.result_shapes(case.dims, op.resolve(case.params))[name]
-        form = Form(shape, kernel.torch_dtype(case.dtype, name), torch.device(device), about)
-        check_output(label, name, tensor, form, hint=True)
+        check_output(label, name, tensor, (shape, kernel.torch_dtype(case.dtype, name), device), about, hint=True)
     demand_own_memory(kernel, case, given, graph.outputs)
 
     results = graph.values

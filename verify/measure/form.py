@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -89,26 +88,18 @@ def _reach(tensor: Tensor) -> int:
     return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
 
 
-@dataclass(frozen=True)
-class Form:
-    """Holds the form that an output must have. `about` is the part of the message that explains the shape."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype | None  # None: any floating-point dtype
-    device: torch.device
-    about: str
-
-    @staticmethod
-    def like(tensor: Tensor, case: Case) -> Form:
-        """Returns the form of a tensor that a call on this case returned."""
-        return Form(tuple(tensor.shape), tensor.dtype, tensor.device, f"for dims {case.dims}")
+# the shape, dtype and device that an output must have; None: any floating-point dtype
+Required = tuple[tuple[int, ...], torch.dtype | None, str | torch.device]
 
 
-def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: bool = False) -> None:
-    """Raises KernelError unless an output has this form. `hint` adds the declaration of its dtype to the message."""
-    shape, dtype, device = form.shape, form.dtype, form.device
+def check_output(label: str, name: str, tensor: Tensor, required: Required, about: str, *, hint: bool = False) -> None:
+    """Raises KernelError unless an output has the required form.
+
+    `about` is the part of the message that explains the shape. `hint` adds the declaration of its dtype.
+    """
+    shape, dtype, device = required
     if tuple(tensor.shape) != shape:
-        text = f"of shape {shape} {form.about}; it returned {tuple(tensor.shape)}"
+        text = f"of shape {shape} {about}; it returned {tuple(tensor.shape)}"
         raise KernelError(f"{label} must return {name} {text}")
     if not tensor.is_floating_point():
         raise KernelError(f"{label} must return a floating-point {name}; it returned {tensor.dtype}")
@@ -117,7 +108,7 @@ def check_output(label: str, name: str, tensor: Tensor, form: Form, *, hint: boo
         declared = f" (if that is meant: output_dtypes={{{name!r}: {other!r}}})" if hint else ""
         text = f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}"
         raise OtherDtype(text, name, other)
-    if tensor.device.type != device.type:
+    if tensor.device.type != torch.device(device).type:
         raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
 
 

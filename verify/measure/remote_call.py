@@ -20,7 +20,7 @@ from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.budget import give_back
 from verify.measure.call import Measured, demand_parts, rows_and_columns, sent_all
-from verify.measure.form import Form, check_output
+from verify.measure.form import check_output
 from verify.measure.repeated import INFERENCE, is_first
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.measure.tensors import KINDS, borrowed, bytes_in, lent, tensor_of, view_of
@@ -125,9 +125,10 @@ class RemoteKernel:
         inference: dict[str, dict[str, Tensor]] = {}
         for mode, name in found:
             if mode in INFERENCE and name in outputs:
-                told = found[mode, name].to(device)
-                check_output(f"{kernel.name} {mode}", name, told, Form.like(outputs[name], case))
-                inference.setdefault(mode, {})[name] = told
+                tensor, like = found[mode, name].to(device), outputs[name]
+                about = f"for dims {case.dims}"
+                check_output(f"{kernel.name} {mode}", name, tensor, (tuple(like.shape), like.dtype, device), about)
+                inference.setdefault(mode, {})[name] = tensor
         return Measured(inputs, upstream, results, bits.missing, inference)
 
 
@@ -161,7 +162,7 @@ def _checked(
     The kernel's process has checked the form already. The kernel could change that check, but not this one.
     """
     op = kernel.op
-    params, where = op.resolve(case.params), torch.device(device)
+    params = op.resolve(case.params)
     for name, tensor in results.items():
         if name in kernel.outputs:
             shape, kind = op.result_shapes(case.dims, params)[name], kernel.torch_dtype(case.dtype, name)
@@ -171,7 +172,7 @@ def _checked(
             if operand is None or value is None:
                 raise KernelError(f"{kernel.name} returned an unexpected result: {name}")
             shape, kind = tuple(value.shape), torch_dtype(formats.named(operand_dtype(case, operand)))
-        check_output(kernel.name, name, tensor, Form(shape, kind, where, f"for dims {case.dims}"))
+        check_output(kernel.name, name, tensor, (shape, kind, device), f"for dims {case.dims}")
     if absent := [name for name in kernel.outputs if name not in results]:
         raise KernelError(f"{kernel.name} must return {', '.join(kernel.outputs)}; {absent[0]} is missing")
     return {name: results[name] for name in kernel.outputs}

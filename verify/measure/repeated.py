@@ -20,7 +20,7 @@ from verify.cases.values import SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
 from verify.measure.call import Measured, Unchanged, call_tensors, copies, run_kernel, run_tensors, sent_all
-from verify.measure.form import Form, check_output
+from verify.measure.form import check_output
 from verify.truth.ulp import same_bits
 
 # A kernel may take another path if nothing is saved for a backward pass. All other judged calls ask for gradients.
@@ -43,8 +43,8 @@ def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[s
         with entered():
             outputs = call_tensors(called, given, case.params, differentiate=entered is torch.no_grad).values
         for name, tensor in outputs.items():
-            wanted = measured.results[name]
-            check_output(called.name, name, tensor, Form.like(wanted, case))
+            like, about = measured.results[name], f"for dims {case.dims}"
+            check_output(called.name, name, tensor, (tuple(like.shape), like.dtype, like.device), about)
         runs.append(outputs)
     unchanged.watch_inputs(f"{kernel.name} for inference", near.inputs, given)
     runs = unchanged.demand(*runs)

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from verify.cases import Case, case_of, inputs_of, upstream_of
 from verify.cases.sizes import largest_of
@@ -70,26 +68,25 @@ class CudaClock:
         return {name: start.elapsed_time(end) for name, (start, end) in pairs.items()}
 
 
-@dataclass(frozen=True)
 class TimedProblem:
     """Holds the tensors that all contenders share. `pristine` has copies of the inputs, to find changes."""
 
-    kernel: Kernel
-    case: Case
-    inputs: dict[str, Tensor | None]
-    pristine: dict[str, Tensor]
+    def __init__(self, kernel: Kernel, case: Case, device: str) -> None:
+        self.kernel, self.case, self.device = kernel, case, device
+        self.inputs = inputs_of(kernel.op, case, device)
+        self.pristine = {name: value.clone() for name, value in self.inputs.items() if value is not None}
 
     def disturbed(self) -> list[str]:
         """Returns the inputs that a contender changed, and restores them for the next contender."""
-        changed = [name for name, kept in self.pristine.items() if not torch.equal(bits_of(kept), bits_of(self[name]))]
-        for name in changed:
-            self[name].copy_(self.pristine[name])
-        return changed
-
-    def __getitem__(self, name: str) -> Tensor:
-        value = self.inputs[name]
-        assert value is not None
-        return value
+        pairs = {name: (self.inputs[name], kept) for name, kept in self.pristine.items()}
+        changed = {
+            name: (value, kept)
+            for name, (value, kept) in pairs.items()
+            if value is not None and not torch.equal(bits_of(kept), bits_of(value))
+        }
+        for value, kept in changed.values():
+            value.copy_(kept)
+        return list(changed)
 
 
 def default_shape(kernel: Kernel) -> tuple[int, ...]:
@@ -109,29 +106,39 @@ def time_together(
     """
     first = next(iter(contenders.values()))
     shape = tuple(asked.shape) or default_shape(first)
-    _check_shape(first, shape)
+    example = ",".join(map(str, default_shape(first)))
+    if any(size < 1 for size in shape):
+        raise UsageError(f"--shape takes positive sizes; received {shape}", hint=f"--shape {example}")
+    if first.op.geometry.multiplies and len(shape) != 3:
+        raise UsageError(f"op {first.op.name!r} is timed at M,K,N; received {shape}", hint=f"--shape {example}")
+    first.op.shapes(shape, first.op.resolve(first.params))
     torch.compiler.reset()  # forget earlier programs, so that this shape gets code of its own
     found: list[Timed] = []
     for direction in asked.directions:
-        case = case_of(
-            first, asked.dtype, dims=shape, seed=asked.seed, upstream="normal" if direction == "backward" else ""
-        )
+        upstream = "normal" if direction == "backward" else ""
+        case = case_of(first, asked.dtype, dims=shape, seed=asked.seed, upstream=upstream)
         try:
-            problem = _problem(first, case, device)
+            problem = TimedProblem(first, case, device)
         except torch.OutOfMemoryError as error:
             raise KernelError(f"the inputs of shape {shape} do not fit in the GPU's memory") from error
         calls: dict[str, Call] = {}
         for name, kernel in contenders.items():
             progress(name)
-            prepared = _prepared(kernel, problem, direction, device)
+            prepared = _prepared(kernel, problem, direction)
             if isinstance(prepared, str):
                 found.append(Timed(name, direction, None, prepared))
             else:
                 calls[name] = prepared
         progress("")  # a failure from here on cannot be attributed to a contender
         if calls:
-            reference, call = _reference(problem, direction, device)
-            times = _take_turns({**calls, reference: call}, clock, asked.rounds)
+            reference, call = _reference(problem, direction)
+            calls[reference] = call
+            times: dict[str, list[float]] = {name: [] for name in calls}
+            for turn in range(asked.rounds):  # each round starts with another call
+                names = list(calls)[turn % len(calls) :] + list(calls)[: turn % len(calls)]
+                for name, milliseconds in clock({name: calls[name] for name in names}).items():
+                    times[name].append(milliseconds)
+            del calls[reference]
             found += [Timed(name, direction, _speed(times, name, reference, problem, direction)) for name in calls]
     return found
 
@@ -142,22 +149,7 @@ def free_memory(device: str) -> None:
         torch.cuda.empty_cache()
 
 
-def _check_shape(kernel: Kernel, shape: tuple[int, ...]) -> None:
-    example = ",".join(map(str, default_shape(kernel)))
-    if any(size < 1 for size in shape):
-        raise UsageError(f"--shape takes positive sizes; received {shape}", hint=f"--shape {example}")
-    if kernel.op.geometry.multiplies and len(shape) != 3:
-        raise UsageError(f"op {kernel.op.name!r} is timed at M,K,N; received {shape}", hint=f"--shape {example}")
-    kernel.op.shapes(shape, kernel.op.resolve(kernel.params))
-
-
-def _problem(kernel: Kernel, case: Case, device: str) -> TimedProblem:
-    inputs = inputs_of(kernel.op, case, device)
-    pristine = {name: value.clone() for name, value in inputs.items() if value is not None}
-    return TimedProblem(kernel, case, inputs, pristine)
-
-
-def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction, device: str) -> Call | str:
+def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction) -> Call | str:
     """Returns a warm call, or the reason why there is none."""
     try:
         call = _forward(kernel, problem) if direction == "forward" else _backward(kernel, problem)
@@ -165,13 +157,13 @@ def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction, devic
             return call
         for _ in range(WARM_UP):
             call()
-        _synchronise(device)
+        _synchronise(problem.device)
         if changed := problem.disturbed():
             return f"changes its input {', '.join(changed)}: a second call computes something else"
     except Exception as error:
         reason = str(error) if isinstance(error, KernelError) else f"{kernel.name} raised {describe(error)}"
         try:
-            _synchronise(device)
+            _synchronise(problem.device)
             problem.disturbed()
         except Exception:
             raise KernelError(f"{reason}; the GPU is unusable after it") from error
@@ -210,29 +202,21 @@ def _backward(kernel: Kernel, problem: TimedProblem) -> Call | str:
     return lambda: torch.autograd.grad(outputs, leaves, arriving, retain_graph=True, allow_unused=True)
 
 
-def _reference(problem: TimedProblem, direction: Direction, device: str) -> tuple[str, Call]:
+def _reference(problem: TimedProblem, direction: Direction) -> tuple[str, Call]:
     """Returns the name and the call that contenders are compared with: a copy, or bare products for a contraction."""
     if problem.kernel.op.geometry.multiplies:
-        name, call = PRODUCT, _products(problem, direction)
+        x, weight = problem.pristine["x"], problem.pristine["weight"]
+        before = torch.ones(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+        forward: Call = lambda: torch.mm(x, weight.t())  # noqa: E731
+        backward: Call = lambda: (torch.mm(before, weight), torch.mm(before.t(), x))  # noqa: E731
+        name, call = PRODUCT, forward if direction == "forward" else backward
     else:
-        source = torch.ones(bytes_moved(problem, direction) // 2, dtype=torch.int8, device=device)
+        source = torch.ones(bytes_moved(problem, direction) // 2, dtype=torch.int8, device=problem.device)
         target = torch.empty_like(source)
-
-        def copy() -> object:
-            return target.copy_(source)
-
-        name, call = COPY, copy
+        name, call = COPY, lambda: target.copy_(source)
     for _ in range(WARM_UP):
         call()
     return name, call
-
-
-def _products(problem: TimedProblem, direction: Direction) -> Call:
-    x, weight = problem["x"], problem["weight"]
-    if direction == "forward":
-        return lambda: torch.mm(x, weight.t())
-    before = torch.ones(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
-    return lambda: (torch.mm(before, weight), torch.mm(before.t(), x))
 
 
 def bytes_moved(problem: TimedProblem, direction: Direction) -> int:
@@ -240,31 +224,13 @@ def bytes_moved(problem: TimedProblem, direction: Direction) -> int:
 
     It reads inputs and arriving gradients once, and writes outputs or gradients once.
     """
-    inputs = {name: value for name, value in problem.inputs.items() if value is not None}
-    read = sum(value.numel() * value.element_size() for value in inputs.values())
+    inputs, op, dims = problem.pristine, problem.kernel.op, problem.case.dims
+    shapes = op.result_shapes(dims, op.resolve(problem.case.params))
     size = next(iter(inputs.values())).element_size()
-    op, dims = problem.kernel.op, problem.case.dims
-    params = op.resolve(problem.case.params)
-    outputs = size * sum(prod(op.result_shapes(dims, params)[name]) for name in problem.kernel.outputs)
-    if direction == "forward":
-        return read + outputs
-    written = sum(
-        inputs[o.name].numel() * inputs[o.name].element_size()
-        for o in problem.kernel.op.operands
-        if o.differentiable and o.name in inputs
-    )
-    return read + outputs + written
-
-
-def _take_turns(calls: Mapping[str, Call], clock: Clock, rounds: int) -> dict[str, list[float]]:
-    """Returns the milliseconds of every call in every round. Each round starts with another call."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
-    for turn in range(rounds):
-        shift = turn % len(names)
-        for name, milliseconds in clock({n: calls[n] for n in names[shift:] + names[:shift]}).items():
-            times[name].append(milliseconds)
-    return times
+    outputs = size * sum(prod(shapes[name]) for name in problem.kernel.outputs)
+    gradients = [each.name for each in op.operands if each.differentiable and each.name in inputs]
+    written = sum(inputs[name].nbytes for name in gradients) if direction == "backward" else 0
+    return sum(value.nbytes for value in inputs.values()) + outputs + written
 
 
 def _speed(

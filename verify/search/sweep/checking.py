@@ -25,7 +25,7 @@ from verify.errors import UsageError
 from verify.measure.call import Unchanged, call_tensors, gradients_of, no_gradient
 from verify.measure.counting import tally, top
 from verify.measure.curve import peaks
-from verify.measure.form import Form, check_output
+from verify.measure.form import check_output
 from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak, Tally
 from verify.ops.op import Op, Point, Problem
@@ -122,7 +122,7 @@ def run(kernel: Kernel, space: Space, inputs: dict[str, Tensor | None]) -> tuple
         shape = (*shape[:-1], shape[-1] // 2)
     for name, tensor in graph.values.items():
         dtype = torch_dtype(format_of(kernel, space, name))
-        check_output(kernel.name, name, tensor, Form(shape, dtype, deciding.device, "here"))
+        check_output(kernel.name, name, tensor, (shape, dtype, deciding.device), "here")
     results = {name: tensor for name, tensor in graph.values.items() if name in space.results}
     missing: tuple[str, ...] = ()
     if wanted:
