@@ -62,7 +62,7 @@ class Arithmetic:
         return -a if isinstance(a, float) else self.opposite(a)
 
     def subtract(self, a: Number, b: Number) -> Number:
-        return self.add(a, self.negative(b))
+        return self.add(a, self.negative(b)) if isinstance(a, float) or isinstance(b, float) else a - b
 
     def multiply(self, a: Number, b: Number) -> Number:
         if isinstance(a, float) or isinstance(b, float):
@@ -160,66 +160,25 @@ class Arithmetic:
     # operations that each arithmetic defines, on finite numbers only
 
     bits: Any  # a context manager that sets the precision
-
-    def finite(self, value: float) -> Number:
-        """Converts a finite float exactly."""
-        raise NotImplementedError
-
-    def unknown(self) -> Number:
-        """Returns the number that means "not known at this precision"."""
-        raise NotImplementedError
-
-    def pi(self) -> Number:
-        raise NotImplementedError
-
-    def is_known(self, a: Number) -> bool:
-        """False if the number may be anything at this precision."""
-        raise NotImplementedError
+    finite: Callable[[float], Number]  # converts a finite float exactly
+    unknown: Callable[[], Number]  # the number that means "not known at this precision"
+    pi: Callable[[], Number]
+    is_known: Callable[[Number], bool]  # False if the number may be anything at this precision
+    opposite: Callable[[Number], Number]  # -a exactly
+    sign: Callable[[Number], int | None]  # -1, 0 or 1; None if it is not decided
+    digits: Callable[[Number], tuple[int, int] | None]  # integers m and e with a = m 2^e; None if a is not exact
+    scaled: Callable[[int, int], Number]  # mantissa 2^exponent
+    evaluated: Callable[[Function, Number], Number]  # f(x) for an x inside the domain
+    whole: Callable[[Number, str], Number]  # a finite number rounded to an integer by "floor" or "trunc"
+    union: Callable[[Number, Number], Number]  # a ball that encloses both; mpmath has none and returns the first
+    doubtful_extreme: Callable[[Number, Number, bool], Number]  # of two numbers whose order is not decided
+    summed: Callable[[Sequence[Number]], Number]
+    summed_exponentials: Callable[[Sequence[Number]], Number]
+    dotted: Callable[[Sequence[Any], Sequence[Any], Iterable[tuple[int, int]]], list[Number]]
 
     def are_known(self, numbers: Sequence[Number]) -> bool:
         """True if `is_known` holds for each number."""
         return all(map(self.is_known, numbers))
-
-    def opposite(self, a: Number) -> Number:
-        """Returns -a exactly."""
-        raise NotImplementedError
-
-    def sign(self, a: Number) -> int | None:
-        """Returns -1, 0 or 1; None if it is not decided."""
-        raise NotImplementedError
-
-    def digits(self, a: Number) -> tuple[int, int] | None:
-        """Returns integers m and e with a = m 2^e, m odd or both 0; None if a is not exact."""
-        raise NotImplementedError
-
-    def scaled(self, mantissa: int, exponent: int) -> Number:
-        """Returns mantissa 2^exponent."""
-        raise NotImplementedError
-
-    def evaluated(self, function: Function, x: Number) -> Number:
-        """Returns f(x) for an x inside the domain."""
-        raise NotImplementedError
-
-    def whole(self, a: Number, down: str) -> Number:
-        """Returns a finite number rounded to an integer by `down` ("floor" or "trunc")."""
-        raise NotImplementedError
-
-    def union(self, a: Number, b: Number) -> Number:
-        """Returns a ball that encloses both numbers. mpmath has no enclosures and returns the first."""
-        raise NotImplementedError
-
-    def doubtful_extreme(self, a: Number, b: Number, largest: bool) -> Number:
-        """Returns the larger or smaller of two numbers whose order is not decided."""
-        raise NotImplementedError
-
-    def summed(self, terms: Sequence[Number]) -> Number:
-        raise NotImplementedError
-
-    def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
-        raise NotImplementedError
-
-    def dotted(self, rows: Sequence[Any], columns: Sequence[Any], pairs: Iterable[tuple[int, int]]) -> list[Number]:
-        raise NotImplementedError
 
 
 def divided(
@@ -282,9 +241,6 @@ class Balls(Arithmetic):
 
     def opposite(self, a: Number) -> Number:
         return a.neg(exact=True)
-
-    def subtract(self, a: Number, b: Number) -> Number:
-        return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
 
     def compared(self, a: Number, b: Number) -> int | None:
         return -1 if a < b else 1 if a > b else 0 if a == b else None
@@ -365,9 +321,6 @@ class Decimals(Arithmetic):
 
     def opposite(self, a: Number) -> Number:
         return mp.fneg(a, exact=True)
-
-    def subtract(self, a: Number, b: Number) -> Number:
-        return super().subtract(a, b) if isinstance(a, float) or isinstance(b, float) else a - b
 
     def compared(self, a: Number, b: Number) -> int:
         return int(mpf_cmp(a._mpf_, b._mpf_))
