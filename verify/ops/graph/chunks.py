@@ -72,6 +72,10 @@ class Totals:
         """The step that joins the results of the parts, stacked."""
         return Reduce(self.shape, (), function=getattr(self.step, "function", "sum"), dims=(0,))
 
+    def chunked(self, given: Sequence[Any]) -> Chunked:
+        """Returns the step that evaluates the sum from `inputs`, part by part."""
+        return Chunked(self.shape, tuple(given), self.step.real, self.step.origin, totals=self)
+
     def each(self, given: Sequence[Any]) -> Iterator[tuple[Program, Run]]:
         """Yields the parts. `given` holds the intervals or the values of `inputs`."""
         for make in self.parts:

@@ -87,9 +87,8 @@ class Sample(Meaning):
         """Returns the sample with the choices at ties that explain a kernel's elements best, box by box."""
         line, parts = got.detach().reshape(-1), list[tuple[Any, Problem]]()
         for number, (meaning, own) in enumerate(self.parts):
-            program, run = meaning.program(own)
+            program, _ = meaning.program(own)
             shape, mine = program.results[self.result].shape, self.box == number
-            whole = torch.full((math.prod(shape),), torch.nan, dtype=torch.float64, device=run.device)
             if not program.decides or not mine.any():
                 parts.append((meaning, own))
                 continue
@@ -103,13 +102,8 @@ class Sample(Meaning):
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element, from more runs than `fast` takes."""
-        return self._joined(lambda number, meaning, own: meaning.deviation(own, result))
-
-    def _joined(self, make: Callable[[int, Any, Problem], Tensor]) -> Tensor:
-        """Calls `make` for each box and returns its values at the elements of the sample."""
-        boxes = [make(number, *part).reshape(-1) for number, part in enumerate(self.parts)]
-        starts = np.cumsum([0, *(box.numel() for box in boxes)])[:-1]
-        return torch.cat(boxes)[torch.from_numpy(starts[self.box] + self.spot)]
+        boxes = [meaning.deviation(own, result).reshape(-1) for meaning, own in self.parts]
+        return torch.cat(boxes)[_among(boxes, self.box, self.spot)]
 
 
 def sample_of(
@@ -159,27 +153,27 @@ def _evaluated(meaning: Any, problem: Problem, result: str) -> Fast:
     return found
 
 
+def _among(boxes: Sequence[Tensor], box: Line, spot: Line) -> Tensor:
+    """Returns the places of elements among all elements of their boxes."""
+    return torch.from_numpy(np.cumsum([0, *(each.numel() for each in boxes)])[box] + spot)
+
+
 def _join(found: Sequence[Fast], box: Line, spot: Line) -> Fast:
     """Returns the reference of elements, given those of their boxes."""
-    starts = np.cumsum([0, *(each.value.numel() for each in found)])
-    chosen = torch.from_numpy(starts[box] + spot).to(found[0].value.device)
+    chosen = _among([each.value for each in found], box, spot).to(found[0].value.device)
 
     def joined(parts: Sequence[Tensor | None], missing: Callable[[Fast], Tensor]) -> Any:
         if all(part is None for part in parts):
             return None
         line = [missing(fast) if part is None else part for fast, part in zip(found, parts, strict=True)]
-        return torch.cat([part.expand(fast.value.shape).reshape(-1) for part, fast in zip(line, found, strict=True)])[
-            chosen
-        ]
-
-    def zeros(fast: Fast) -> Tensor:
-        return torch.zeros_like(fast.value)
+        whole = [part.expand(fast.value.shape).reshape(-1) for part, fast in zip(line, found, strict=True)]
+        return torch.cat(whole)[chosen]
 
     missing: dict[str, Callable[[Fast], Tensor]] = {
         "unknown": lambda fast: torch.zeros_like(fast.value, dtype=torch.bool),
         "other": lambda fast: torch.full_like(fast.value, torch.nan),
     }
     names = [each.name for each in fields(Fast) if each.name != "together"]
+    zeros = lambda fast: torch.zeros_like(fast.value)  # noqa: E731
     values = {name: joined([getattr(fast, name) for fast in found], missing.get(name, zeros)) for name in names}
-    together = max(fast.together for fast in found)
-    return Fast(**values, together=together)
+    return Fast(**values, together=max(fast.together for fast in found))

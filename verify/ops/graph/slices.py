@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
@@ -37,7 +37,7 @@ from verify.ops.graph.boxes import (
     taken,
     whole,
 )
-from verify.ops.graph.chunks import PART, Chunked, Known, Totals
+from verify.ops.graph.chunks import PART, Known, Totals
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
@@ -45,7 +45,9 @@ from verify.ops.graph.selecting import AtOrder, First, Order, Positioned, ToOrde
 from verify.ops.graph.steps import NOTHING, Leaf, Move, Plain, Run, Step
 
 Needs = tuple[list[Box | None], Callable[[list[Any]], Step]]  # boxes of the inputs; a function from cut inputs to step
+Replacements = dict[int, tuple[Box, Known]]  # id(step) -> elements of it, and what replaces these
 Slices = dict[int, tuple[int, int]]  # dimension of the terms of a sum -> its first index, and the one after the last
+Part = tuple[Slices, Replacements]  # the terms of a sum that are added, and what replaces steps before it
 
 _PRODUCTS = 16  # multiply-adds of a matrix product that cost as much as one element of another step
 _INTERVAL, _VALUE = 8, 4  # numbers in memory for each element of the step at hand, for its interval and its value alone
@@ -91,19 +93,12 @@ def cost_of(steps: Sequence[Step], size: Callable[[Step], float]) -> tuple[float
     return work, 8 * max(enclosed, valued + rounded)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Some terms of a sum. A program is cut for them."""
-
-    slices: Slices
-    known: dict[int, tuple[Box, Known]] = field(default_factory=dict)  # id(step) -> what replaces these elements of it
-
-
 class Cut:
     """The part of a program that a box of a result needs.
 
     Raises BeyondEffort if it evaluates more than `most` numbers. Long sums that exceed `memory` are evaluated part by
-    part (`Chunked`). With `part`, the result is a sum, and only some of its terms are added.
+    part (`Chunked`). With `part`, the result is a sum, only some of its terms are added, and what the parts need alike
+    is replaced.
     """
 
     def __init__(
@@ -114,34 +109,33 @@ class Cut:
         box: Box,
         most: float = math.inf,
         memory: float = math.inf,
-        part: Part | None = None,
+        part: Part = ({}, {}),
     ) -> None:
         self.program, self.run, self.result, self.box = program, run, result, box
         self.work, self._largest = 0.0, 0.0
         self._steps = program.needed_for([result])
         self._boxes: dict[int, Box] = {}
         self._needs: dict[int, tuple[Sequence[Step], Needs]] = {}  # id(step) -> inputs in the part, and their boxes
-        self.known: list[Step] = []  # the steps that `part` has replaced
-        part = part or Part({})
+        self.known: list[Step] = []  # the steps that are replaced
         root = program.results[result]
         asked: dict[int, list[Box]] = {id(root): [box]}
         for step in reversed(self._steps):
             if id(step) not in asked:
                 continue
             mine = self._boxes[id(step)] = _grown(step, joined_boxes(asked.pop(id(step))))
-            replaced = part.known.get(id(step))
-            if replaced is not None and same_boxes(replaced[0], mine):
+            held, known = part[1].get(id(step), (mine, None))
+            if known is not None and same_boxes(held, mine):
                 self.known.append(step)
-                self._needs[id(step)] = (), ([], _always(replaced[1]))
+                self._needs[id(step)] = (), ([], _always(known))
                 continue
             totals = None if math.isinf(memory) else _totals(program, run, step, mine, memory)
             if totals is None:
-                slices = part.slices if step is root else {}
-                self.work += _work(step, size_of(mine), slices)
-                inputs, needs = step.inputs, _needs(step, run, mine, slices)
+                terms = part[0] if step is root else {}
+                self.work += _work(step, size_of(mine), terms)
+                inputs, needs = step.inputs, _needs(step, run, mine, terms)
             else:
                 self.work, self._largest = self.work + totals.work, max(self._largest, totals.bytes)
-                inputs, needs = totals.inputs, (list(totals.boxes), partial(_chunked, step, totals))
+                inputs, needs = totals.inputs, (list(totals.boxes), totals.chunked)
             if self.work > most:
                 raise BeyondEffort(f"{size_of(box):,} elements of {result} need more than {most:,.0f} numbers")
             self._needs[id(step)] = inputs, needs
@@ -161,7 +155,7 @@ class Cut:
         size = lambda step: size_of(self._boxes[id(step)]) if id(step) in self._boxes else 0  # noqa: E731
         return cost_of(steps, size)[1] + self._largest
 
-    def replacements(self) -> dict[int, tuple[Box, Known]]:
+    def replacements(self) -> Replacements:
         """Maps id(step) to the elements of each computed step but the result, and to a step that may replace them."""
         steps = [step for step in self._steps if id(step) in self._boxes and not isinstance(step, Leaf | Plain)]
         boxes = [(step, self._boxes[id(step)]) for step in steps if step is not self.program.results[self.result]]
@@ -235,17 +229,21 @@ def _totals(program: Program, run: Run, step: Step, box: Box, memory: float) -> 
 def _split(program: Program, run: Run, step: Step, box: Box, sizes: dict[int, int], memory: float) -> Totals | None:
     """Divides the terms of a step until each part fits into `memory`; None if it fits whole."""
     stored = {key: kind for key, kind in program.stored.items() if key != id(step)}
+
+    def made(terms: Slices) -> tuple[Program, Run]:
+        return Cut(rooted, run, PART, box, part=(terms, known)).made()
+
     rooted = Program(program.steps, {PART: step}, program.leaves, {}, (), program.typed, stored)
     terms = math.prod(sizes.values())
     count = math.ceil(terms * size_of(box) * _LIVE / memory)
-    if count == 1 and Cut(rooted, run, PART, box, part=Part({})).bytes <= memory:
+    if count == 1 and Cut(rooted, run, PART, box).bytes <= memory:
         return None
     count = max(count, 2)
     while True:
         pieces = _pieces(sizes, count)
-        known = Cut(rooted, run, PART, box, part=Part(pieces[0])).replacements()
+        known = Cut(rooted, run, PART, box, part=(pieces[0], {})).replacements()
         for at in (len(pieces) // 2, -1, 0):  # only what these parts need alike remains
-            first = Cut(rooted, run, PART, box, part=Part(pieces[at], known))
+            first = Cut(rooted, run, PART, box, part=(pieces[at], known))
             known = {id(step): known[id(step)] for step in first.known}
         if first.bytes <= memory or len(pieces) >= min(terms, _PARTS):
             break
@@ -253,19 +251,13 @@ def _split(program: Program, run: Run, step: Step, box: Box, sizes: dict[int, in
     return Totals(
         step,
         shape_of(box),
-        [partial(_made_part, rooted, run, box, known, slices) for slices in pieces],
+        [partial(made, each) for each in pieces],
         tuple(first.known),
         tuple(place for place, _ in known.values()),
         tuple(each for _, each in known.values()),
         first.work * len(pieces),
         first.bytes,
     )
-
-
-def _made_part(
-    program: Program, run: Run, box: Box, known: dict[int, tuple[Box, Known]], slices: Slices
-) -> tuple[Program, Run]:
-    return Cut(program, run, PART, box, part=Part(slices, known)).made()
 
 
 def _pieces(sizes: dict[int, int], count: int) -> list[Slices]:
@@ -277,10 +269,6 @@ def _pieces(sizes: dict[int, int], count: int) -> list[Slices]:
         lines.append([(dim, (first, end)) for first, end in pairwise(ends)])
         count = math.ceil(count / parts)
     return [dict(piece) for piece in product(*lines)]
-
-
-def _chunked(step: Step, totals: Totals, given: list[Any]) -> Step:
-    return Chunked(totals.shape, tuple(given), step.real, step.origin, totals=totals)
 
 
 def _grown(step: Step, box: Box) -> Box:
