@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 import verify
@@ -125,26 +124,6 @@ def kl_eps(q: Tensor, logp: Tensor) -> Tensor:
     return q * ((q + 1e-8).log() - logp)
 
 
-# -- cross entropy of probabilities: PyTorch refuses others -----------------------------------------------
-
-
-def entropy(p: Tensor, t: Tensor) -> Tensor:
-    return F.binary_cross_entropy(p, t, reduction="none")
-
-
-bce = declared("bce", entropy, {"p": "0 < p < 1", "t": "0 <= t <= 1"}, gradients=False)
-
-
-@bce
-def bce_right(p: Tensor, t: Tensor) -> Tensor:
-    return -(t * p.log().clamp(min=-100) + (1 - t) * torch.log1p(-p))
-
-
-@bce
-def bce_log_of_difference(p: Tensor, t: Tensor) -> Tensor:
-    return -(t * p.log() + (1 - t) * (1 - p).log())
-
-
 # -- batch norm: a variance -------------------------------------------------------------------------------
 
 
@@ -163,21 +142,6 @@ def norm_right(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
 @batch
 def norm_eps_outside(x: Tensor, mean: Tensor, var: Tensor) -> Tensor:
     return (x - mean) / (var.sqrt() + 1e-5)
-
-
-# -- inverse hyperbolic tangent ---------------------------------------------------------------------------
-
-arctangent = declared("atanh", torch.atanh, {"x": "-1 < x < 1"}, gradients=False)
-
-
-@arctangent
-def atanh_right(x: Tensor) -> Tensor:
-    return (0.5 * (torch.log1p(x.double()) - torch.log1p(-x.double()))).float()
-
-
-@arctangent
-def atanh_of_quotient(x: Tensor) -> Tensor:
-    return 0.5 * ((1 + x) / (1 - x)).log()
 
 
 # -- all inputs, and an end of the domain -----------------------------------------------------------------

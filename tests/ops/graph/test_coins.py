@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -20,7 +18,6 @@ from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.steps import Run
 
 DEVICE = torch.device("cpu")
-FEW = (1 << 12) + 7  # random numbers drawn once, in place of a million
 FUNCTIONS: dict[str, tuple[Callable[..., Any], bool]] = {  # and whether torch.vmap can evaluate several runs together
     "softmax": (lambda x: x.softmax(-1), True),
     "norm": (lambda x: functional.layer_norm(x, x.shape[-1:]), True),
@@ -79,40 +76,6 @@ def test_the_noise_is_that_of_runs_one_after_the_other(
         assert found[result].together == one.together
     for place, reach in wanted.items():
         assert torch.equal(reaches[place], reach)
-
-
-def values(count: int, largest: float, shapes: list[tuple[int, ...]], *, fails: bool = False) -> tuple[list[Any], bool]:
-    """Returns the random numbers of each run, and whether the runs could not be evaluated together."""
-    coins = Coins(5, DEVICE)
-
-    def evaluate() -> dict[str, Tensor]:
-        drawn = {str(place): coins.like(torch.empty(shape)) + 0.0 for place, shape in enumerate(shapes)}
-        if fails:
-            float(drawn["0"].sum())  # torch.vmap has no rule for it
-        return drawn
-
-    return [
-        {name: each.clone() for name, each in run.items()} for run in coins.runs(count, evaluate, largest)
-    ], coins.failed
-
-
-@pytest.mark.parametrize("largest", [1, of_coins._TOGETHER[True] // 5])
-@pytest.mark.parametrize("shapes", [[(3, 4), (), (7,)], [(5, 1 << 10)], [(3, FEW), (2,)]], ids=str)
-def test_each_run_has_the_random_numbers_that_it_has_alone(
-    largest: int, shapes: list[tuple[int, ...]], groups: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of_coins, "_COINS", FEW)
-    monkeypatch.setattr(of_coins, "_random_numbers", lru_cache(of_coins._random_numbers.__wrapped__))
-    count = 9
-    together, failed = values(count, largest, shapes)
-    assert groups == ([5, 3] if largest > 1 else [8]) and not failed
-    alone, _ = values(count, math.inf, shapes)
-    refused, failed = values(count, largest, shapes, fails=True)
-    assert failed and len(together) == len(alone) == len(refused) == count
-    for found in (together, refused):
-        for one, other in zip(found, alone, strict=True):
-            assert all(torch.equal(one[name], other[name]) for name in other)
-    assert not torch.equal(alone[0]["0"], alone[1]["0"])
 
 
 def test_without_random_numbers_one_run_is_all() -> None:
