@@ -35,47 +35,46 @@ def key_of(seed: int, stream: str) -> int:
     return int.from_bytes(digest[:8], "little")
 
 
-def words(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
-    """Returns `count` uniform 64-bit words as int64, for positions start, start + 1, ..."""
+def words(seed: int, stream: str, count: int, *, device: torch.device | str = "cpu") -> Tensor:
+    """Returns `count` uniform 64-bit words as int64."""
     if _on_cpu(device):
-        return _chunked([key_of(seed, stream)], count, start, lambda mixed: mixed[0].view(np.int64))
+        return _chunked([key_of(seed, stream)], count, lambda mixed: mixed[0].view(np.int64))
     key = torch.tensor([_signed(key_of(seed, stream))], device=device)
     fused = _fused(key.device) if count >= _AT_ONCE else None
-    return _finalised(key, count, start) if fused is None else fused(key, count, start)
+    return _finalised(key, count) if fused is None else fused(key, count)
 
 
 @lru_cache
-def _fused(device: torch.device) -> Callable[[Tensor, int, int], Tensor] | None:
+def _fused(device: torch.device) -> Callable[[Tensor, int], Tensor] | None:
     """Returns a function that makes many numbers in one pass on a GPU.
 
     Returns None if Triton does not compile it, or if its numbers differ from those of a CPU.
     """
     if device.type != "cuda":
         return None
-    key, start = key_of(0, "trial"), (1 << 40) + 7
     try:
         from verify.cases.counter_kernel import made
 
-        found = made(torch.tensor([_signed(key)], device=device), 64, start)
+        found = made(torch.tensor([_signed(key_of(0, "trial"))], device=device), 64)
     except Exception:
         return None
-    return made if torch.equal(found.cpu(), words(0, "trial", 64, start=start)) else None
+    return made if torch.equal(found.cpu(), words(0, "trial", 64)) else None
 
 
 def prepare(device: torch.device | str) -> None:
     """Loads what makes many numbers in one pass on a device, if anything does."""
     keys = torch.zeros(6, dtype=torch.int64, device=device)
     if (fused := _fused(keys.device)) is not None:
-        fused(keys, 1, 0)
+        fused(keys, 1)
 
 
 def _on_cpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cpu"
 
 
-def _chunked(keys: Sequence[int], count: int, start: int, made: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Tensor:
+def _chunked(keys: Sequence[int], count: int, made: Callable[[NDArray[np.uint64]], NDArray[Any]]) -> Tensor:
     """Applies `made` to the words of several streams, one row for each key, in numpy's unsigned integers."""
-    parts = [made(_mixed(keys, min(_CHUNK, count - done), start + done)) for done in range(0, max(count, 1), _CHUNK)]
+    parts = [made(_mixed(keys, min(_CHUNK, count - done), done)) for done in range(0, max(count, 1), _CHUNK)]
     return torch.from_numpy(parts[0] if len(parts) == 1 else np.concatenate(parts))
 
 
@@ -96,7 +95,7 @@ def _counted(count: int) -> NDArray[np.uint64]:
     return np.arange(1, count + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
 
 
-def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
+def _finalised(keys: Tensor, count: int, start: int = 0) -> Tensor:
     """Returns the words of several streams in signed integers, because torch has no others."""
     counter = torch.arange(start + 1, start + count + 1, dtype=torch.int64, device=keys.device)
     state = counter * _signed(_GOLDEN) + keys
@@ -105,24 +104,22 @@ def _finalised(keys: Tensor, count: int, start: int) -> Tensor:
     return state ^ _shift(state, 31)
 
 
-def uniform(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+def uniform(seed: int, stream: str, count: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Returns float64 numbers in [0, 1), multiples of 2^-53."""
     if _on_cpu(device):
-        return _chunked([key_of(seed, stream)], count, start, lambda mixed: (mixed[0] >> _TAIL) * 2.0**-53)
-    return _shift(words(seed, stream, count, start=start, device=device), 11).double() * 2.0**-53
+        return _chunked([key_of(seed, stream)], count, lambda mixed: (mixed[0] >> _TAIL) * 2.0**-53)
+    return _shift(words(seed, stream, count, device=device), 11).double() * 2.0**-53
 
 
-def below(
-    seed: int, stream: str, count: int, limit: int, *, start: int = 0, device: torch.device | str = "cpu"
-) -> Tensor:
+def below(seed: int, stream: str, count: int, limit: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Returns integers in [0, limit), limit <= 2^31. The bias is below 2^-31."""
     if _on_cpu(device):
         most = np.uint64(limit)
-        return _chunked([key_of(seed, stream)], count, start, lambda mixed: ((mixed[0] >> _HALF) % most).view(np.int64))
-    return _shift(words(seed, stream, count, start=start, device=device), 32) % limit
+        return _chunked([key_of(seed, stream)], count, lambda mixed: ((mixed[0] >> _HALF) % most).view(np.int64))
+    return _shift(words(seed, stream, count, device=device), 32) % limit
 
 
-def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.device | str = "cpu") -> Tensor:
+def bell(seed: int, stream: str, count: int, *, device: torch.device | str = "cpu") -> Tensor:
     """Returns nearly normal float64 numbers with mean 0 and variance 1, within +-6.
 
     Each is an exact sum of twelve uniforms.
@@ -132,15 +129,15 @@ def bell(seed: int, stream: str, count: int, *, start: int = 0, device: torch.de
     keys = [key_of(seed, f"{stream}/{part}") for part in range(6)]
     # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in any order
     if _on_cpu(device):
-        return _chunked(keys, count, start, lambda mixed: ((mixed & _WORD) + (mixed >> _HALF)).sum(0) * 2.0**-32 - 6.0)
+        return _chunked(keys, count, lambda mixed: ((mixed & _WORD) + (mixed >> _HALF)).sum(0) * 2.0**-32 - 6.0)
     numbers = torch.tensor([_signed(key) for key in keys], device=device)
     fused = _fused(numbers.device) if count >= _AT_ONCE else None
     if fused is not None:
-        return fused(numbers, count, start)
+        return fused(numbers, count)
     found, numbers = torch.empty(count, dtype=torch.float64, device=device), numbers[:, None]
     for done in range(0, count, _AT_ONCE):
         part = found[done : done + _AT_ONCE]
-        word = _finalised(numbers, part.numel(), start + done)
+        word = _finalised(numbers, part.numel(), done)
         part.copy_(((word & 0xFFFFFFFF) + _shift(word, 32)).sum(0).double() * 2.0**-32 - 6.0)
     return found
 

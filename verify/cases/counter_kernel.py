@@ -27,10 +27,10 @@ def _word(keys, part, index):
     return state ^ (state >> 31)
 
 
-@triton.jit(do_not_specialize=["start", "count"])
-def _fill(out, keys, start, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["count"])
+def _fill(out, keys, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    index = (place + start + 1).to(tl.uint64)
+    index = (place + 1).to(tl.uint64)
     if PARTS == 1:
         tl.store(out + place, _word(keys, 0, index).to(tl.int64), mask=place < count)
     else:  # at most 12 * 2^32: exact in an integer of 64 bits and in float64, in any order
@@ -42,10 +42,10 @@ def _fill(out, keys, start, count, PARTS: tl.constexpr, BLOCK: tl.constexpr):
         tl.store(out + place, number, mask=place < count)
 
 
-def made(keys: Tensor, count: int, start: int) -> Tensor:
+def made(keys: Tensor, count: int) -> Tensor:
     """Returns the words of one stream, or from the keys of six streams the numbers of `counter.bell`."""
     parts = keys.numel()
     out = torch.empty(count, dtype=torch.int64 if parts == 1 else torch.float64, device=keys.device)
     if count:
-        _fill[(triton.cdiv(count, _BLOCK),)](out, keys, start, count, PARTS=parts, BLOCK=_BLOCK)
+        _fill[(triton.cdiv(count, _BLOCK),)](out, keys, count, PARTS=parts, BLOCK=_BLOCK)
     return out
