@@ -1,8 +1,8 @@
 """Defines value recipes: named ways to fill a tensor, with the same bits on every device.
 
 Element recipes make bit patterns of the dtype, so that every exponent occurs, including subnormals. Row recipes work
-along the last dimension: large mean, constant row, one outlier. A recipe is a pure function of `WantedElements` or
-`WantedRows`: the format, the size, the stream and the landmarks.
+along the last dimension: large mean, constant row, one outlier. A recipe is a pure function of `Wanted`: the format,
+the size, the stream and the landmarks.
 """
 
 from __future__ import annotations
@@ -62,31 +62,21 @@ class Stream:
 
 
 @dataclass(frozen=True)
-class WantedElements:
-    """Describes what an element recipe makes: `count` numbers of a format. `landmarks` are the op's boundaries."""
+class Wanted:
+    """Describes what a recipe makes: rows of a width in float64, or `count` numbers of the format, of width 1.
+
+    `landmarks` are the op's boundaries.
+    """
 
     fmt: Format
     count: int
+    width: int
     stream: Stream
     landmarks: tuple[float, ...]
 
     @property
     def device(self) -> torch.device:
         """Returns the device of the numbers."""
-        return self.stream.device
-
-
-@dataclass(frozen=True)
-class WantedRows:
-    """Describes what a row recipe makes: float64 (count, width), rounded to the format afterwards."""
-
-    count: int
-    width: int
-    stream: Stream
-
-    @property
-    def device(self) -> torch.device:
-        """Returns the device of the rows."""
         return self.stream.device
 
     def bell(self) -> Tensor:
@@ -98,8 +88,7 @@ class WantedRows:
         return self.stream.uniform(self.count)[:, None]
 
 
-ElementRecipe = Callable[[WantedElements], Tensor]
-RowRecipe = Callable[[WantedRows], Tensor]
+Recipe = Callable[[Wanted], Tensor]
 
 
 def fill(
@@ -160,7 +149,7 @@ def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tu
     return made if made.untyped_storage().nbytes() == made.numel() * made.element_size() else made.clone()
 
 
-def row_recipe(name: str) -> RowRecipe | None:
+def row_recipe(name: str) -> Recipe | None:
     """Returns a recipe of rows by name; None if there is none.
 
     `near 1e-06` has numbers of that size. With a recipe of `AT_BOUNDS`, operands without a domain are ordinary.
@@ -189,10 +178,10 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
     if blocks.is_block_recipe(recipe):
         return blocks.filled(recipe, fmt, shape).to(stream.device)
     if recipe in ELEMENT:
-        return ELEMENT[recipe](WantedElements(fmt, count, stream, landmarks)).reshape(shape)
+        return ELEMENT[recipe](Wanted(fmt, count, 1, stream, landmarks)).reshape(shape)
     if (of_rows := row_recipe(recipe)) is not None:
         width = shape[-1] if shape else 1
-        values = of_rows(WantedRows(count // width if width else 0, width, stream))
+        values = of_rows(Wanted(fmt, count // width if width else 0, width, stream, landmarks))
         limit = float(fmt.max_finite)
         values = values if recipe in ENDLESS else values.clamp_(-limit, limit)
         return values.to(torch_dtype(fmt)).reshape(shape)
@@ -244,12 +233,12 @@ def _ordinals(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(fmt.ordinal(fmt.round(Fraction(x))) for x in held)
 
 
-def _bits(wanted: WantedElements) -> Tensor:
+def _bits(wanted: Wanted) -> Tensor:
     fmt, words = wanted.fmt, wanted.stream.words(wanted.count)
     return from_bits(words if fmt.bits == 64 else (words >> 7) & ((1 << fmt.bits) - 1), fmt)
 
 
-def _active(wanted: WantedElements) -> Tensor:
+def _active(wanted: Wanted) -> Tensor:
     """Returns log-uniform magnitudes over 2^-20 .. 2^7, where activation functions bend."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     low = fmt.from_float(2.0**-20) if fmt.value(1) < Fraction(2) ** -20 else 1
@@ -260,7 +249,7 @@ def _active(wanted: WantedElements) -> Tensor:
     return to_tensor((offset + low) * (1 - 2 * stream.below(count, 2, "sign")), fmt)
 
 
-def _near(wanted: WantedElements) -> Tensor:
+def _near(wanted: Wanted) -> Tensor:
     """Returns numbers around the landmarks, at distances spread log-uniformly over half the mantissa."""
     fmt, count, stream = wanted.fmt, wanted.count, wanted.stream
     ordinals = _ordinals(fmt, wanted.landmarks) or (0,)
@@ -274,11 +263,11 @@ def _near(wanted: WantedElements) -> Tensor:
     return to_tensor(ordinal, fmt)
 
 
-def _normal(wanted: WantedElements) -> Tensor:
+def _normal(wanted: Wanted) -> Tensor:
     return wanted.stream.bell(wanted.count).to(torch_dtype(wanted.fmt))
 
 
-def _mixed(wanted: WantedElements) -> Tensor:
+def _mixed(wanted: Wanted) -> Tensor:
     """Returns specials and landmark neighbours first, then bit patterns, active range, landmarks and normal in turn."""
     heads = torch.tensor(_heads(wanted.fmt, wanted.landmarks), dtype=torch.int64, device=wanted.device)
     head = from_bits(heads, wanted.fmt)[: wanted.count]
@@ -298,13 +287,13 @@ def _heads(fmt: Format, landmarks: tuple[float, ...]) -> tuple[int, ...]:
     return tuple(map(fmt.signed, [*special_patterns(fmt), *landmark_patterns(fmt, landmarks)]))
 
 
-def _shuffled(wanted: WantedElements) -> Tensor:
+def _shuffled(wanted: Wanted) -> Tensor:
     """Returns the "mixed" values in another order, so that two operands do not have them in step."""
     order = torch.argsort(wanted.stream.words(wanted.count, "order"), stable=True)
     return _mixed(wanted)[order]
 
 
-ELEMENT: dict[str, ElementRecipe] = {
+ELEMENT: dict[str, Recipe] = {
     "patterns": lambda wanted: from_bits(
         torch.arange(wanted.count, device=wanted.device) % (1 << min(wanted.fmt.bits, 62)), wanted.fmt
     ),
@@ -321,22 +310,22 @@ ELEMENT: dict[str, ElementRecipe] = {
 # -- row recipes -------------------------------------------------------------------------------------------
 
 
-def _bell(*, times: float = 1.0, plus: float = 0.0) -> RowRecipe:
+def _bell(*, times: float = 1.0, plus: float = 0.0) -> Recipe:
     return lambda wanted: wanted.bell().mul_(times).add_(plus)  # in place: it may fill gigabytes
 
 
-def _below_too(size: float) -> RowRecipe:
+def _below_too(size: float) -> Recipe:
     """Returns rows of that size and down to a 64th of it: the length of a long row is on both sides of the size too."""
     return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
 
 
-def _zero_rows(wanted: WantedRows) -> Tensor:
+def _zero_rows(wanted: Wanted) -> Tensor:
     """Returns normal rows between rows of zeros, as padding has them."""
     bell = wanted.bell()
     return _by_row(wanted, [bell, torch.zeros_like(bell)])
 
 
-def _outlier(wanted: WantedRows) -> Tensor:
+def _outlier(wanted: Wanted) -> Tensor:
     values = wanted.bell()
     if wanted.width:
         place = wanted.stream.below(wanted.count, wanted.width, "place")
@@ -344,7 +333,7 @@ def _outlier(wanted: WantedRows) -> Tensor:
     return values
 
 
-def _lone_outlier(wanted: WantedRows) -> Tensor:
+def _lone_outlier(wanted: Wanted) -> Tensor:
     """Returns rows of which one has an outlier: a kernel that looks for large numbers elsewhere does not see it."""
     values = wanted.bell()
     if values.numel():
@@ -352,24 +341,24 @@ def _lone_outlier(wanted: WantedRows) -> Tensor:
     return values
 
 
-def _repeated(wanted: WantedRows) -> Tensor:
+def _repeated(wanted: Wanted) -> Tensor:
     """Returns a few rows repeated, so that sums over a million rows are known exactly in seconds."""
     few = replace(wanted, count=min(wanted.count, _PERIOD)).bell()
     return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
 
 
-def _columns(wanted: WantedRows) -> Tensor:
+def _columns(wanted: Wanted) -> Tensor:
     return torch.arange(wanted.width, device=wanted.device)[None, :]
 
 
-def _spread(wanted: WantedRows) -> Tensor:
+def _spread(wanted: Wanted) -> Tensor:
     """Returns rows with exponents spread over 2^-20 .. 2^20."""
     exponent = wanted.stream.below(wanted.count * wanted.width, 41, "exponent") - 20
     power = ((exponent + 1023) << 52).view(torch.float64).reshape(wanted.count, wanted.width)
     return wanted.bell().mul_(power)
 
 
-def _confident(wanted: WantedRows) -> Tensor:
+def _confident(wanted: Wanted) -> Tensor:
     """Returns rows with one logit 9 to 17 above the others: among five its softmax is from 0.9994 to 1 - 2^-22.
 
     It is the first of the first row and the last of the last, as the labels of such a case are.
@@ -382,29 +371,29 @@ def _confident(wanted: WantedRows) -> Tensor:
     return values
 
 
-def _uniform(wanted: WantedRows) -> Tensor:
+def _uniform(wanted: Wanted) -> Tensor:
     return wanted.stream.uniform(wanted.count * wanted.width).reshape(wanted.count, wanted.width)
 
 
-def _rank_one(wanted: WantedRows) -> Tensor:
+def _rank_one(wanted: Wanted) -> Tensor:
     """Returns rows that are multiples of one row."""
     row = replace(wanted, count=1, stream=wanted.stream.beside("row")).bell()
     return row * replace(wanted, width=1).bell()
 
 
-def _sparse(wanted: WantedRows) -> Tensor:
+def _sparse(wanted: Wanted) -> Tensor:
     """Returns rows in which nine of ten numbers are 0."""
     kept = replace(wanted, stream=wanted.stream.beside("kept"))
     return wanted.bell() * (_uniform(kept) < 0.1)
 
 
-def _one_hot(wanted: WantedRows) -> Tensor:
+def _one_hot(wanted: Wanted) -> Tensor:
     """Returns rows with one 1 and zeros."""
     place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")
     return (_columns(wanted) == place[:, None]).double()
 
 
-def _powers(wanted: WantedRows) -> Tensor:
+def _powers(wanted: Wanted) -> Tensor:
     """Returns powers of two from 2^-8 to 2^8 of both signs: products of these are exact."""
     count = wanted.count * wanted.width
     exponent = wanted.stream.below(count, 17, "exponent") - 8
@@ -412,7 +401,7 @@ def _powers(wanted: WantedRows) -> Tensor:
     return torch.ldexp(sign.double(), exponent).reshape(wanted.count, wanted.width)
 
 
-def _medley(wanted: WantedRows) -> Tensor:
+def _medley(wanted: Wanted) -> Tensor:
     """Returns rows of which each has another property that a fast path may look for.
 
     They are equal, nearly equal, all negative, rising, ordinary but for a 0.5, of alternating signs, or one-hot.
@@ -431,7 +420,7 @@ def _medley(wanted: WantedRows) -> Tensor:
     return _by_row(wanted, kinds)
 
 
-def _special(wanted: WantedRows) -> Tensor:
+def _special(wanted: Wanted) -> Tensor:
     """Returns ordinary rows between rows with NaN and infinities, and rows with zeros of both signs and subnormals."""
     bell = wanted.bell()
     place = wanted.stream.below(wanted.count, max(wanted.width, 1), "place")[:, None]
@@ -442,7 +431,7 @@ def _special(wanted: WantedRows) -> Tensor:
     return _by_row(wanted, [bell, strange, bell, small])
 
 
-def _signs(wanted: WantedRows) -> Tensor:
+def _signs(wanted: Wanted) -> Tensor:
     """Returns normal rows between negative and positive ones. Of few long rows, the columns take turns.
 
     Padding with 0 joins a maximum only where all numbers are negative, and a minimum where all are positive.
@@ -453,7 +442,7 @@ def _signs(wanted: WantedRows) -> Tensor:
     return torch.where(turn == 1, -bell.abs(), torch.where(turn == 3, bell.abs(), bell))
 
 
-def _endless(name: str, *chosen: str) -> RowRecipe:
+def _endless(name: str, *chosen: str) -> Recipe:
     """Returns rows of these kinds in turn: ordinary, with a NaN or an infinity, of -inf alone or with -inf in front.
 
     Rows of several operands have the same kind: -inf stands for what is empty, in all of them. After each turn of all
@@ -461,7 +450,7 @@ def _endless(name: str, *chosen: str) -> RowRecipe:
     vector take turns like rows.
     """
 
-    def rows(wanted: WantedRows) -> Tensor:
+    def rows(wanted: Wanted) -> Tensor:
         if wanted.count == 1 < wanted.width:
             return rows(replace(wanted, count=wanted.width, width=1)).reshape(1, wanted.width)
         bell, at = wanted.bell(), _columns(wanted)
@@ -482,12 +471,12 @@ def _endless(name: str, *chosen: str) -> RowRecipe:
     return rows
 
 
-def _by_row(wanted: WantedRows, kinds: Sequence[Tensor]) -> Tensor:
+def _by_row(wanted: Wanted, kinds: Sequence[Tensor]) -> Tensor:
     """Returns rows of the kinds in turn, from one by chance."""
     return _chosen_rows(kinds, _turns(wanted, len(kinds)))
 
 
-def _turns(wanted: WantedRows, count: int) -> Tensor:
+def _turns(wanted: Wanted, count: int) -> Tensor:
     return (torch.arange(wanted.count, device=wanted.device) + wanted.stream.below(1, count, "kind")) % count
 
 
@@ -503,7 +492,7 @@ ENDLESS = (SPECIAL, NOT_FINITE, MASKED)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, operands with a domain, and integers, are at a bound
 NEAR = "near "  # followed by a number: normal numbers times it
-ROW: dict[str, RowRecipe] = {
+ROW: dict[str, Recipe] = {
     "randn": _bell(),
     "mean 1e3": _bell(plus=1.0e3),
     "mean 1e4": _bell(plus=1.0e4),
