@@ -39,6 +39,8 @@ from verify.truth.formats import named
 SUMMED_ROWS = (9, 66, 257, 4097, 65_537, 1 << 20)
 _SUMMED_COLUMNS, _SUMMED_INNER = 3, 2
 _SUMMED_ELEMENTS = 1 << 23  # a declaration that demands wide rows gets fewer of them
+# Widths of rows: narrow ones in turn, one for each regime, one for every regime, and one for float64.
+_NARROW, _MIDDLE, _EXACT = (1, 3, 2, 5), 257, 33
 _DISTINCT = 1000  # up to this many rows all differ; exact arithmetic takes a row at a time
 # Numbers of keys for each recipe of scores. The law of accuracy tries all pairs. Exact values in float64 are expensive.
 _KEYS = {"scores below -87": (1, 33, 192), "rising maxima": (128, 257), "falling maxima": (129,)}
@@ -95,7 +97,7 @@ class Group:
 class PlanSizes:
     """Holds how much a plan measures. float64 is judged element by element in exact arithmetic, so it gets less.
 
-    narrow, wide, large: used in turn, one for each regime.
+    wide, large: used in turn, one for each regime.
     longest: a row longer than any block, for some regimes, with two rows.
     graph_elements: limit for the largest operand of an op that a PyTorch function defines.
     summed: numbers of rows in a sum over rows: for any dtype, and for the dtype that shows losses best. The interpreter
@@ -104,10 +106,7 @@ class PlanSizes:
 
     elements: int
     float64_elements: int
-    narrow: tuple[int, ...]
-    middle: int
     wide: tuple[int, ...]
-    exact_width: int
     rows: int
     matrices: tuple[tuple[int, int, int], ...]
     graph_elements: int
@@ -120,10 +119,7 @@ PLAN_SIZES = {
     "small": PlanSizes(
         elements=1 << 18,
         float64_elements=1 << 12,
-        narrow=(1, 3, 2, 5),
-        middle=257,
         wide=(2048,),
-        exact_width=33,
         rows=3,
         matrices=((17, 65, 33), (32, 256, 16)),
         graph_elements=1 << 12,
@@ -134,10 +130,7 @@ PLAN_SIZES = {
     "large": PlanSizes(
         elements=1 << 20,
         float64_elements=1 << 13,
-        narrow=(1, 3, 2, 5),
-        middle=257,
         wide=(1025, 4096, 8193),
-        exact_width=33,
         rows=8,
         matrices=((17, 65, 33),),
         graph_elements=1 << 18,
@@ -201,9 +194,8 @@ def _elementwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Grou
     fmt = named(dtype)
     gradients = bool(kernel.differentiable)
     if fmt.bits <= 16 and kernel.op.is_unary:
-        everything = _case(
-            kernel, dtype, seed, dims=(1 << fmt.bits,), fill="patterns", upstream="ones" if gradients else ""
-        )
+        arriving = "ones" if gradients else ""
+        everything = _case(kernel, dtype, seed, dims=(1 << fmt.bits,), fill="patterns", upstream=arriving)
         groups = [Group((everything,), exhaustive=math.prod(everything.dims) == 1 << fmt.bits)]
         if gradients:
             # dy = 1 alone would miss a backward pass that ignores dy
@@ -226,13 +218,13 @@ def _rowwise(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     upstream = "normal" if kernel.differentiable else ""
     cases = []
     for place, recipe in enumerate((*ROW_REGIMES, *endless_recipes(kernel, dtype))):
-        narrow = sizes.narrow[place % len(sizes.narrow)]
-        widths = [narrow, sizes.middle] + [sizes.wide[place % len(sizes.wide)]] * (place % 2)
+        narrow = _NARROW[place % len(_NARROW)]
+        widths = [narrow, _MIDDLE] + [sizes.wide[place % len(sizes.wide)]] * (place % 2)
         shapes = [(sizes.rows, width) for width in widths]
         if sizes.longest and place % 3 == 2:
             shapes.append((2, sizes.longest))
         if dtype == "float64":
-            shapes = [(sizes.rows, narrow), (sizes.rows, sizes.exact_width)]
+            shapes = [(sizes.rows, narrow), (sizes.rows, _EXACT)]
         arriving = "" if recipe in ENDLESS else upstream
         cases += [
             _case(kernel, dtype, seed, dims=dims, fill=recipe, upstream=arriving, regime=recipe) for dims in shapes
@@ -337,15 +329,8 @@ def _summed(kernel: Kernel, dtype: str, sizes: PlanSizes, seed: int) -> list[Gro
     results = summed_results(kernel)
     rows = sizes.summed[dtype == ("float32" if "float32" in kernel.dtypes else kernel.dtypes[0])]
     cases = [
-        _case(
-            kernel,
-            dtype,
-            seed,
-            dims=dims,
-            fill="repeated rows" if dims[0] > _DISTINCT else "randn",
-            upstream="normal",
-            regime="many rows",
-        )
+        _case(kernel, dtype, seed, dims=dims, fill=fill, upstream="normal", regime="many rows")
         for dims in summed_dims(kernel, rows)
+        for fill in ["repeated rows" if dims[0] > _DISTINCT else "randn"]
     ]
     return [Group(tuple(cases), label=" (many rows)", only_gradients=True, results=results)] if results else []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,17 +21,8 @@ from verify.ops.graph.reducing import Contract, Reduce, Spread
 from verify.ops.graph.steps import Leaf, Move, Places, Run, Step
 from verify.ops.op import ScorePart, Scores
 
+_PlacesOf = Callable[[Step, Places, Step], Places]  # see `_places`
 _LISTED = 1 << 27  # elements of a step whose positions may be listed
-
-
-@dataclass(frozen=True)
-class _Traced:
-    program: Program
-    integers: Mapping[str, Tensor]  # operands with a structure, such as lengths that have a sum; others are zeros
-
-    @property
-    def steps(self) -> list[Step]:
-        return self.program.steps
 
 
 def scores_of(program: Program, integers: Mapping[str, Tensor] | None = None) -> Scores | None:
@@ -41,14 +32,14 @@ def scores_of(program: Program, integers: Mapping[str, Tensor] | None = None) ->
     a projection in between, or one packed operand, gives None. `integers` are values that operands with a structure may
     have.
     """
-    traced = _Traced(program, integers or {})
+    places = partial(_places, program, integers or {})
     for total in program.steps:
         if isinstance(total, Reduce) and total.function == "sum" and _is_exponential(total.inputs[0]):
             exponentials = total.inputs[0]
             product = next((step for step in _upstream(exponentials) if isinstance(step, Contract)), None)
-            found = None if product is None else _parts(traced, total, product)
+            found = None if product is None else _parts(places, total, product)
             if found is not None:
-                value = _value(traced, exponentials)
+                value = _value(program.steps, places, exponentials)
                 return {**found, **({} if value is None or value[0] in found else dict([value]))}
     return None
 
@@ -97,41 +88,41 @@ def _upstream(step: Step, onward: Callable[[Step], Sequence[Step]] | None = None
         seen.update(map(id, new))
 
 
-def _parts(traced: _Traced, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
+def _parts(places: _PlacesOf, total: Reduce, product: Contract) -> dict[str, ScorePart] | None:
     """Returns the operands that are query and key of a product, whose exponentials `total` adds up; None if unclear."""
     _, rows, columns = product.shape
     inner = product.inputs[0].shape[2]
     # uses the last sum: under a causal mask the last query sees the most keys
-    summed = _places(traced, total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
+    summed = places(total, np.array([int(np.prod(total.shape)) - 1]), product) % max(rows * columns, 1)
     row, column = (len(np.unique(each)) > 1 for each in np.divmod(summed, columns))
     if row == column:
         return None
-    left = _part(traced, product.inputs[0], np.arange(inner), np.arange(rows) * inner)
-    right = _part(traced, product.inputs[1], np.arange(inner) * columns, np.arange(columns))
+    left = _part(places, product.inputs[0], np.arange(inner), np.arange(rows) * inner)
+    right = _part(places, product.inputs[1], np.arange(inner) * columns, np.arange(columns))
     if left is None or right is None or left[0] == right[0]:
         return None
     query, key = (right, left) if row else (left, right)
     return {query[0]: ScorePart("query", *query[1:]), key[0]: ScorePart("key", *key[1:])}
 
 
-def _part(traced: _Traced, side: Step, features: Places, tokens: Places) -> tuple[str, int, int] | None:
+def _part(places: _PlacesOf, side: Step, features: Places, tokens: Places) -> tuple[str, int, int] | None:
     """Returns the operand behind one side of a product, and its axes of tokens and of features."""
     leaf = _operand(side)
     if leaf is None:
         return None
-    along = _axis(traced, side, features, leaf)
+    along = _axis(places, side, features, leaf)
     if along is None or leaf.shape[along] != len(features):
         return None
-    across = _axis(traced, side, tokens, leaf, beside=along)
+    across = _axis(places, side, tokens, leaf, beside=along)
     # with one token no axis varies, so this assumes the axis beside the features
     across = (along - 1 if along else 1) if across is None and len(tokens) == 1 and len(leaf.shape) > 1 else across
     return None if across is None or across == along else (leaf.name, across, along)
 
 
-def _value(traced: _Traced, exponentials: Step) -> tuple[str, ScorePart] | None:
+def _value(steps: Sequence[Step], places: _PlacesOf, exponentials: Step) -> tuple[str, ScorePart] | None:
     """Returns the operand that the softmax averages, with its axis of tokens; None if none is found."""
     following = {id(exponentials)}
-    for step in traced.steps:
+    for step in steps:
         if not any(id(each) in following for each in step.inputs):
             continue
         if not isinstance(step, Contract):
@@ -143,7 +134,7 @@ def _value(traced: _Traced, exponentials: Step) -> tuple[str, ScorePart] | None:
         leaf = _operand(side)
         if leaf is None:
             return None
-        axis = _axis(traced, side, np.arange(inner) * (columns if first else 1), leaf)
+        axis = _axis(places, side, np.arange(inner) * (columns if first else 1), leaf)
         return None if axis is None else (leaf.name, ScorePart("value", axis))
     return None
 
@@ -157,13 +148,13 @@ def _operand(side: Step) -> Leaf | None:
     return max(leaves, key=lambda leaf: int(np.prod(leaf.shape)))
 
 
-def _axis(traced: _Traced, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
+def _axis(places: _PlacesOf, step: Step, wanted: Places, leaf: Leaf, beside: int = -1) -> int | None:
     """Returns the one axis of an operand along which the needed elements differ; None if there is not exactly one.
 
     The needed elements are those that the wanted elements of `step` depend on. The axis `beside` does not count: a
     rotation or a norm of a token needs several of its features.
     """
-    coordinates = np.unravel_index(_places(traced, step, wanted, leaf), leaf.shape)
+    coordinates = np.unravel_index(places(step, wanted, leaf), leaf.shape)
     varying = [axis for axis, each in enumerate(coordinates) if axis != beside and len(np.unique(each)) > 1]
     return varying[0] if len(varying) == 1 else None
 
@@ -180,13 +171,15 @@ def _leaves(program: Program) -> Iterator[Leaf]:
             ahead += [*each.inputs, *getattr(each, "by", ()), *getattr(each, "of", ())]
 
 
-def _places(traced: _Traced, step: Step, wanted: Places, of: Step) -> Places:
-    """Returns the elements of `of` that the wanted elements of `step` need; none if that takes gigabytes."""
-    program = traced.program
+def _places(program: Program, integers: Mapping[str, Tensor], step: Step, wanted: Places, of: Step) -> Places:
+    """Returns the elements of `of` that the wanted elements of `step` need; none if that takes gigabytes.
+
+    `integers` are operands with a structure, such as lengths that have a sum; others are zeros.
+    """
     leaves = {
         each.name: torch.zeros((), dtype=torch.float64 if each.real else torch.int64).expand(each.shape)
         for each in _leaves(program)
-    } | dict(traced.integers)
+    } | dict(integers)
     part = Program(program.steps, {"part": step}, program.leaves)
     listed = [each for each in part.needed_for(["part"]) if isinstance(each, Spread | Move) and not _is_view(each)]
     if any(math.prod(one.shape) > _LISTED for each in listed for one in (each, *each.inputs)):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import flint
@@ -81,7 +82,6 @@ class ElementEvaluator:
         self.shape, self.batch = program.results[result].shape, batch
         self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by position
         self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # positions that a batch may still include
-        self.span: Any = None
 
     def ball(self, position: int, bits: int) -> Any:
         """Returns the enclosure of one element: an Arb ball, or a float if it is infinite or NaN."""
@@ -173,7 +173,7 @@ class ElementEvaluator:
                 break
             if bits >= _LIMIT and ball.is_finite() and bits - lost >= _SHARP:  # many bits cancel, but enough remain
                 break
-            if bits >= _LIMIT and ball.is_nan() and self._is_number(position):
+            if bits >= _LIMIT and ball.is_nan() and not self._undefined[self.indices[position]]:
                 raise BeyondEffort(f"an exact value of {self.result} is not known at {bits} bits")
             if bits >= _LIMIT and (ball.is_nan() or ball.contains(0)):
                 return mp.nan if ball.is_nan() else mp.zero
@@ -184,15 +184,13 @@ class ElementEvaluator:
         with mp_bits(bits):
             return mp.mpf(value)
 
-    def _is_number(self, position: int) -> bool:
-        """True if float64 finds a number. NaN of both arithmetics then means "not known", not "undefined"."""
-        return not math.isnan(float(self._reference().lo.reshape(-1)[self.indices[position]]))
+    @cached_property
+    def _undefined(self) -> Tensor:
+        """True for elements of the whole result that float64 finds undefined.
 
-    def _reference(self) -> Any:
-        """Returns the float64 intervals of the whole result. Computed once."""
-        if self.span is None:
-            self.span = self.program.spans(self.run, [self.result])[self.result]
-        return self.span
+        NaN of both arithmetics means "not known" elsewhere.
+        """
+        return torch.isnan(self.program.spans(self.run, [self.result])[self.result].lo).reshape(-1)
 
     def enclosed(self, position: int) -> tuple[float, float] | None:
         """Returns a float64 number and the largest distance of the real number from it.
