@@ -26,9 +26,9 @@ import torch
 from verify.ops.elements import arb_bits
 from verify.ops.graph.arithmetic import Balls
 from verify.ops.graph.elementwise import ELEMENTWISE, LOGIC, REMAINS, Map
+from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.spans import Span, point
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import ABSENT, Leaf, Plain, Run, Step
 
 BITS = (128, 2_600)  # the second tells where a wave stands at 2^1023

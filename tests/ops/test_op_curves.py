@@ -16,7 +16,7 @@ from tests.ops.formulas import ERF, SILU, TANH, Curve, Function
 from tests.ops.test_op_routes import inside
 from verify.ops import Problem, get
 from verify.ops.elements import arb_bits, mpf_to_arb
-from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.op import Point
 
 CURVES = {"erf": (ERF, "gelu", {"approximate": "none"}), "silu": (SILU, "silu", {})}

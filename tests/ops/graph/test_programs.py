@@ -22,6 +22,7 @@ from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import single
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
+from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
@@ -29,7 +30,6 @@ from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import NamedDims, sizes_within
 from verify.ops.graph.spans import Span
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Run
 from verify.ops.op import Problem
 from verify.records.record import value_of

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.like_rules import check, names
 from verify.ops.graph import spans
-from verify.ops.graph.special import FUNCTIONS
+from verify.ops.graph.functions import FUNCTIONS
 
 
 @pytest.mark.parametrize("name", names())

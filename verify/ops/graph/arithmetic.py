@@ -19,17 +19,8 @@ from mpmath.libmp import from_float, mpf_cmp
 
 from verify.errors import BeyondEffort
 from verify.ops.elements import arb_bits, mp_bits
-from verify.ops.graph.functions import FUNCTIONS, Function
+from verify.ops.graph.functions import FUNCTIONS, POLE, Function
 
-
-class Pole(float):
-    """The value of a function at an exact zero where the sign of the zero decides between inf and -inf.
-
-    Real numbers have no signed zero. So the caller finds the sign by IEEE arithmetic.
-    """
-
-
-POLE = Pole("nan")
 _ALL = (-math.inf, math.inf)  # a domain
 _BELOW = 64  # a sum omits exponentials that are this many bits below its last bit
 _APART = 2_000  # largest distance of exponents, in bits, at which numbers are added up as integers

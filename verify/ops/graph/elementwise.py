@@ -18,10 +18,9 @@ from torch import Tensor
 
 from verify.errors import UsageError
 from verify.ops.graph import spans
-from verify.ops.graph.arithmetic import Arithmetic, Number, Pole, divided, has_special
-from verify.ops.graph.functions import STEPPED
+from verify.ops.graph.arithmetic import Arithmetic, Number, divided, has_special
+from verify.ops.graph.functions import FUNCTIONS, STEPPED, Pole
 from verify.ops.graph.spans import Span, point
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Places, Run, Step, broadcast
 
 _BITS = ("bits and", "bits or", "bits xor")

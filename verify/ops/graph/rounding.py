@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import Map
+from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.selecting import Positioned
-from verify.ops.graph.special import FUNCTIONS
 from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
 
 Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]

@@ -9,7 +9,7 @@ import torch
 
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.functions import STEPPED
+from verify.ops.graph.functions import FUNCTIONS, STEPPED, polygamma
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import (
     RULES,
@@ -22,7 +22,6 @@ from verify.ops.graph.rewrite import (
     through_moves,
 )
 from verify.ops.graph.rounded import GRIDS
-from verify.ops.graph.special import FUNCTIONS, polygamma
 from verify.ops.graph.steps import Plain, Step
 
 _FUNCTIONS_OF = {  # operators that are one step, and its function
