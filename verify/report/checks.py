@@ -193,8 +193,7 @@ def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
     checks = []
     for row in verdict.rows:
         file = bounds / row.key.arch / file_name(row.key.kernel)
-        rows = alike[_cause(row)]
-        checks.append(_of_row(row, places.get(row.key.kernel, (str(file), 1)), rows))
+        checks.append(_of_row(row, places.get(row.key.kernel, (str(file), 1)), alike[_cause(row)]))
     checks += _missing(verdict.missing, _first_place(checks))
     return [*checks, verdict_check(verdict.word, gate_words.document(verdict).sentence, checks)]
 

@@ -215,20 +215,12 @@ def against(row: Row) -> str:
     return f" against a bound of {bound}" if bound else ""
 
 
-def beside(row: Row) -> list[str]:
-    """Returns the other limits that a breach exceeds, for example `74.6% misrounded, its bound is 27.8%`."""
-    texts = [excess(each) for each in row.beyond[1:]]
-    return list(dict.fromkeys(f"{told}, its bound is {limit}" for told, limit in texts))
-
-
 def why(row: Row) -> str:
     """Returns the reason of a status. For a waiver, it includes the finding that the waiver excuses."""
     if row.waiver is None:
         return row.reason
-    found = row.reason
-    if row.leading is not None and row.leading.finite:
-        found = decisive(row)[0] + against(row)
-    return f"{found}; {waiver(row, 'its waiver ')}"
+    known = row.leading is not None and row.leading.finite
+    return f"{decisive(row)[0] + against(row) if known else row.reason}; {waiver(row, 'its waiver ')}"
 
 
 def waiver(row: Row, whose: str = "") -> str:
@@ -246,28 +238,18 @@ def keys(members: Sequence[Row]) -> str:
     return "".join(f" {words.clean(part)}" for part in _result(named[0]) if part) if named else ""
 
 
-def groups(rows: Iterable[Row]) -> list[tuple[str, str, str, list[Row]]]:
-    """Groups rows by machine, kernel and reason. Each group has one line."""
-    found: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        found.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
-    return [(*names, members) for names, members in found.items()]
-
-
 def unjudged(rows: Iterable[Row]) -> list[GapLine]:
-    """Returns a line, with its keys, for each kernel and reason of keys without a verdict."""
+    """Returns a line, with its keys, for each machine, kernel and reason of keys without a verdict."""
+    groups: dict[tuple[str, str, str], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
     return [
         GapLine(
             words.clean(f"{kernel}{keys(members)} ({arch}): {reason}"),
             [measured(row) for row in members] if len(members) > 1 else [],
         )
-        for arch, kernel, reason, members in groups(rows)
+        for (arch, kernel, reason), members in groups.items()
     ]
-
-
-def element(reading: Reading) -> list[tuple[str, str]]:
-    """Returns the facts about the worst element behind a figure. An old record may have none."""
-    return [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
 
 
 def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
@@ -281,12 +263,15 @@ def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
         evidence = f"{words.basis_short(bound.basis)}, {bound.evidence.date}, commit {bound.evidence.commit[:7]}"
         facts.append(("bound", f"{bound_text(bound)}: {evidence}"))
     facts += [] if row.waiver is None else [("waiver", waiver(row))]
-    facts += [("also", text) for text in beside(row)]
+    others_too = dict.fromkeys(map(excess, row.beyond[1:]))  # the other limits that it exceeds
+    facts += [("also", f"{told}, its bound is {limit}") for told, limit in others_too]
     others = [other for other in row.readings if other is not reading]
     facts += [("also", f"{figure(other)}, {other.basis} ({other.source})") for other in others]
     commands, short = blocks.again(reading.worst), short_replay(reading, files)
+    # An old record may have no element.
+    element = [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
     of = " ".join((row.status, row.key.arch, row.key.kernel, row.key.output, row.key.dtype))
-    return ReportBlock("wrong", row.status, title(row), [*facts, *element(reading)], commands, short=short, group=of)
+    return ReportBlock("wrong", row.status, title(row), [*facts, *element], commands, short=short, group=of)
 
 
 def there(reading: Reading) -> str:

@@ -87,7 +87,7 @@ def histogram_svg(histogram: Histogram, *, name: str) -> Markup:
     top = max(1, math.ceil(math.log10(max(counts) + 1)))
     unit = (BASELINE - TOP) / top
     stride = 1 if top <= 4 else 2 if top <= 7 else 3
-    lines = decades(range(stride, top + 1, stride), lambda count: BASELINE - math.log10(count) * unit, GUTTER, WIDTH)
+    lines = decades(range(stride, top + 1, stride), lambda count: BASELINE - math.log10(count) * unit)
     parts = [*_band(edges, step), *lines, *_bars(histogram, step, unit)]
     parts += _axis(edges, step)
     label = f"Signed errors in ULP, logarithmic counts: {name}"
@@ -161,13 +161,13 @@ def axis(
     return [*parts, f'<path class="axis" d="{"".join(ticks)}"/>']
 
 
-def decades(exponents: range, y: Callable[[float], float], left: float, width: float) -> list[str]:
+def decades(exponents: range, y: Callable[[float], float]) -> list[str]:
     """Returns lines at powers of ten, each with its label at the left."""
     lines = []
     for decade in exponents:
         at, text = y(10.0**decade), f"{10.0**decade:g}" if decade < 5 else f"1e{decade}"
-        lines.append(f'<path class="grid" d="M{left:g} {at:.1f}H{width:g}"/>')
-        lines.append(f'<text class="end" x="{left - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
+        lines.append(f'<path class="grid" d="M{GUTTER:g} {at:.1f}H{WIDTH:g}"/>')
+        lines.append(f'<text class="end" x="{GUTTER - 5:g}" y="{at + 3.5:.1f}">{text}</text>')
     return lines
 
 
@@ -233,34 +233,23 @@ class _Scale:
     def grid(self) -> list[str]:
         stride = 1 if self.top <= 2 else 2 if self.top <= 6 else 3
         half = f'<path class="half" d="M{GUTTER:g} {self.y(0.5):.1f}H{WIDTH:g}"/>'
-        return [half, *decades(range(int(CURVE_FLOOR), int(self.top) + 1, stride), self.y, GUTTER, WIDTH)]
+        return [half, *decades(range(int(CURVE_FLOOR), int(self.top) + 1, stride), self.y)]
 
 
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
-    return _stairs(
-        [
-            scale.y(value) if count and math.isfinite(value) else None
-            for value, count in zip(values, counts, strict=True)
-        ],
-        GUTTER,
-        step,
-    )
-
-
-def _stairs(levels: Sequence[float | None], left: float, step: float) -> str:
     """Returns one path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
     path: list[str] = []
     height: int | None = None
-    for place, level in enumerate(levels):
-        if level is None:
+    for place, (value, count) in enumerate(zip(values, counts, strict=True)):
+        if not count or not math.isfinite(value):
             height = None
             continue
-        start, end = round(left + place * step), round(left + (place + 1) * step)
-        if height == round(level):
+        level, start, end = round(scale.y(value)), round(GUTTER + place * step), round(GUTTER + (place + 1) * step)
+        if height == level:
             path[-1] = f"H{end}"
-            continue
-        path += [f"M{start} {round(level)}" if height is None else f"V{round(level)}", f"H{end}"]
-        height = round(level)
+        else:
+            path += [f"M{start} {level}" if height is None else f"V{level}", f"H{end}"]
+        height = level
     return "".join(path)
 
 

@@ -36,22 +36,17 @@ class Budget:
 
     def must(self, text: str) -> None:
         """Appends the verdict at any limit, shortened if necessary."""
-        room = self.limit - self._used()
+        room = self.room()
         if size(text) > room:
             room -= size("…\n")
             text = text.encode()[:room].decode(errors="ignore") + "…\n" if room >= 0 else ""
         self.parts.append(text)
 
-    def reserve(self, closing: str) -> None:
-        """Keeps room for the closing text, if there is room for it at all."""
-        if self._used() + size(closing) <= self.limit:
-            self.closing = closing
-
     def fill(self, pieces: Sequence[str], noun: str, *, head: str = "", foot: str = "", share: float = 1.0) -> None:
         """Appends as many pieces as fit into a share of the room, then the number of missing pieces."""
         if not pieces:
             return
-        room = int(share * (self.limit - self._used() - size(self.closing)))
+        room = int(share * (self.room() - size(self.closing)))
 
         def note(left: int) -> str:
             return f"\n{words.plural(left, f'more {noun}')} left out for length; the record has them.\n"
@@ -73,8 +68,9 @@ class Budget:
         """Returns the finished comment."""
         return "".join(self.parts) + self.closing
 
-    def _used(self) -> int:
-        return sum(map(size, self.parts))
+    def room(self) -> int:
+        """Returns the number of bytes that are left."""
+        return self.limit - sum(map(size, self.parts))
 
 
 def size(text: str) -> int:
@@ -100,12 +96,6 @@ def fenced(command: str) -> str:
     text = words.clean(command)
     fence = "`" * max([3, *(len(run) + 1 for run in re.findall("`+", text))])
     return f"{fence}sh\n{text}\n{fence}\n"
-
-
-def figures_head(columns: Columns) -> str:
-    """Returns the head of a table, whose first column is the kernel."""
-    rule = ["---:" if is_right(name) else "---" for name in columns]
-    return f"| {' | '.join(['kernel', *map(header, columns)])} |\n| {' | '.join(['---', *rule])} |"
 
 
 def figures_row(columns: Columns, row: TableRow, *, regimes: int = 1) -> str:
@@ -146,7 +136,8 @@ def render(*documents: Document, limit: int = LIMIT) -> str:
         budget.must(f"{heading}{GLYPHS[each.standing]} {each.name}: **{each.word}:** {said}\n")
     next_ = f"\nNext:\n\n{fenced(last.next)}" if last.next else ""
     small = f"\n<sub>{inert('; '.join(last.about))}</sub>\n" if last.about else ""
-    budget.reserve(next_ + small)
+    if budget.room() >= size(next_ + small):  # the closing has room, or there is none at all
+        budget.closing = next_ + small
     for section in sections:
         _rows(budget, section)
         blocks = [folded(first, len(rest)) for first, *rest in _groups(section.blocks, lambda block: block.group)]
@@ -172,7 +163,9 @@ def _rows(budget: Budget, section: Section) -> None:
     loud, calm = ([each for each in merged if (each[0].standing in CALM) == quiet] for quiet in (False, True))
     pieces = [figures_row(columns, row, regimes=count) for row, count in [*loud, *calm]]
     notes = ". ".join(section.notes(columns))
-    head, foot = figures_head(columns), f"\n<sub>{inert(notes)}</sub>\n" if notes else ""
+    heads = ["kernel", *map(header, columns)], ["---", *("---:" if is_right(name) else "---" for name in columns)]
+    head = "\n".join(f"| {' | '.join(cells)} |" for cells in heads)
+    foot = f"\n<sub>{inert(notes)}</sub>\n" if notes else ""
     _fill(budget, pieces, section.noun, head=head, foot=foot, most=min(len(loud), OPEN))
 
 

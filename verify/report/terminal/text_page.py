@@ -148,7 +148,10 @@ class Page:
             for at in fresh:
                 self._heading(row, above[at], at)
             if row.cells or not fresh:
-                cells = [Cell(row.text(name, self.signs), self._style(row, name, kernel)) for name in columns]
+                dim = "dim" if row.kernel == kernel else "bold"
+                styles = {"kernel": dim, **dict.fromkeys(row.bad if row.standing == "wrong" else (), "red")}
+                styles |= dict.fromkeys(WORDS, STYLES[row.standing])
+                cells = [Cell(row.text(name, self.signs), styles.get(name, "")) for name in columns]
                 if fits:
                     self._grid(columns, cells, widths, indent)
                 else:
@@ -164,13 +167,6 @@ class Page:
             about = Cell(f"  {names[1]}" * bool(names[1]), "dim")
             state = [] if row.cells else [Cell(f"  {row.text('short', self.signs)}", f"bold {STYLES[row.standing]}")]
             self.line(Cell(names[0], "bold"), about, *state)
-
-    def _style(self, row: TableRow, column: str, last: str | None) -> str:
-        if column in WORDS:
-            return STYLES[row.standing]
-        if column == "kernel":
-            return "dim" if row.kernel == last else "bold"
-        return "red" if column in row.bad and row.standing == "wrong" else ""
 
     def _indent(self, columns: Columns) -> int:
         return GAP * sum(name not in columns for name in ("kernel", "output"))
