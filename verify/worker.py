@@ -324,7 +324,6 @@ def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgr
 
 def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     from verify.laws import engine, registry
-    from verify.laws.shrink import shrink_law
 
     return engine.try_law(
         registry.get(request.law),
@@ -333,7 +332,7 @@ def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> La
         backend,
         engine.profile_named(request.profile, request.seed or None),
         request.target,
-        engine.Options(shrink=shrink_law, until=time.monotonic() + request.seconds),
+        time.monotonic() + request.seconds,
     )
 
 

@@ -22,7 +22,6 @@ from verify.errors import UsageError
 from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
 from verify.laws.law import Broken, Law, Subject, space_of
-from verify.laws.shrink import shrink_law
 
 SIZES = Sizes(elements=300, width=300, depth=64)
 PROFILE = Profile("trial", 30, {"small": SIZES, "large": SIZES}, fixed=0)
@@ -89,14 +88,6 @@ def test_a_search_draws_few_cases_of_the_largest_size_and_all_small_ones() -> No
     assert sum(large) <= 16 << 20 and max(large) >= (1 << 20) - 1
     assert len(sizes) - len(large) > 100
 
-    def breaking(subject: Subject, case: Case) -> None:
-        sizes.append(math.prod(case.dims))
-        if sizes[-1] > 1 << 19:
-            raise Broken("it is large", case, {})
-
-    found = run_law(law_of(breaking), silu, "float32", here(), many)
-    assert found.message == "it is large"  # the smaller tries of a broken case do not count
-
 
 def test_fixed_cases_come_first_and_a_profile_may_limit_them() -> None:
     fixed = [case.to_json() for case in space(silu, "float32", sizes=SIZES).each_choice()]
@@ -120,25 +111,16 @@ def test_what_the_corpus_pins_for_a_law_is_tried_first(tmp_path: Path, monkeypat
     assert second != elsewhere.to_json()
 
 
-def test_a_fixed_case_that_breaks_is_reported_in_its_smallest_form_and_counted_as_it_was_found() -> None:
+def test_a_case_that_breaks_is_reported_in_its_smallest_form_and_counted_as_it_was_found() -> None:
     def check(subject: Subject, case: Case) -> None:
         if torch.Size(case.dims).numel() >= 4:
             raise Broken("four elements or more", case, {})
 
-    found = run_law(law_of(check), silu, "float32", here(), replace(PROFILE, fixed=None))
-    assert (found.status, found.cases) == ("broken", 1)
-    small = Case.from_json(found.case)
-    assert torch.Size(small.dims).numel() < 8 and (small.fill, small.seed) == ("normal", 0)
-
-
-def test_a_hook_can_make_a_broken_case_smaller() -> None:
-    def check(subject: Subject, case: Case) -> None:
-        raise Broken("always", case, {"from": "check"})
-
-    smaller = Case(dtype="float32", dims=(1,), fill="ones")
-    options = {"shrink": lambda law, subject, broken: Broken(broken.rule, smaller, {"from": "hook"})}
-    found = run_law(law_of(check), silu, "float32", here(), PROFILE, options=engine.Options(**options))
-    assert (found.case, found.facts) == (smaller.to_json(), {"from": "hook"})
+    for profile, counts in ((PROFILE, range(1, 31)), (replace(PROFILE, fixed=None), (1,))):
+        found = run_law(law_of(check), silu, "float32", here(), profile)
+        assert found.status == "broken" and found.cases in counts
+        small = Case.from_json(found.case)
+        assert torch.Size(small.dims).numel() == 4 and (small.fill, small.seed) == ("ones", 0)
 
 
 # -- profiles ------------------------------------------------------------------------------------------
@@ -227,7 +209,7 @@ def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str
     kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False, name="k", refuses=False)(
         lambda x: function(x)
     )
-    found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k", engine.Options(shrink=shrink_law))
+    found = run_law(registry.get(law), kernel, "float32", here(), PROFILE, "a.py::k")
     assert (found.status, found.cause) == ("broken", cause) and found.message.startswith(message)
     said = engine.message("k", found)
     if cause:

@@ -51,8 +51,7 @@ def test_a_law_whose_time_is_over_tries_its_first_case_and_says_that_others_are_
     law = registry.get("upstream layout independence")
 
     def tried(until: float) -> LawRun:
-        options = engine.Options(until=until)
-        return engine.run_law(law, function, "float32", backends.select(), engine.PROFILES["quick"], options=options)
+        return engine.run_law(law, function, "float32", backends.select(), engine.PROFILES["quick"], until=until)
 
     late = tried(time.monotonic())
     assert (late.status, late.cases, late.late) == ("ok", 1, True)
@@ -86,10 +85,9 @@ def test_a_break_stands_if_the_time_ends_while_it_is_made_smaller(monkeypatch: p
         raise Broken("it is wrong", case, {})
 
     law = Law("trial", "", registry.get("determinism").space, check, examples=lambda subject, space: ())
-    options = engine.Options(until=2.5)
     nightly = engine.PROFILES["nightly"]
-    found = engine.run_law(law, declared(softmax, 3, 5), "float32", backends.select(), nightly, options=options)
-    assert (found.status, found.facts, clock[0]) == ("broken", {}, 3.0)
+    found = engine.run_law(law, declared(softmax, 3, 5), "float32", backends.select(), nightly, until=0.5)
+    assert (found.status, found.facts, clock[0]) == ("broken", {}, 1.0)
 
 
 def test_laws_of_large_cases_share_the_time_and_the_record_names_those_without_any(
@@ -97,8 +95,8 @@ def test_laws_of_large_cases_share_the_time_and_the_record_names_those_without_a
 ) -> None:
     clock, given = [1000.0], dict[str, float]()
 
-    def tried(law: Law, of: Kernel, dtype: str, backend: Any, profile: Any, target: str, options: Any) -> LawRun:
-        given[law.name] = options.until - clock[0]
+    def tried(law: Law, of: Kernel, dtype: str, backend: Any, profile: Any, target: str, until: float) -> LawRun:
+        given[law.name] = until - clock[0]
         clock[0] += 10.0 if law.name in ("determinism", "special values", "autocast") else 0.0
         return LawRun(law.name, dtype, "ok", 3, late=law.name == "special values")
 

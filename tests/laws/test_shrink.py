@@ -210,7 +210,7 @@ def test_a_law_that_breaks_only_once_gives_back_what_it_was_given() -> None:
 def test_the_engine_calls_it_and_reports_the_smaller_case() -> None:
     profile = engine.PROFILES["quick"]
     law, kernel, backend = registry.get("accuracy"), wrong_from_256_on, backends.select()
-    found = engine.run_law(law, kernel, "float32", backend, profile, "here.py::it", engine.Options(shrink=shrink_law))
+    found = engine.run_law(law, kernel, "float32", backend, profile, "here.py::it")
     assert found.status == "broken"
     case = Case.from_json(found.case)
     assert case.dims == (257,) and case.fill == "ones" and found.origin is not None and found.origin.law == "accuracy"

@@ -17,13 +17,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
-from hypothesis.errors import FlakyFailure
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from torch import Tensor
 
@@ -37,6 +35,7 @@ from verify.laws.guard import NUMBER_FILL, Guard
 from verify.laws.law import Broken, Law, NotApplicable, Subject, demand_same, plain_case
 from verify.laws.memory import guarded_runs
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
+from verify.laws.shrink import shrink_law
 from verify.measure.call import copies, describe, is_fault
 from verify.records.record import Cause, LawRun, Origin, replay_command
 
@@ -51,6 +50,7 @@ class Profile:
     seed: int = 0
     fixed: int | None = None
     seconds: float = 25.0  # for all laws of a kernel in one dtype, if its cases are large
+    shrink: bool = True  # False: a broken case is reported as it was found
 
 
 _SMALL = Sizes(elements=1 << 8, width=1 << 8, depth=64, rows=200)
@@ -126,22 +126,6 @@ def message(kernel: str, found: LawRun) -> str:
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Options:
-    """Holds options of a search for a case that breaks a law.
-
-    shrink: makes a case smaller than Hypothesis can, because Hypothesis cannot change elements.
-    until: a time of time.monotonic(). After it no case is tried but the first, and no broken case is made smaller.
-        A large case takes too long for many tries, and is not made smaller either.
-    """
-
-    shrink: Callable[[Law, Subject, Broken], Broken] | None = None
-    until: float = math.inf
-
-
-DEFAULT = Options()
-
-
 def run_law(
     law: Law,
     kernel: Kernel,
@@ -149,10 +133,13 @@ def run_law(
     backend: Backend,
     profile: Profile,
     target_name: str = "",
-    options: Options = DEFAULT,
+    until: float = math.inf,
 ) -> LawRun:
-    """Tries one law on one kernel in one dtype."""
-    subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, options.until)
+    """Tries one law on one kernel in one dtype.
+
+    After `until`, a time of time.monotonic(), no case is tried but the first, and no broken case is made smaller.
+    """
+    subject = Subject(kernel, dtype, backend, profile.sizes[backend.scale], target_name, until)
     reason = law.reason(subject)
     if reason is not None:
         return _skipped(law, dtype, reason)
@@ -160,7 +147,7 @@ def run_law(
     pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
     trial = _Trial(law, subject, profile)
     try:
-        broken = trial.tried(pinned) or trial.fixed() or trial.drawn()
+        broken = trial.tried((*pinned, *law.fixed(subject)[: profile.fixed])) or trial.drawn()
     except NotApplicable as reason:
         return _skipped(law, dtype, str(reason))
     undeclared = trial.refused > 0 and kernel.refuses is None and not kernel.peer
@@ -185,8 +172,9 @@ def run_law(
         cause = UNREPEATABLE
         if law.name != UNREPEATABLE_LAW:
             return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
-    if options.shrink is not None and not trial.is_last(broken):
-        broken = options.shrink(law, subject, broken)
+    # a large case takes too long for many tries
+    if profile.shrink and not subject.late and not has_large_cases(kernel):
+        broken = shrink_law(law, subject, broken)
     return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
 
 
@@ -197,14 +185,14 @@ def try_law(
     backend: Backend,
     profile: Profile,
     target_name: str = "",
-    options: Options = DEFAULT,
+    until: float = math.inf,
 ) -> LawRun:
     """Does the same as `run_law`, but reports errors of verify itself as a skipped law.
 
     The result is then "skipped" with `in_error`, which makes the run incomplete. Other laws are not affected.
     """
     try:
-        return run_law(law, kernel, dtype, backend, profile, target_name, options)
+        return run_law(law, kernel, dtype, backend, profile, target_name, until)
     except (UsageError, MemoryError):
         raise
     except torch.OutOfMemoryError as error:
@@ -243,28 +231,18 @@ class _Trial:
                 return broken
         return None
 
-    def fixed(self) -> Broken | None:
-        """Tries the law's fixed cases. If one breaks, the search tries to find a smaller one."""
-        broken = self.tried(self.law.fixed(self.subject)[: self.profile.fixed])
-        if broken is None or self.is_last(broken):
-            return broken
-        counted = self.cases
-        smaller = self.drawn()
-        self.cases = counted
-        return smaller or broken
-
     def drawn(self) -> Broken | None:
-        """Tries cases that Hypothesis draws. Hypothesis shrinks a case that breaks the law."""
+        """Tries cases that Hypothesis draws, up to the first that breaks the law."""
         if not self.profile.examples or self._ends():
             return None
         label = f"{self.law.name} {self.subject.dtype}"
         count = max(1, round(self.profile.examples * self.law.share))
-        found = list[Broken]()  # the last break
+        found = list[Broken]()
         op, left = self.subject.kernel.op, float(max(_LEAST, _LARGE_CASES * self.subject.sizes.elements))
 
         def once(case: Case) -> None:
             nonlocal left
-            if found and self.is_last(found[0]):
+            if found:  # Hypothesis tries a failing case again
                 raise found[0]
             size = max(map(math.prod, op.shapes(case.dims, op.resolve(case.params)).values()))
             if self._ends() or left < size > _SMALL_CASE:
@@ -273,7 +251,7 @@ class _Trial:
             try:
                 score = self._score(case)
             except Broken as broken:
-                left, found[:] = math.inf, [broken]  # it is made smaller
+                found.append(broken)
                 raise
             if score is not None and score == score and score < 1e300:
                 target(score, label=label)
@@ -282,22 +260,7 @@ class _Trial:
             self._search(once, count, seed_of(self.profile.seed, label))
         except Broken as broken:
             return broken
-        except FlakyFailure as flaky:  # the kernel is not deterministic; one failure is enough
-            seen = [error for error in flaky.exceptions if isinstance(error, Broken)]
-            if not seen:
-                raise
-            seen[0].facts["repeats"] = "not every time"
-            return seen[0]
         return None
-
-    def is_last(self, broken: Broken) -> bool:
-        """True if a broken case is not made smaller: it is large, no time is left, or no further call is possible."""
-        ended = broken.failed and not self.subject.backend.usable()
-        return ended or self.subject.late or self._is_large
-
-    @cached_property
-    def _is_large(self) -> bool:
-        return has_large_cases(self.subject.kernel)
 
     def _ends(self) -> bool:
         """True if no time is left for another case. The first case is always tried."""
@@ -318,7 +281,7 @@ class _Trial:
         return score
 
     def _search(self, once: Callable[[Case], None], examples: int, seed: int) -> None:
-        """Runs Hypothesis on `once` with a fixed seed. Raises what the smallest failing case raises."""
+        """Runs Hypothesis on `once` with a fixed seed. Raises what the first failing case raises."""
         configured = settings(
             max_examples=examples,
             deadline=None,  # a deadline would turn a slow machine into a failure
@@ -326,7 +289,7 @@ class _Trial:
             database=None,  # the same call gives the same result; the corpus keeps broken cases
             print_blob=False,
             report_multiple_bugs=False,
-            phases=(Phase.generate, Phase.target, Phase.shrink),
+            phases=(Phase.generate, Phase.target),  # `shrink` makes a case smaller: it can change elements
             suppress_health_check=list(HealthCheck),
         )
         test: Any = configured(hypothesis.seed(seed)(given(self.law.cases(self.subject))(once)))

@@ -1,11 +1,11 @@
 """Shrinks a case that breaks to a small one that breaks in the same way.
 
-Hypothesis shrinks what it drew: shapes, recipes, layouts. It cannot shrink elements. This module takes the elements of
-the operands. Delta debugging removes rows and columns. Then ones and zeros replace the remaining elements. Each step is
-kept only if the case still breaks in the same way: by the same rule, in the same result, with the same kind of wrong
-value, and by a comparable error. The result spells out its bits, so it replays anywhere. Every candidate is tried, so
-the returned case was seen to break. The search is deterministic. A number of evaluations limits it, not a time, so two
-machines find the same case.
+Hypothesis could shrink what it drew (shapes, recipes, layouts), but no elements. So it only draws, and this module
+makes every case smaller. It takes the elements of the operands. Delta debugging removes rows and columns. Then ones and
+zeros replace the remaining elements. Each step is kept only if the case still breaks in the same way: by the same rule,
+in the same result, with the same kind of wrong value, and by a comparable error. The result spells out its bits, so it
+replays anywhere. Every candidate is tried, so the returned case was seen to break. The search is deterministic. A
+number of evaluations limits it, not a time, so two machines find the same case.
 
 Zeller and Hildebrandt, "Simplifying and isolating failure-inducing input", IEEE TSE 28 (2002).
 """

@@ -16,7 +16,6 @@ from verify.errors import UsageError, one_of
 from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
 from verify.laws.schedule import left_out
-from verify.laws.shrink import shrink_law
 from verify.measure.requests import Measure
 from verify.records.record import RESULT_STATUSES, KernelRun, LawRun, unrepeatable
 from verify.workers.phases import phase
@@ -68,8 +67,7 @@ def laws_for(
             pytest.skip(f"needs {', '.join(kernel.lacking)}, which is not installed")
         backends.activate(backend)
         profile = engine.current_profile()
-        options = engine.Options(shrink=shrink_law)
-        found = engine.run_law(law, kernel, dtype, backend, profile, target_of(kernel), options)
+        found = engine.run_law(law, kernel, dtype, backend, profile, target_of(kernel))
         if found.undeclared:
             counted = f"{found.refused:,} of {found.cases + found.refused:,} cases"
             text = f"{kernel.name}: it refuses {counted}, which where= or refuses=True would declare: {found.message}"
@@ -110,11 +108,11 @@ def with_laws(
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
         with phase(f"law {name} in {dtype}"):
             now, share = time.monotonic(), left[0] / sum(left)
-            options = engine.Options(shrink=shrink_law, until=now + (started + seconds - now) * share)
+            until = now + (started + seconds - now) * share
             if now >= started + seconds:
                 tried.append(LawRun(name, dtype, "skipped", 0, "not tried: no time was left for it", late=True))
             else:
-                tried.append(engine.try_law(registry.get(name), kernel, dtype, backend, chosen, done.target, options))
+                tried.append(engine.try_law(registry.get(name), kernel, dtype, backend, chosen, done.target, until))
             del left[0]
         if asked.fail_fast and tried[-1].status == "broken":
             break
