@@ -38,7 +38,7 @@ from verify.declare.declaration import Kernel  # noqa: E402
 from verify.records.record import number, value_of  # noqa: E402
 from verify.search.hunt.outcome import hunt  # noqa: E402
 from verify.search.hunt.requests import Hunt, Settings  # noqa: E402
-from verify.search.hunt.search import Search, State  # noqa: E402
+from verify.search.hunt.search import Search  # noqa: E402
 
 
 @verify.kernel(op="geglu", dtypes=["float32"], peer=True)
@@ -76,8 +76,8 @@ class Trace:
 
     steps: list[tuple[int, float]] = field(default_factory=list)
 
-    def __call__(self, search: Search, state: State) -> None:
-        self.steps.append((state.evaluations, state.best))
+    def __call__(self, search: Search) -> None:
+        self.steps.append((search.evaluations, search.best))
 
     def passed(self, bar: float) -> int | None:
         """Evaluations until something larger than `bar` had been seen."""
@@ -94,12 +94,12 @@ def searched(subject: Subject, settings: Settings) -> tuple[dict[str, Any], Trac
     figure = figures.max_ulp if figures.scaled_max is None else figures.scaled_max
     return {
         "maximum": figure,
-        "evaluations": done.state.evaluations,
-        "search_seconds": done.state.seconds,
+        "evaluations": done.search.evaluations,
+        "search_seconds": done.search.seconds,
         "seconds": time.perf_counter() - started,
         "input": done.result.worst[0].inputs,
         "alone": done.finds[0].alone,
-        "searched": done.sentence,
+        "searched": done.search.space.sentence,
     }, trace
 
 

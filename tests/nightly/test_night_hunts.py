@@ -135,11 +135,11 @@ def hunt(dtype: str, **settings: Any) -> outcome.Hunted:
 
 def test_a_count_of_generations_decides_what_is_found_and_a_clock_that_cuts_it_is_named() -> None:
     whole = hunt("float32", generations=3, seconds=600.0)
-    assert whole.state.generations == 3
-    assert whole.result == hunt("float32", evaluations=whole.state.evaluations).result
+    assert whole.search.generations == 3
+    assert whole.result == hunt("float32", evaluations=whole.search.evaluations).result
     assert not any("stopped" in note for note in whole.notes)
     cut = hunt("float32", generations=1 << 20, seconds=1e-9)
-    assert cut.state.generations == 1
+    assert cut.search.generations == 1
     assert f"y float32: stopped after 64 evaluations: {SPENT}" in cut.notes
 
 

@@ -77,7 +77,7 @@ def test_what_cases_do_not_meet_a_hunt_climbs_to_replays_and_makes_smaller(backe
     # random numbers of PyTorch differ by processor, and with them the route of a search: one of a few gets there
     searches = (hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11, seed=seed) for seed in range(4))
     found = next(each for each in searches if each.result.status == "wrong")
-    assert found.sentence == "hunt: cases of n = 3, x finite" and found.state.evaluations == 1 << 15
+    assert found.search.space.sentence == "hunt: cases of n = 3, x finite" and found.search.evaluations == 1 << 15
     assert found.finds[0].judged.ulp > 800 and found.finds[0].alone
     control = hunted(backend, "one_pair", 1 << 15, width=6, population=1 << 11, strategy="random")
     assert control.result.status == "ok"
@@ -155,7 +155,7 @@ def test_whole_numbers_are_spelled_out_and_stay_in_their_range(backend: Backend)
 
 def test_where_results_depend_on_each_other_each_candidate_has_a_call(backend: Backend) -> None:
     found = hunted(backend, "plain_mean", 40)
-    assert found.result.status == "wrong" and found.state.evaluations == 40
+    assert found.result.status == "wrong" and found.search.evaluations == 40
     assert found.finds[0].case.dims == (8, 16)
 
 

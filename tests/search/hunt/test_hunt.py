@@ -118,7 +118,7 @@ def test_the_reference_is_right_on_rows_that_a_search_makes_cancel(backend: Back
 def test_dot_products_are_found(backend: Backend) -> None:
     found = hunted(backend, "naive_linear", 1 << 13, population=128, width=16, largest=1e4)
     control = hunted(backend, "naive_linear", 1 << 13, population=128, width=16, largest=1e4, strategy="random")
-    assert found.state.evaluations == 1 << 13
+    assert found.search.evaluations == 1 << 13
     assert largest(found) > 1.2 * largest(control) > 1
 
 
@@ -133,11 +133,11 @@ def test_a_declared_magnitude_bounds_the_search(backend: Backend) -> None:
     assert "inputs up to 10000 in float32" in bounded.promise and "inputs up to" not in everywhere.promise
     settings = Settings(evaluations=1 << 8, width=16, population=16)
     within = hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), settings)
-    assert "x, weight, bias at most 10000 in magnitude" in within.sentence
+    assert "x, weight, bias at most 10000 in magnitude" in within.search.space.sentence
     values = inputs_of(bounded.op, within.finds[0].case, backend.device)
     assert all(float(value.abs().max()) <= 1e4 for value in values.values() if value is not None)
     wider = Settings(evaluations=1 << 8, width=16, largest=1e6, population=16)
-    assert "at most 1e+06" in hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), wider).sentence
+    assert "at most 1e+06" in hunt(bounded, "k.py::naive", backend, Hunt("float32", "y"), wider).search.space.sentence
 
 
 def test_classes_with_a_limit_of_their_own_are_not_searched(backend: Backend) -> None:
@@ -152,13 +152,13 @@ def test_classes_with_a_limit_of_their_own_are_not_searched(backend: Backend) ->
 
     made: list[Kernel] = []
     everywhere = found(ordinary=8.0)
-    assert everywhere.result.status == "wrong" and everywhere.sentence.endswith("x finite")
+    assert everywhere.result.status == "wrong" and everywhere.search.space.sentence.endswith("x finite")
     for limits, least, most in (
         ({"extreme": None}, 2.0**-100, 65_504.0),
         ({"demanding": 64.0}, 2.0**-24, 8.0),
     ):
         narrowed = found(ordinary=8.0, **limits)  # type: ignore[arg-type]
-        assert narrowed.result.status == "ok" and "in magnitude" in narrowed.sentence
+        assert narrowed.result.status == "ok" and "in magnitude" in narrowed.search.space.sentence
         for find in narrowed.finds:
             x = inputs_of(made[0].op, find.case, backend.device)["x"]
             assert x is not None
@@ -181,7 +181,8 @@ def test_sums_over_rows_are_searched_on_both_sides_of_splits(backend: Backend) -
     """A kernel that loses the rows from the 129th on is right below; what is found is made smaller to just beyond."""
     found = hunted(backend, "later_rows_lost", 40, result="dweight", population=8)
     assert found.result.status == "wrong" and largest(found) > 1e6 and found.finds[0].alone
-    assert found.sentence.startswith("hunt: sums over rows of 16, x, weight, dy finite, 0 or ")  # no extreme inputs
+    searched = "hunt: sums over rows of 16, x, weight, dy finite, 0 or "  # no extreme inputs
+    assert found.search.space.sentence.startswith(searched)
     case = found.finds[0].case
     assert case.dims[0] > 128 and len(case.values["x"]) == 16 * 16 * 8  # 16 rows that repeat
     kernel = KERNELS["later_rows_lost"]
@@ -260,7 +261,7 @@ def test_a_nan_is_the_worst_there_is_and_ends_the_hunt(backend: Backend) -> None
     found = hunted(backend, "nan_somewhere", 1 << 20)
     assert found.result.figures.max_ulp == "nan" and found.result.status == "wrong"
     assert found.result.reason == "NaN where the exact answer is a number"
-    assert found.state.evaluations < 1 << 20
+    assert found.search.evaluations < 1 << 20
     assert any("nothing is worse" in note for note in found.notes)
     assert found.result.worst[0].got == "nan"
     assert float(found.result.worst[0].inputs["x"].split(" ")[0]) > 2.0**100
@@ -330,15 +331,15 @@ def test_a_time_budget_only_stops_earlier(backend: Backend, monkeypatch: pytest.
     kernel = KERNELS["one_exponent"]
     timed = hunt(kernel, "k.py::one_exponent", backend, Hunt("float32", "y"), Settings(seconds=4.5, population=1 << 10))
     monkeypatch.undo()
-    assert timed.state.generations == 5
-    counted = hunted(backend, "one_exponent", timed.state.evaluations, population=1 << 10)
+    assert timed.search.generations == 5
+    counted = hunted(backend, "one_exponent", timed.search.evaluations, population=1 << 10)
     assert counted.result == timed.result
 
 
 def test_an_odd_budget_is_spent_to_the_last_evaluation(backend: Backend) -> None:
     for name, width in (("one_exponent", 0), ("one_pass", 8), ("naive_linear", 8)):
         found = hunted(backend, name, 101, population=32, width=width, largest=1e4)
-        assert found.state.evaluations == found.result.basis.n == 101
+        assert found.search.evaluations == found.result.basis.n == 101
 
 
 def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
@@ -351,8 +352,8 @@ def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
     kernel = KERNELS["one_exponent"]
     settings = Settings(evaluations=1 << 30, population=1 << 12)
     found = hunt(kernel, "k.py::k", backend, Hunt("float32", "y"), settings, stop=stop)
-    assert found.interrupted and found.state.generations == 3
-    assert found.result.basis.n == found.state.evaluations == 3 << 12
+    assert found.search.stopped == "interrupted" and found.search.generations == 3
+    assert found.result.basis.n == found.search.evaluations == 3 << 12
     assert found.finds and any("interrupted" in note for note in found.notes)
 
 

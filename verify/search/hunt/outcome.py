@@ -25,7 +25,7 @@ from verify.measure.tally import Maximum
 from verify.records.figure import UNIT, shown
 from verify.records.record import INTEGERS, Basis, Result, ResultStatus, Worst, number, replay_command, value_of
 from verify.search.hunt.requests import Hunt, Settings
-from verify.search.hunt.search import INTERRUPTED, Elite, Search, Searched, State, population_of, search
+from verify.search.hunt.search import Elite, Search, population_of
 from verify.search.hunt.space import SearchSpace, space_of
 from verify.truth.exact import Judged
 from verify.truth.ulp import from_bits
@@ -96,10 +96,8 @@ class Hunted:
 
     result: Result
     finds: list[Find]
-    state: State
-    sentence: str
+    search: Search
     notes: list[str]
-    interrupted: bool
 
 
 def hunt(
@@ -109,14 +107,14 @@ def hunt(
     what: Hunt,
     settings: Settings,
     *,
-    watch: Callable[[Search, State], None] = lambda search, state: None,
+    watch: Callable[[Search], None] = lambda search: None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Hunted:
     """Searches for the worst input of one result, and judges the finds exactly."""
     settings.check()
     largest = kernel.largest.get(what.dtype) if settings.largest is None else settings.largest
     space = space_of(kernel, what.dtype, what.result, backend.device, width=settings.width, largest=largest)
-    found = search(
+    found = Search(
         space,
         settings,
         # Exact arithmetic reads one element at a time. On a GPU it would wait for each, longer if processes share the
@@ -124,24 +122,21 @@ def hunt(
         device="cpu" if space.dtype == "float64" else backend.device,
         kernel_device=backend.device,
         population=settings.population or population_of(space, backend.scale),
-        watch=watch,
-        stop=stop,
     )
-    finds = confirm(space, target, backend.device, found.elite)
-    notes = _notes(space, found, finds)
-    made = _result(space, settings, found, finds, backend)
-    return Hunted(made, finds, found.state, space.sentence, notes, found.stopped == INTERRUPTED)
+    found.run(watch, stop)
+    finds = confirm(space, target, backend.device, found.elite())
+    return Hunted(_result(found, finds), finds, found, _notes(found, finds))
 
 
-def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list[Find], backend: Backend) -> Result:
+def _result(found: Search, finds: list[Find]) -> Result:
     """Makes the result of a hunt. Open finds make it undecided, unless another find is wrong."""
-    kernel = space.kernel
+    space, kernel, tally = found.space, found.space.kernel, found.tally()
     gate, limit = kernel.op.gate_of(space.result), kernel.limit(space.dtype, space.result)
     proven = [find for find in finds if not find.open]
     left = len(finds) - len(proven)
     tally = msgspec.structs.replace(
-        found.tally,
-        undecided=max(found.tally.undecided, left),
+        tally,
+        undecided=max(tally.undecided, left),
         open=left,
         nan=sum(find.nan for find in proven),
         plain=_largest(find.judged.ulp for find in proven),
@@ -159,7 +154,7 @@ def _result(space: SearchSpace, settings: Settings, found: Searched, finds: list
     return Result(
         output=space.result,
         dtype=space.dtype,
-        basis=Basis(kind="observed", n=found.state.evaluations, seed=settings.seed),
+        basis=Basis(kind="observed", n=found.evaluations, seed=found.settings.seed),
         gate=gate,
         limit=limit,
         ulp_limit=kernel.ulp_limit(space.dtype, space.result) if gate == "noise" else None,
@@ -199,12 +194,13 @@ def _reason(find: Find, limit: float, gate: str) -> str:
     return f"{shown(find.error)}{UNIT[gate]}, the limit is {limit:g}"
 
 
-def _notes(space: SearchSpace, found: Searched, finds: list[Find]) -> list[str]:
+def _notes(found: Search, finds: list[Find]) -> list[str]:
     """Returns remarks for the record: what shares mean, an early stop, and finds that need other inputs beside them."""
+    space = found.space
     about = f"{space.result} {space.dtype}"
     notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
     if found.stopped:
-        notes.append(f"{about}: stopped after {found.state.evaluations:,} evaluations: {found.stopped}")
+        notes.append(f"{about}: stopped after {found.evaluations:,} evaluations: {found.stopped}")
     if finds and finds[0].alone and (copies := space.copies(finds[0].case)) > 1:
         notes.append(f"{about}: the worst find shows among {copies} copies of itself, not alone")
     crowd = [find for find in finds if not find.alone]

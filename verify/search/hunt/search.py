@@ -42,59 +42,6 @@ class Assessed:
     got: Tensor  # bits that the kernel returned for that element
 
 
-class Assessor:
-    """Judges populations of one space and counts all judged elements.
-
-    Candidates lie on `device`, and are judged there. The kernel runs on `kernel_device`.
-    """
-
-    def __init__(self, space: SearchSpace, device: str, kernel_device: str = "") -> None:
-        self.space = space
-        self.kernel_device = kernel_device or device
-        self.params = space.kernel.op.resolve(space.kernel.params)
-        self.device = device
-        self._counts: Counts | None = None
-
-    def assess(self, population: Candidates, shared: Candidates) -> Assessed:
-        """Judges every candidate: all by one call, or by one call each if `space.alone`."""
-        if not self.space.alone:
-            return self._call(population, shared)
-        each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
-        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("figure", "element", "got")))
-
-    def _call(self, population: Candidates, shared: Candidates) -> Assessed:
-        """Judges a population by one call of the kernel, and counts its elements."""
-        space, candidates = self.space, size_of(population)
-        inputs, upstream = space.tensors(population, shared)
-        problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
-        there = {name: None if value is None else value.to(self.kernel_device) for name, value in inputs.items()}
-        arriving = {name: value.to(self.kernel_device) for name, value in upstream.items()}
-        found = run_tensors(space.kernel, there, space.kernel.params, arriving)
-        if space.result not in found:
-            raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
-        got = found[space.result].to(self.device)
-        problem = space.kernel.op.meaning.chosen(problem, {space.result: got})
-        truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
-        if got.shape != truth.value.shape:
-            raise KernelError(
-                f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
-                f"it returned {tuple(got.shape)}"
-            )
-        by = JudgedBy(space.kernel.op, problem, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
-        _, judged = by.with_noise_beside(got).compared(got)
-        counts = counts_of(judged)
-        self._counts = counts if self._counts is None else self._counts.plus(counts)
-        figure = torch.where(torch.isnan(judged.deciding), torch.inf, judged.deciding)
-        each = space.per_candidate(figure, candidates)
-        worst, element = _first_max(each)
-        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
-        return Assessed(worst, element, bits)
-
-    def tally(self) -> Tally:
-        """Returns the counts of all calls, without maxima: maxima need exact judgement."""
-        return Tally() if self._counts is None else self._counts.tallies()[0]
-
-
 def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:
     """Returns the maximum of each line and its first position. Both are the same on every device."""
     best = table.amax(1)
@@ -117,16 +64,6 @@ _CALLS = 8  # calls of one generation if each candidate has a call of its own
 
 
 @dataclass(frozen=True)
-class State:
-    """Describes a search after a generation."""
-
-    evaluations: int
-    generations: int
-    best: float
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Elite:
     """Holds one of the worst candidates of the search, judged by the fast truth and not yet by exact arithmetic."""
 
@@ -135,16 +72,6 @@ class Elite:
     shared: Candidates
     element: int
     got: int  # bits, signed as in a tensor
-
-
-@dataclass(frozen=True)
-class Searched:
-    """Holds the outcome of a search."""
-
-    state: State
-    elite: list[Elite]
-    tally: Tally
-    stopped: str  # why it ended; "" if the budget was spent
 
 
 def population_of(space: SearchSpace, scale: str) -> int:
@@ -203,19 +130,47 @@ class Pool:
 
 
 class Search:
-    """Runs one search, a generation at a time."""
+    """Runs one search, a generation at a time.
+
+    Candidates are made and judged on `device`. The kernel runs on `kernel_device`.
+    """
 
     def __init__(
-        self, space: SearchSpace, settings: Settings, *, device: str, population: int, kernel_device: str = ""
+        self, space: SearchSpace, settings: Settings, *, device: str, population: int, kernel_device: str
     ) -> None:
         self.space, self.settings, self.device = space, settings, device
         self.population = population
-        self.assessor = Assessor(space, device, kernel_device)
+        self.kernel_device = kernel_device
+        self.params = space.kernel.op.resolve(space.kernel.params)
+        self._counts: Counts | None = None
         self.evaluations = self.generations = 0
+        self.seconds = 0.0
+        self.stopped = ""  # why it ended; "" if the budget was spent
         self.climb = CLIMB_CHANGING if space.changing else CLIMB
         self.pool = Pool({})
         self._earlier: list[Elite] = []  # the worst candidates of earlier pools
         self._landmarks = _landmarks(space, device)
+
+    def run(self, watch: Callable[[Search], None], stop: Callable[[], bool]) -> None:
+        """Searches until the budget is spent, `stop` returns true, or nothing worse can exist.
+
+        Calls `watch` after each generation.
+        """
+        settings, started = self.settings, time.monotonic()
+        while self.step():
+            self.seconds = time.monotonic() - started
+            watch(self)
+            if math.isinf(self.best):
+                self.stopped = NOTHING_WORSE
+            elif stop():
+                self.stopped = INTERRUPTED
+            elif settings.seconds is not None and self.seconds >= settings.seconds:
+                # The clock ended a hunt that counts generations: report that it is incomplete.
+                cut = settings.generations is not None and self.generations < settings.generations
+                self.stopped = SPENT if cut else ""
+                return
+            if self.stopped:
+                return
 
     def step(self) -> bool:
         """Runs one generation. Returns False if the evaluations or the generations are spent."""
@@ -232,10 +187,49 @@ class Search:
             self._earlier = self.elite()
             self.pool = Pool(self._shared(draws))
         population = self._candidates(count, draws, begins)
-        self.pool.add(population, self.assessor.assess(population, self.pool.shared))
+        self.pool.add(population, self.assess(population, self.pool.shared))
         self.evaluations += count
         self.generations += 1
         return True
+
+    def assess(self, population: Candidates, shared: Candidates) -> Assessed:
+        """Judges every candidate: all by one call, or by one call each if `space.alone`."""
+        if not self.space.alone:
+            return self._call(population, shared)
+        each = [self._call(one_of(population, line), shared) for line in range(size_of(population))]
+        return Assessed(*(torch.cat([getattr(one, name) for one in each]) for name in ("figure", "element", "got")))
+
+    def _call(self, population: Candidates, shared: Candidates) -> Assessed:
+        """Judges a population by one call of the kernel, and counts its elements."""
+        space, candidates = self.space, size_of(population)
+        inputs, upstream = space.tensors(population, shared)
+        problem = Problem(inputs=inputs, params=self.params, upstream=upstream, results=(space.result,))
+        there = {name: None if value is None else value.to(self.kernel_device) for name, value in inputs.items()}
+        arriving = {name: value.to(self.kernel_device) for name, value in upstream.items()}
+        found = run_tensors(space.kernel, there, space.kernel.params, arriving)
+        if space.result not in found:
+            raise KernelError(f"{space.kernel.name} gave {space.result} once and not again: autograd has no path to it")
+        got = found[space.result].to(self.device)
+        problem = space.kernel.op.meaning.chosen(problem, {space.result: got})
+        truth = evaluate(space.kernel.op, problem, {space.result: space.fmt})[space.result]
+        if got.shape != truth.value.shape:
+            raise KernelError(
+                f"{space.kernel.name} must return {space.result} of shape {tuple(truth.value.shape)}; "
+                f"it returned {tuple(got.shape)}"
+            )
+        by = JudgedBy(space.kernel.op, problem, space.result, truth, space.fmt, space.kernel.policy, floor=space.floor)
+        _, judged = by.with_noise_beside(got).compared(got)
+        counts = counts_of(judged)
+        self._counts = counts if self._counts is None else self._counts.plus(counts)
+        figure = torch.where(torch.isnan(judged.deciding), torch.inf, judged.deciding)
+        each = space.per_candidate(figure, candidates)
+        worst, element = _first_max(each)
+        bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
+        return Assessed(worst, element, bits)
+
+    def tally(self) -> Tally:
+        """Returns the counts of all calls, without maxima: maxima need exact judgement."""
+        return Tally() if self._counts is None else self._counts.tallies()[0]
 
     @property
     def best(self) -> float:
@@ -291,40 +285,3 @@ def _landmarks(space: SearchSpace, device: str) -> Tensor:
     edges = [1, 1 << fmt.mantissa_bits, fmt.max_bits]
     ordinals = [*(fmt.ordinal(bits) for bits in patterns), *edges]
     return torch.tensor(ordinals, dtype=torch.int64, device=device)
-
-
-def search(
-    space: SearchSpace,
-    settings: Settings,
-    *,
-    device: str,
-    population: int,
-    kernel_device: str = "",
-    watch: Callable[[Search, State], None] = lambda search, state: None,
-    stop: Callable[[], bool] = lambda: False,
-) -> Searched:
-    """Searches until the budget is spent, `stop` returns true, or nothing worse can exist.
-
-    Candidates are made and judged on `device`. The kernel runs on `kernel_device`, by default the same.
-    """
-    settings.check()
-    found = Search(space, settings, device=device, population=population, kernel_device=kernel_device)
-    started = time.monotonic()
-    stopped = ""
-    while found.step():
-        spent = time.monotonic() - started
-        best = found.best
-        watch(found, State(found.evaluations, found.generations, best, spent))
-        if math.isinf(best):
-            stopped = NOTHING_WORSE
-            break
-        if stop():
-            stopped = INTERRUPTED
-            break
-        if settings.seconds is not None and spent >= settings.seconds:
-            # The clock ended a hunt that counts generations: report that it is incomplete.
-            cut = settings.generations is not None and found.generations < settings.generations
-            stopped = SPENT if cut else ""
-            break
-    state = State(found.evaluations, found.generations, found.best, time.monotonic() - started)
-    return Searched(state, found.elite(), found.assessor.tally(), stopped)

@@ -23,7 +23,7 @@ from verify.records import commit
 from verify.records.record import number
 from verify.search.hunt.outcome import hunt
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, Pin, Pinned
-from verify.search.hunt.search import Search, State
+from verify.search.hunt.search import Search
 from verify.search.hunt.space import searchable
 from verify.workers.requests import OnProgress
 
@@ -70,13 +70,12 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgres
     find = next((find for find in done.finds if find.alone), None) if request.pin else None
     pinned = None
     if find is not None:
-        said = (
-            f"worst found by {done.sentence} in {done.state.evaluations:,} evaluations, seed {done.result.basis.seed}"
-        )
+        counted = f"{done.search.evaluations:,} evaluations, seed {request.settings.seed}"
+        said = f"worst found by {done.search.space.sentence} in {counted}"
         index = find.worst.origin.index or 0
         again = Pin(request.target, find.case.to_json(), said, result=request.hunt.result, index=index)
         pinned = pin(kernel, again, backend)
-    return HuntReply(done.result, done.sentence, done.notes, done.state.seconds, pinned)
+    return HuntReply(done.result, done.search.space.sentence, done.notes, done.search.seconds, pinned)
 
 
 def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
@@ -113,14 +112,14 @@ class _Reporter:
         self._said = 0.0
         self._best = -1.0
 
-    def __call__(self, search: Search, state: State) -> None:
+    def __call__(self, search: Search) -> None:
         now = time.monotonic()
         if now - self._said < EVERY:
             return
         self._said = now
-        about = HuntProgress(state.evaluations, number(state.best), state.seconds)
-        if state.best > self._best:
-            self._best = state.best
+        about = HuntProgress(search.evaluations, number(search.best), search.seconds)
+        if search.best > self._best:
+            self._best = search.best
             member = search.elite(1)[0]
             case = search.space.case(member.candidate, member.shared, 1).to_json()
             about = msgspec.structs.replace(about, case=case, index=member.element)
