@@ -2,53 +2,17 @@
 
 from __future__ import annotations
 
-from verify.laws import (
-    accuracy,
-    attention,
-    batch,
-    bits,
-    composition,
-    configuration,
-    contract,
-    determinism,
-    device,
-    experts,
-    gradcheck,
-    identities,
-    layouts,
-    memory,
-    roundings,
-    sequences,
-    shapes,
-    special,
-    stochastic,
-)
+from importlib import import_module
+
 from verify.laws.law import Law
 from verify.laws.profiles import named
 
-ALL: tuple[Law, ...] = (
-    *determinism.LAWS,  # first: if a kernel is not deterministic, no other verdict can be trusted
-    *accuracy.LAWS,
-    *stochastic.LAWS,
-    *special.LAWS,
-    *gradcheck.LAWS,
-    *layouts.LAWS,
-    *memory.LAWS,
-    *batch.LAWS,
-    *bits.LAWS,
-    *roundings.LAWS,
-    *attention.LAWS,
-    *sequences.LAWS,
-    *experts.LAWS,
-    *shapes.LAWS,
-    *identities.LAWS,
-    *configuration.LAWS,
-    *contract.LAWS,
-    *composition.LAWS,
-    *device.LAWS,
+_MODULES = (
+    "determinism",  # first: if a kernel is not deterministic, no other verdict can be trusted
+    *("accuracy", "stochastic", "special", "gradcheck", "layouts", "memory", "batch", "bits", "roundings", "attention"),
+    *("sequences", "experts", "shapes", "identities", "configuration", "contract", "composition", "device"),
 )
-
-
+ALL: tuple[Law, ...] = tuple(law for name in _MODULES for law in import_module(f"verify.laws.{name}").LAWS)
 _BY_NAME = {law.name: law for law in ALL}
 
 
