@@ -23,7 +23,7 @@ def sections() -> str:
     """Returns one section per module, in the order of the registry: its laws, then its docstring up to the details."""
     modules: dict[str, list[Law]] = {}
     for law in registry.ALL:
-        modules.setdefault(law.check.__module__, []).append(law)
+        modules.setdefault(getattr(law.check, "func", law.check).__module__, []).append(law)
     return "\n".join(_section(name, laws) for name, laws in modules.items())
 
 
