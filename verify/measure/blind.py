@@ -64,7 +64,8 @@ def blind_spots(
 
 
 def _judged(by: JudgedBy, value: Tensor) -> Figures:
-    answer = value.to(torch_dtype(by.fmt))
+    # the mutated program runs on the host's operands, while the truth of a large result stays on the GPU
+    answer = value.to(by.truth.value.device, torch_dtype(by.fmt))
     return tally(by.compared(answer)[1])[0].figures()
 
 

@@ -451,7 +451,8 @@ class _Like(Meaning):
         given = [leaf for leaf in run.leaves.values() if leaf.is_floating_point()]
         if not program.results[result].real or not any(bool(torch.isinf(leaf.double()).any()) for leaf in given):
             return fast
-        nan = underflowing(program, run, result, self._rounding(program, run)) & ~torch.isnan(fast.value)
+        found = underflowing(program, run, result, self._rounding(program, run)).to(fast.value.device)
+        nan = found & ~torch.isnan(fast.value)
         other = torch.full_like(fast.value, math.nan) if fast.other is None else fast.other
         return replace(fast, value=fast.value.masked_fill(nan, math.nan), other=torch.where(nan, fast.value, other))
 
