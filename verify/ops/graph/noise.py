@@ -256,20 +256,18 @@ class Samples:
         total = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         few = {name: [] for name, value in self.truth.items() if value.numel() <= _FEW}  # type: dict[str, list[Tensor]]
 
-        def evaluate() -> tuple[dict[str, Tensor], dict[int, Tensor]]:
-            self.moved = {}
-            found = self._results(make)
-            return {name: _squared(value - self.truth[name]) for name, value in found.items()}, self.moved
-
-        self.coins = Coins(seed, self.device)
-        for squares, moved in self.coins.runs(runs, evaluate, self._largest()):
-            for name, square in squares.items():
+        self.coins, found = Coins(seed, self.device), dict[str, Tensor]()
+        for _ in range(runs):
+            if self.coins.used or not found:  # without disturbances all runs are one
+                self.moved = {}
+                found = self._results(make)
+            for name, value in found.items():
+                square = _squared(value - self.truth[name])
                 total[name] += square
                 if name in few:
                     few[name].append(square)
-            for key, square in moved.items():
+            for key, square in self.moved.items():
                 self.squares[key] = self.squares[key] + square if key in self.squares else square
-        self.program.apart |= self.coins.failed
         if first:
             self.each, self.runs, self.first_shrink = few, runs, shrink
         for name, value in total.items():
@@ -390,12 +388,6 @@ class Samples:
             for side in (1, -1)
         )
         return value + torch.where(up.abs() >= down.abs(), up, -down).nan_to_num(0.0, 0.0, 0.0) / by
-
-    def _largest(self) -> float:
-        """Returns the number of elements of the largest step; infinity if its runs are not evaluated together."""
-        if self.program.apart or any(isinstance(step, Chunked) for step in self.steps):
-            return math.inf
-        return max((math.prod(step.shape) for step in self.steps), default=0)
 
     def _difference(self, step: Step) -> Tensor:
         """Returns the difference of the two inputs of a comparison in the base run."""

@@ -61,7 +61,6 @@ class Program:
     rounds: bool = False  # True: the program rounds to a format by `verify.rounds`
     mixed: bool = False  # True: a result depends on numbers that are computed in a narrower dtype than its own
     at: Step | None = None  # the step that is evaluated now
-    apart: bool = False  # True: `torch.vmap` cannot evaluate several runs together
 
     @cached_property
     def digest(self) -> str:
