@@ -16,7 +16,7 @@ CASE = Case(dtype="float32", dims=(1, 1), fill="ones", values={"x": "c0b729d2"})
 
 def entry(**fields: object) -> corpus.PinnedCase:
     given: dict[str, object] = {"result": "y", "index": 0, "error": 16777210.9, "gate": "plain", "why": "a hunt"}
-    return corpus.entry("my_gelu", "accuracy.py::my_gelu", "gelu", CASE, corpus.Evidence(**{**given, **fields}))  # type: ignore[arg-type]
+    return corpus.entry("my_gelu", "accuracy.py::my_gelu", "gelu", CASE, **{**given, **fields})  # type: ignore[arg-type]
 
 
 def test_an_entry_comes_back_as_it_went_in(tmp_path: Path) -> None:
@@ -32,9 +32,7 @@ def test_the_order_in_which_a_case_names_operands_is_not_part_of_it(tmp_path: Pa
     fields = {"dtype": "float32", "dims": (1, 1), "fill": "ones"}
     one = Case(**fields, values={"x2": "3f800000", "x1": "c0b729d2"})  # type: ignore[arg-type]
     two = Case(**fields, values={"x1": "c0b729d2", "x2": "3f800000"})  # type: ignore[arg-type]
-    first, second = (
-        corpus.entry("k", "f.py::k", "geglu_split", case, corpus.Evidence(result="y", index=0)) for case in (one, two)
-    )
+    first, second = (corpus.entry("k", "f.py::k", "geglu_split", case, result="y", index=0) for case in (one, two))
     assert first.id == second.id
     path, _ = corpus.add(first, tmp_path)
     assert corpus.cases_for("k", None, tmp_path)[0].id == path.stem
@@ -53,8 +51,8 @@ def test_the_same_find_is_pinned_once_and_the_first_word_stays(tmp_path: Path) -
 def test_entries_of_other_kernels_and_dtypes_stay_out(tmp_path: Path) -> None:
     half = Case(dtype="float16", dims=(2,), fill="mixed")
     corpus.add(entry(), tmp_path)
-    corpus.add(corpus.entry("my_gelu", "a.py::my_gelu", "gelu", half, corpus.Evidence(law="determinism")), tmp_path)
-    corpus.add(corpus.entry("other", "a.py::other", "gelu", CASE, corpus.Evidence(law="determinism")), tmp_path)
+    corpus.add(corpus.entry("my_gelu", "a.py::my_gelu", "gelu", half, law="determinism"), tmp_path)
+    corpus.add(corpus.entry("other", "a.py::other", "gelu", CASE, law="determinism"), tmp_path)
     assert [item.about for item in corpus.cases_for("my_gelu", "float32", tmp_path)] == ["y[0]"]
     assert len(corpus.cases_for("my_gelu", None, tmp_path)) == 2
     assert corpus.cases_for("my_gelu", "bfloat16", tmp_path) == []
@@ -63,7 +61,7 @@ def test_entries_of_other_kernels_and_dtypes_stay_out(tmp_path: Path) -> None:
 
 def test_names_that_make_one_folder_keep_their_entries_apart(tmp_path: Path) -> None:
     for name in ("a/b", "a b", "..", "a_b", "-x"):
-        path, _ = corpus.add(corpus.entry(name, "f.py::k", "gelu", CASE, corpus.Evidence(law="determinism")), tmp_path)
+        path, _ = corpus.add(corpus.entry(name, "f.py::k", "gelu", CASE, law="determinism"), tmp_path)
         assert path.parent.parent == tmp_path
     for name in ("a/b", "a b", "..", "a_b", "-x"):
         assert [item.kernel for item in corpus.cases_for(name, None, tmp_path)] == [name]

@@ -42,11 +42,7 @@ def test_a_pinned_case_is_measured_by_every_later_run(project: Path) -> None:
     assert set(measure()) == {"y", "dx"}
     bits = torch.tensor([1.2345678], dtype=torch.float32).view(torch.int32).item()
     case = Case(dtype="float32", dims=(1,), fill="ones", values={"x": f"{bits:08x}"})
-    corpus.add(
-        corpus.entry(
-            "needle", "t.py::needle", "silu", case, corpus.Evidence(result="y", index=0, why="found by a hunt")
-        )
-    )
+    corpus.add(corpus.entry("needle", "t.py::needle", "silu", case, result="y", index=0, why="found by a hunt"))
     found = measure()
     assert set(found) == {"y", "dx", "y (pinned)"}
     assert found["y"].status == "ok", "random values do not find it"
@@ -54,9 +50,7 @@ def test_a_pinned_case_is_measured_by_every_later_run(project: Path) -> None:
     assert value_of(found["y (pinned)"].figures.max_ulp) > 4000
     before = found["y (pinned)"].properties
     gradient = Case(dtype="float32", dims=(1,), fill="ones", upstream="ones", values={"x": f"{bits:08x}"})
-    corpus.add(
-        corpus.entry("needle", "t.py::needle", "silu", gradient, corpus.Evidence(result="dx", index=0, why="its slope"))
-    )
+    corpus.add(corpus.entry("needle", "t.py::needle", "silu", gradient, result="dx", index=0, why="its slope"))
     found = measure()
     assert set(found) == {"y", "dx", "y (pinned)", "dx (pinned)"}
     assert found["y (pinned)"].properties == before, "pinning more does not change what the bound is about"

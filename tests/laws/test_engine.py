@@ -105,7 +105,7 @@ def test_what_the_corpus_pins_for_a_law_is_tried_first(tmp_path: Path, monkeypat
     here_too = Case(dtype="float32", dims=(77,), fill="bits", seed=5)
     elsewhere = Case(dtype="float32", dims=(78,), fill="bits", seed=5)
     for case, law in ((here_too, "trial"), (elsewhere, "accuracy")):
-        corpus.add(corpus.entry("silu", "accuracy.py::silu", "silu", case, corpus.Evidence(law=law)))
+        corpus.add(corpus.entry("silu", "accuracy.py::silu", "silu", case, law=law))
     first, second = tried(replace(PROFILE, fixed=None))[:2]
     assert first == here_too.to_json()
     assert second != elsewhere.to_json()

@@ -16,8 +16,8 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
-from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -26,7 +26,6 @@ from verify.declare import config
 from verify.errors import UsageError
 from verify.records import pinned
 from verify.records.files import read_as, write_atomically
-from verify.records.record import Number
 from verify.truth.formats import named
 
 SCHEMA = 1
@@ -35,25 +34,10 @@ SCHEMA = 1
 PinnedCase = pinned.PinnedCase[Case]
 
 
-@dataclass(frozen=True)
-class Evidence:
-    """Holds what a case showed of a law or of one element, where, and why it is pinned: see `pinned.PinnedCase`."""
-
-    law: str = ""
-    result: str = ""
-    index: int | None = None
-    error: Number | None = None
-    gate: str = ""
-    showed: str = ""
-    backend: str = ""
-    commit: str = ""
-    why: str = ""
-
-
-def entry(kernel: str, target: str, op: str, case: Case, evidence: Evidence) -> PinnedCase:
-    """Returns a new entry with the current date."""
+def entry(kernel: str, target: str, op: str, case: Case, **shown: Any) -> PinnedCase:
+    """Returns a new entry with the current date. `shown`: what the case showed, and why it is pinned."""
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    made = PinnedCase(SCHEMA, kernel, target, op, case.dtype, case, date=now, **asdict(evidence))
+    made = PinnedCase(SCHEMA, kernel, target, op, case.dtype, case, date=now, **shown)
     _check(made, "the new entry")
     return made
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
+from typing import Any
 
 import msgspec
 
@@ -82,24 +82,20 @@ def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
     """Runs a case and pins it: an element with its error by the figure that the limit applies to, or a law."""
     case = Case.from_json(request.case)
     now = str(commit.current(config.find().root).get("commit", ""))
-    evidence = corpus.Evidence(showed="", backend=backend.name, commit=now, why=request.why)
+    shown: dict[str, Any]
     if request.law:
         from verify.laws import engine, registry
 
         law = registry.get(request.law)
         found = engine.replay_law(law, kernel, case, backend, request.target)
-        evidence = replace(evidence, law=law.name, showed=found.message or found.status)
+        shown = {"law": law.name, "showed": found.message or found.status}
     else:
         seen = replay(kernel, request.target, backend, case, result=request.result, index=request.index)
-        evidence = replace(
-            evidence,
-            result=request.result,
-            index=request.index,
-            error=seen.worst.ulp if seen.gate == "plain" else seen.worst.scaled_ulp,
-            gate=seen.gate,
-            showed=f"got {seen.worst.got} ({seen.worst.got_hex}), truth {seen.worst.truth}",
-        )
-    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, evidence)
+        error = seen.worst.ulp if seen.gate == "plain" else seen.worst.scaled_ulp
+        showed = f"got {seen.worst.got} ({seen.worst.got_hex}), truth {seen.worst.truth}"
+        shown = {"result": request.result, "index": request.index, "error": error, "gate": seen.gate, "showed": showed}
+    shown |= {"backend": backend.name, "commit": now, "why": request.why}
+    item = corpus.entry(kernel.name, request.target, kernel.op.name, case, **shown)
     path, new = corpus.add(item)
     return Pinned(item.id, str(path), new)
 
