@@ -1,10 +1,9 @@
-"""Spaces of cases: every choice is taken once, what cannot be drawn is refused at once, with the rule."""
+"""Spaces of cases: every choice is taken once."""
 
 from __future__ import annotations
 
 import random
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from verify.cases.strategies import (
     space,
 )
 from verify.cases.values import SMALL, Stream, fill
-from verify.errors import UsageError
 from verify.truth.formats import named
 
 
@@ -121,33 +119,6 @@ def test_shapes_that_are_asked_for_are_the_only_ones() -> None:
     chosen = space(silu, "float32", shapes=[(4,), (9,)], fill=("normal", "bits"))
     assert {case.dims for case in chosen.each_choice()} == {(4,), (9,)}
     assert {case.dims for case in chosen.each_choice([(2, 2)])} == {(2, 2)}
-
-
-@pytest.mark.parametrize(
-    ("options", "rule"),
-    [
-        ({"layouts": Layouts(["diagonal"])}, "unknown layout 'diagonal'; the layouts are: contiguous, "),
-        ({"layouts": Layouts([])}, "layouts: there must be at least one to draw from; received none"),
-        ({"layouts": Layouts("stepped")}, "layouts are a list of names; received 'stepped'"),
-        ({"layouts": Layouts(upstream=["x"])}, "unknown upstream layout 'x'; the upstream layouts are: contiguous, "),
-        ({"upstream": ["loud"]}, "unknown upstream recipe 'loud'; the upstream recipes are: patterns, "),
-        ({"fill": ["loud"]}, "unknown recipe 'loud'; the recipes are: patterns, "),
-        ({"fill": ["outlier"]}, "op 'silu' is elementwise; 'outlier' is a recipe for rows"),
-        ({"shapes": [(2, -1)]}, r"op 'silu' takes any number of dims, none of them negative; received (2, -1)"),
-        ({"shapes": [(2, True)]}, "none of them negative; received (2, True)"),
-    ],
-)
-def test_an_impossible_choice_is_refused_before_anything_is_drawn(options: dict[str, Any], rule: str) -> None:
-    with pytest.raises(UsageError) as error:
-        space(silu, "float32", **options)
-    assert rule in str(error.value)
-
-
-def test_a_space_knows_what_its_kernel_declares() -> None:
-    with pytest.raises(UsageError, match="kernel 'silu' declares float32; received 'float16'"):
-        space(silu, "float16")
-    with pytest.raises(UsageError, match=r"op 'layer_norm' takes dims \(..., N\), none of them neg.*; received \(\)"):
-        space(norm, "float32", shapes=[()])
 
 
 def test_interesting_sizes_surround_the_powers_of_two() -> None:

@@ -23,12 +23,9 @@ from hypothesis import strategies as st
 
 from verify.cases.case import Case, case_of
 from verify.cases.covering import empty_sizes, own_recipes
-from verify.cases.layouts import LAYOUTS
-from verify.cases.scores import RECIPES as SCORE_RECIPES
 from verify.cases.sizes import fitted, fitted_all, sizes_of
-from verify.cases.values import CONFIDENT, ELEMENT, MATRIX_REGIMES, ROW, ROW_REGIMES, row_recipe
+from verify.cases.values import CONFIDENT, MATRIX_REGIMES, ROW_REGIMES
 from verify.declare.declaration import Kernel
-from verify.errors import UsageError
 from verify.ops.geometry import ByGeometry, Shapes
 
 ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
@@ -202,7 +199,7 @@ class Layouts:
 class CaseSpace:
     """Holds the choices for cases. `cases()` draws from them; `each_choice()` takes every one of them once.
 
-    `space(...)` makes and checks it.
+    `space(...)` makes it.
     """
 
     kernel: Kernel
@@ -323,57 +320,16 @@ def space(
     upstream: Sequence[str] = ("normal",),
     shapes: Sequence[Dims] = (),
 ) -> CaseSpace:
-    """Returns the space of a kernel's cases in one dtype. Raises UsageError for choices that cannot be drawn."""
-    if dtype not in kernel.dtypes:
-        raise UsageError(f"kernel {kernel.name!r} declares {', '.join(kernel.dtypes)}; received {dtype!r}")
-    chosen = CaseSpace(
+    """Returns the space of a kernel's cases in one dtype."""
+    return CaseSpace(
         kernel=kernel,
         dtype=dtype,
         sizes=sizes or Sizes(),
         fill=tuple(fill) if fill is not None else recipes(kernel),
-        layouts=Layouts(
-            _some("layouts", layouts.operands, LAYOUTS),
-            _some("upstream layouts", layouts.upstream, LAYOUTS),
-            layouts.contiguous,
-        ),
-        upstream=_some("upstream recipes", upstream, (*ELEMENT, *ROW, "")),
+        layouts=layouts,
+        upstream=tuple(upstream),
         shapes=fitted_all(kernel, shapes),
     )
-    _some("recipes", chosen.fill, (*ELEMENT, *ROW, *SCORE_RECIPES, *filter(row_recipe, chosen.fill)))
-    for recipe in chosen.fill:
-        if kernel.op.geometry.by_element and recipe in ROW and recipe not in ELEMENT:
-            raise UsageError(f"op {kernel.op.name!r} is elementwise; {recipe!r} is a recipe for rows")
-    for dims in chosen.shapes:
-        _fits(kernel, dims)
-    return chosen
-
-
-def _some(what: str, names: Sequence[str], known: Iterable[str]) -> tuple[str, ...]:
-    """Returns the names as a tuple. Raises UsageError unless there is at least one and all are known."""
-    if isinstance(names, str):
-        raise UsageError(f"{what} are a list of names; received {names!r}")
-    listed = list(known)
-    if not names:
-        raise UsageError(f"{what}: there must be at least one to draw from; received none")
-    for name in names:
-        if name not in listed:
-            raise UsageError(f"unknown {what.rstrip('s')} {name!r}; the {what} are: {', '.join(dict.fromkeys(listed))}")
-    return tuple(names)
-
-
-def _fits(kernel: Kernel, dims: Dims) -> None:
-    """Raises UsageError unless the kernel's op can have these dims."""
-    geometry = kernel.op.geometry
-    if geometry.named:
-        names = geometry.dims
-        if len(dims) != len(names) or not geometry.allows(dims):
-            raise UsageError(f"op {kernel.op.name!r} takes dims ({', '.join(names)}) that it allows; received {dims}")
-        return
-    rule, right = geometry.of(
-        ByGeometry(("any number of dims", True), ("dims (..., N)", len(dims) > 0), ("dims (M, K, N)", len(dims) == 3))
-    )
-    if not right or any(not isinstance(size, int) or isinstance(size, bool) or size < 0 for size in dims):
-        raise UsageError(f"op {kernel.op.name!r} takes {rule}, none of them negative; received {tuple(dims)}")
 
 
 @st.composite
