@@ -26,7 +26,6 @@ from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
-from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.shapes import NamedDims, sizes_within
 from verify.ops.graph.spans import Span
@@ -73,29 +72,6 @@ def test_intervals_hold_what_pytorch_and_both_arithmetics_compute(name: str) -> 
             ball = flint.arb(ball) if isinstance(ball, float) else ball
             assert low <= ball.upper() and ball.lower() <= high
             assert abs(ball.mid() - flint.arb(str(mp.nstr(decimal, 40)))) <= flint.arb(1e-24) + ball.rad()
-
-
-def test_a_kink_has_both_slopes_and_an_exact_decision_in_the_forward_pass() -> None:
-    op = Definition(functional.relu, ["x"]).op()
-    x, up = torch.tensor([0.0, -1.0, 2.0]), torch.tensor([3.0, 3.0, 3.0])
-    for slope, right in ((0.0, 0.0), (3.0, 3.0), (1.5, 0.0), (-3.0, 0.0)):
-        got = {"y": torch.tensor([0.0, 0.0, 2.0]), "dx": torch.tensor([slope, 0.0, 3.0])}
-        found = op.fast(op.meaning.chosen(Problem({"x": x}, {}, {"y": up}, ("y", "dx")), got))
-        assert (found["dx"].value.tolist() == got["dx"].tolist()) == (slope == right)
-        assert found["y"].value.tolist() == [0.0, 0.0, 2.0]
-    jump = Definition(lambda x: torch.where(x > 0, 1.0, 2.0) * x.exp(), ["x"]).op()
-    other = {"y": torch.tensor([1.0]), "dx": torch.tensor([1.0])}
-    found = jump.fast(jump.meaning.chosen(Problem({"x": x[:1]}, {}, {"y": up[:1] / 3}, ("y", "dx")), other))
-    assert found["y"].value.tolist() == found["dx"].value.tolist() == [2.0], "0 > 0 is false, in every kernel"
-
-
-def test_a_decision_by_computed_numbers_may_go_both_ways_where_a_few_roundings_decide() -> None:
-    op = Definition(lambda x, s: torch.round(x * s), ["x", "s"], shapes={"x": "n", "s": ""}).op()
-    inputs = {"x": torch.tensor([2.5, 2.4, 7.0]), "s": torch.tensor(1.0 + 2.0**-23)}
-    for got in ([3.0, 2.0, 7.0], [2.0, 2.0, 7.0]):
-        assert op.fast(op.meaning.chosen(Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() == got
-    for got in ([4.0, 2.0, 7.0], [2.0, 3.0, 8.0]):
-        assert op.fast(op.meaning.chosen(Problem(inputs), {"y": torch.tensor(got)}))["y"].value.tolist() != got
 
 
 def test_masks_overflow_and_what_is_not_defined_are_values() -> None:
@@ -226,14 +202,6 @@ def test_functions_of_one_name_have_different_ops() -> None:
     functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
     made = [Definition(function, ["x"], name="same").op().name for function in functions]
     assert len(set(made)) == len(made) and made[0] == Definition(functions[0], ["x"], name="same").op().name
-
-
-def test_the_scale_of_a_group_norms_gradient_does_not_grow_with_the_mean() -> None:
-    """PyTorch's own formula of it does, and would excuse a gradient that is wrong in its first digits."""
-    op = Definition(lambda x: functional.group_norm(x, 2), ["x"], shapes={"x": "n 4 8"}).op()
-    x, dy = _random(2, 4, 8), _random(2, 4, 8, seed=1)
-    plain, shifted = (op.fast(Problem({"x": x + mean}, {}, {"y": dy}, ("dx",)))["dx"].scale for mean in (0.0, 1000.0))
-    assert torch.allclose(plain, shifted, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -458,27 +426,6 @@ def test_what_depends_on_too_many_numbers_keeps_its_interval(monkeypatch: pytest
         assert tally.n == all_known.n == 192 and tally.misrounded + tally.undecided >= all_known.misrounded
         most = value_of(all_known.plain.upper)
         assert value_of(tally.plain.seen) == pytest.approx(most, abs=1e-6) and most <= value_of(tally.plain.upper)
-
-
-@pytest.mark.parametrize("function", [lambda x: x.sum(-1), lambda x: x.exp().sum(-1), lambda x: x.amax(-1)])
-def test_the_terms_of_a_sum_that_is_refused_are_not_listed(function: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    op, listed = Definition(function, ["x"], shapes={"x": "n d"}).op(), list[int]()
-    sources = Reduce.sources
-
-    def lists(step: Reduce, *given: Any) -> Any:
-        listed.append(step.inputs[0].shape[-1])
-        return sources(step, *given)
-
-    monkeypatch.setattr(Reduce, "sources", lists)
-    for size in (1 << 20, 1 << 10):
-        problem = Problem({"x": torch.zeros(2, size)}, {}, {}, ("y",))
-        (point,) = op.points(problem, "y", [1])
-        if size > single._EFFORT:
-            with pytest.raises(BeyondEffort):
-                point.arb(160)
-        else:
-            assert float(point.arb(160)) == float(function(torch.zeros(size)))
-    assert listed == [1 << 10]
 
 
 def test_what_no_route_finds_a_number_for_is_open() -> None:
