@@ -439,6 +439,15 @@ def test_several_decisions_at_once_are_explained_together() -> None:
             assert (abs(float(value) - float(got)) < 1e-5 * (1 + abs(float(got)))) == (got is right), (way, value, got)
 
 
+@pytest.mark.parametrize(("function", "slope"), [(torch.erfc, 1240), (lambda x: torch.exp(28 * x), 700)])
+def test_changes_whose_squares_float64_does_not_hold_are_noise(function: Function, slope: float) -> None:
+    """3e-271 and 1e302: the square of a change underflows, or is infinite."""
+    inputs = {"x": torch.tensor([14.15]).double(), "w": torch.tensor([1.76]).double()}
+    found = noise(lambda x, w: function(x * w), inputs, format=Rounding(torch.float64))
+    value = function(inputs["x"] * inputs["w"])
+    assert 0.5 < float(found.deviation / value) / (slope * 2.0**-53 / math.sqrt(3)) < 2
+
+
 # -- the same, again ----------------------------------------------------------------------------------------
 
 

@@ -156,10 +156,10 @@ class Samples:
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
         self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
         self.fixed: dict[int, Tensor | None] = {}  # id(step that no disturbance reaches) -> value; None if it is large
-        # id(deciding step), -id(comparison) -> sum of squared changes over runs; 0 -> that of the least sure exponent
-        self.squares: dict[int, Tensor] = {}
+        # id(deciding step), -id(comparison) -> root of the squared changes of all runs; 0 -> of the least sure exponent
+        self.lengths: dict[int, Tensor] = {}
         self.runs = 0
-        self.moved: dict[int, Tensor] = {}  # what one run adds to `squares`
+        self.moved: dict[int, Tensor] = {}  # what one run adds to `lengths`
         self.chains: dict[int, Chain] = {}
         self.truth = self._results(self._evaluate_base)
         self.chains = {}  # no run needs them
@@ -262,16 +262,16 @@ class Samples:
                 self.moved = {}
                 found = self._results(make)
             for name, value in found.items():
-                square = _squared(value - self.truth[name])
-                total[name] += square
+                apart = _size(value - self.truth[name])
+                total[name] = torch.hypot(total[name], apart)
                 if name in few:
-                    few[name].append(square)
-            for key, square in self.moved.items():
-                self.squares[key] = self.squares[key] + square if key in self.squares else square
+                    few[name].append(apart)
+            for key, apart in self.moved.items():
+                self.lengths[key] = torch.hypot(self.lengths[key], apart) if key in self.lengths else apart
         if first:
             self.each, self.runs, self.first_shrink = few, runs, shrink
         for name, value in total.items():
-            self.deviations[name] = torch.maximum(self.deviations[name], (value / runs).sqrt() / shrink)
+            self.deviations[name] = torch.maximum(self.deviations[name], value / (math.sqrt(runs) * shrink))
 
     def round(self) -> None:
         """Raises `deviations` to a part of what changes if each step is rounded to nearest in its format.
@@ -312,11 +312,11 @@ class Samples:
         """Evaluates a step with a disturbance, and notes how far deciding numbers moved."""
         shown, used = self._disturbed_alone(step, given)
         if id(step) in self.deciding:
-            self.moved[id(step)] = _squared(used - self.held[id(step)])
+            self.moved[id(step)] = _size(used - self.held[id(step)])
         if id(step) in self.compared:
-            self.moved[-id(step)] = _squared((given[0] - given[1]) - self._difference(step))
+            self.moved[-id(step)] = _size((given[0] - given[1]) - self._difference(step))
         if id(step) in self.exponents and used.numel():
-            largest = _squared(used - self.held[id(step)]).amax()
+            largest = _size(used - self.held[id(step)]).amax()
             self.moved[0] = torch.maximum(self.moved[0], largest) if 0 in self.moved else largest
         return shown, used
 
@@ -399,7 +399,7 @@ class Samples:
 
     def is_chaotic(self) -> bool:
         """True if the response may not be linear: a tenth of some result's elements, or an exponent, has much noise."""
-        if 0 in self.squares and float((self.squares[0] / self.runs).sqrt()) > _STEEP * self.first_shrink:
+        if 0 in self.lengths and float(self.lengths[0]) / math.sqrt(self.runs) > _STEEP * self.first_shrink:
             return True
         for name, value in self.truth.items():
             large = self.deviations[name] > _CHAOTIC * value.abs()
@@ -428,12 +428,11 @@ class Samples:
         This is the largest rms over the elements, among all runs, of the change in units of the noise. At least 1.
         Of a large result, the runs that round each step count alone.
         """
-        squares, stepwise = self.each.get(name), self.stepwise[name]
-        if not squares:
+        runs, stepwise = self.each.get(name), self.stepwise[name]
+        if not runs:
             return stepwise
-        whole = torch.stack(squares)
-        mean = whole.mean(0)
-        moved = (whole / mean).nan_to_num(0.0, 0.0, 0.0).reshape(len(squares), -1)
+        mean = reduce(torch.hypot, runs) / math.sqrt(len(runs))
+        moved = (torch.stack(runs) / mean).nan_to_num(0.0, 0.0, 0.0).square().reshape(len(runs), -1)
         noisy = int((mean > 0).sum())
         return max(stepwise, math.sqrt(float(moved.sum(1).max()) / noisy)) if noisy else stepwise
 
@@ -447,7 +446,10 @@ class Samples:
         if name in self._outputs():
             return found
         nothing = (found == 0) & (self.truth[name] == 0)
-        return torch.where(nothing, (found * found).mean().sqrt(), found) if bool(nothing.any()) else found
+        if not bool(nothing.any()):
+            return found
+        most = found.amax().clamp(min=2.0**-1022)
+        return torch.where(nothing, most * (found / most).square().mean().sqrt(), found)
 
     def _outputs(self) -> list[str]:
         """Returns the names of the results that are no gradients."""
@@ -457,9 +459,9 @@ class Samples:
 
     def _reach_of(self, key: int) -> Tensor | None:
         """Returns `NEAR` times the noise of a deciding number; None if the number never moved."""
-        if key not in self.squares or not bool(self.squares[key].any()):
+        if key not in self.lengths or not bool(self.lengths[key].any()):
             return None
-        return (self.squares[key] / self.runs).sqrt() * (NEAR / self.first_shrink)
+        return self.lengths[key] * (NEAR / self.first_shrink / math.sqrt(self.runs))
 
     def reaches(self) -> Reaches:
         """Maps id(step) to the largest error of each number that decides.
@@ -505,7 +507,7 @@ class _PartSamples(Samples):
         if not (self.roundings or self.stored):
             return torch.zeros_like(value)
         self.sample(RUNS, 0, _STEP / self.format.unit)
-        return _squared(self.deviations[PART]) + self._of_free_decisions()
+        return self.deviations[PART].square() + self._of_free_decisions()
 
     def _of_free_decisions(self) -> Tensor:
         """Returns the variance of the sum if each run takes its decisions anew, at numbers with `NEAR` roundings.
@@ -520,7 +522,7 @@ class _PartSamples(Samples):
             self.coins, self.run = Coins(seed, own.device), replace(own, decisions={})
             found = self._results(self._disturbed_alone)[PART]
             self.run = replace(own, decisions=own.decisions)
-            total += _squared(found - self.truth[PART])
+            total += _size(found - self.truth[PART]).square()
         self.run = own
         return total / (_LOOSE * NEAR)
 
@@ -563,6 +565,6 @@ def _compares(step: Step) -> bool:
     return isinstance(step, Map) and step.function in COMPARISONS and step.inputs[0].real
 
 
-def _squared(difference: Tensor) -> Tensor:
-    known = difference.nan_to_num(0.0, 0.0, 0.0)
-    return known * known
+def _size(difference: Tensor) -> Tensor:
+    """Returns the size of a change, 0 if it is not finite. Its square may be no float64 number: `torch.hypot` adds."""
+    return difference.abs().nan_to_num(0.0, 0.0, 0.0)
