@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import lru_cache, partial
 from typing import Any
 
@@ -125,14 +126,6 @@ def _batch_norm(
     return y if bias is None else y + bias.reshape(channels), mean, rstd
 
 
-def _batch_norm_no_stats(x: Tensor, w: Any, b: Any, training: bool, m: float, eps: float) -> Any:
-    return _batch_norm(x, w, b, None, None, True, m, eps)
-
-
-def _batch_norm_no_training(x: Tensor, w: Any, b: Any, mean: Any, var: Any, m: float, eps: float) -> Any:
-    return _batch_norm(x, w, b, mean, var, False, m, eps)
-
-
 def _product(a: Tensor, b: Tensor) -> Tensor:
     """Multiplies matrices, batches of them, or a matrix and a vector. PyTorch's matmul would import sympy."""
     return torch.mv(a, b) if b.ndim == 1 else (torch.mm if a.ndim == 2 else torch.bmm)(a, b)
@@ -164,12 +157,13 @@ def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, 
     return size.pow(ord).sum(dims, keepdim).pow(1 / ord)
 
 
-def _derived(grad: Tensor, function: Callable[..., Tensor], *operands: Tensor) -> tuple[Tensor | None, ...]:
+def _derived(grad: Tensor, function: Callable[..., Tensor], *operands: Tensor) -> tuple[Any, ...]:
     """Returns the gradients of a formula. Autograd differentiates it, so the two cannot disagree."""
-    # the recorder calls formulas below autograd, which would not see them there
-    with enable_reentrant_dispatch(), torch.enable_grad():
+    # the recorder calls formulas below autograd, unless this is part of a formula that is differentiated itself
+    below = torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
+    with enable_reentrant_dispatch() if below else nullcontext(), torch.enable_grad():
         leaves = [each.detach().requires_grad_() for each in operands]
-        return gradients([function(*leaves)], leaves, [grad])
+        return gradients([function(*leaves)], leaves, [grad], again=not below)
 
 
 def _gradient(name: str, rank: int, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -178,7 +172,7 @@ def _gradient(name: str, rank: int, function: Callable[..., Any]) -> Callable[..
         [each.name for each in getattr(_aten, which).default._schema.arguments] for which in (name, f"{name}_backward")
     )
 
-    def backward(grad: Tensor, *args: Any) -> Tensor | None:
+    def backward(grad: Tensor, *args: Any) -> Any:
         held = {"output_size": grad.shape[-rank:], **dict(zip(given[1:], args, strict=False))}
         x = held["self"] if "self" in held else grad.new_empty(held["input_size"])
 
@@ -209,28 +203,12 @@ def _padded(x: Tensor, before: _Sizes, after: _Sizes, value: float = 0.0) -> Ten
     return functional.pad(x, pads, value=value) if any(pads) else x
 
 
-def _cut(x: Tensor, before: _Sizes, size: _Sizes) -> Tensor:
-    for dim, (first, length) in enumerate(zip(before, size, strict=True), start=2):
-        x = x.narrow(dim, first, length)
-    return x
-
-
 def _columns(x: Tensor, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes) -> Tensor:
     """Returns the windows of a padded x, as (..., windows, elements of a window)."""
     outer, size = x.shape[: x.ndim - len(kernel)], x.shape[x.ndim - len(kernel) :]
     places = _places(size, kernel, stride, dilation, count, x.device)
     flat = x.reshape(*outer, math.prod(size)).index_select(-1, places.reshape(-1))
     return flat.reshape(*outer, *places.shape)
-
-
-def _summed_columns(
-    columns: Tensor, size: _Sizes, kernel: _Sizes, stride: _Sizes, dilation: _Sizes, count: _Sizes
-) -> Tensor:
-    """Applies the transpose of `_columns`: adds each element of the windows to its place."""
-    n, c = columns.shape[:2]
-    places = _places(size, kernel, stride, dilation, count, columns.device).reshape(-1)
-    flat = columns.new_zeros(n, c, math.prod(size)).index_add(2, places, columns.reshape(n, c, places.shape[0]))
-    return flat.reshape(n, c, *size)
 
 
 def _counted(size: _Sizes, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dilation: _Sizes) -> list[int]:
@@ -274,19 +252,20 @@ def _convolution(
     single = x.ndim == rank + 1
     x = x[None] if single else x
     stride, padding, dilation = (_full(each, rank) for each in (stride, padding, dilation))
-    kernel = weight.shape[2:]
-    if transposed:
-        extra = _full(output_padding, rank)
+    if transposed:  # the gradient of a convolution, as PyTorch defines it
         size = [
             (n - 1) * s - 2 * p + d * (k - 1) + e + 1
-            for n, k, s, p, d, e in zip(x.shape[2:], kernel, stride, padding, dilation, extra, strict=True)
+            for n, k, s, p, d, e in zip(
+                x.shape[2:], weight.shape[2:], stride, padding, dilation, _full(output_padding, rank), strict=True
+            )
         ]
-        y = _scattered(x, weight, size, stride, padding, dilation, groups)
+        of_y = lambda y: _gathered(y, weight, stride, padding, dilation, groups)  # noqa: E731
+        [y] = _derived(x, of_y, x.new_zeros(len(x), weight.shape[1] * groups, *size))
     else:
         y = _gathered(x, weight, stride, padding, dilation, groups)
     if bias is not None:
         y = y + bias.reshape([1, -1] + [1] * rank)
-    return y[0] if single else y
+    return y[0] if single else y  # type: ignore[no-any-return]
 
 
 def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
@@ -296,15 +275,6 @@ def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: An
     columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
     y = torch.bmm(_grouped(columns, groups), _matrix(weight, groups).transpose(1, 2))
     return _ungrouped(y, n, 1).reshape(n, weight.shape[0], *count)
-
-
-def _scattered(x: Tensor, weight: Tensor, size: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """Computes a transposed convolution with an output of `size`."""
-    n, kernel = x.shape[0], weight.shape[2:]
-    flat = x.reshape(n, x.shape[1], math.prod(x.shape[2:]), 1)
-    columns = _ungrouped(torch.bmm(_grouped(flat, groups), _matrix(weight, groups)), n, math.prod(kernel))
-    whole = [a + 2 * p for a, p in zip(size, padding, strict=True)]
-    return _cut(_summed_columns(columns, whole, kernel, stride, dilation, x.shape[2:]), padding, size)
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any) -> list[Tensor | None]:
@@ -481,8 +451,12 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
         _aten._native_batch_norm_legit.default: _batch_norm,
-        _aten._native_batch_norm_legit.no_stats: _batch_norm_no_stats,
-        _aten._native_batch_norm_legit_no_training.default: _batch_norm_no_training,
+        _aten._native_batch_norm_legit.no_stats: lambda x, w, b, training, m, eps: _batch_norm(
+            x, w, b, None, None, training, m, eps
+        ),
+        _aten._native_batch_norm_legit_no_training.default: lambda x, w, b, mean, var, m, eps: _batch_norm(
+            x, w, b, mean, var, False, m, eps
+        ),
         _aten.addmm.default: _addmm,
         _aten.baddbmm.default: _addmm,
         _aten.addmv.default: _addmm,
@@ -506,6 +480,9 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,
         _aten._cdist_forward.default: _cdist,
         _aten._weight_norm_interface.default: _weight_norm,
+        _aten._weight_norm_interface_backward.default: lambda grad, v, g, norm, dim: _derived(
+            grad, lambda v, g: _weight_norm(v, g, dim)[0], v, g
+        ),
         _aten._cdist_backward.default: _cdist_backward,
         **dict(_resampled()),
     }
