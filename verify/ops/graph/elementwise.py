@@ -175,10 +175,6 @@ class Elementwise:
     zero_of: int | None = None  # operand whose sign matters if it is 0; `element` gets a last argument that returns it
 
 
-def _multiply_span(step: Map, run: Run, a: Span, b: Span) -> Span:
-    return spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b)
-
-
 def _difference_span(step: Map, run: Run, a: Span, b: Span) -> Span:
     """Returns a - b. A softmax subtracts the maximum of the same numbers, so that its two errors are one."""
     found = spans.add(a, b, -1)
@@ -199,15 +195,6 @@ def _extremes(largest: bool) -> Elementwise:
         lambda step, run, arithmetic, a, b: arithmetic.extreme(a, b, largest),
         torch.maximum if largest else torch.minimum,
     )
-
-
-def _where_span(step: Map, run: Run, condition: Tensor, a: Any, b: Any) -> Any:
-    """Returns a where the condition is true, else b."""
-    if not step.real:
-        return torch.where(condition, a, b)
-    lo = torch.where(condition, a.lo, b.lo)
-    hi = lo if a.is_point and b.is_point else torch.where(condition, a.hi, b.hi)
-    return Span(lo, hi)
 
 
 def _decision(value: Callable[..., Tensor]) -> Elementwise:
@@ -300,11 +287,6 @@ def _finite(*ends: Tensor) -> Tensor:
     return reduce(torch.logical_and, map(torch.isfinite, ends))
 
 
-def _remainder_value(a: Tensor, b: Tensor, *, down: str) -> Tensor:
-    """Returns float64's remainder, without the error of its fmod far beyond the divisor."""
-    return torch.remainder(a, b) if down == "floor" else torch.fmod(a, b)
-
-
 def _whole_division(down: str, *, remains: bool) -> Elementwise:
     """Returns a division to an integer quotient, or its remainder. PyTorch computes both without rounding error."""
 
@@ -316,7 +298,9 @@ def _whole_division(down: str, *, remains: bool) -> Elementwise:
         decided = arithmetic.number(float(times))
         return arithmetic.subtract(a, arithmetic.multiply(decided, b)) if remains else decided
 
-    value = partial(_remainder_value, down=down) if remains else partial(torch.div, rounding_mode=down)
+    value: Any = partial(torch.div, rounding_mode=down)
+    if remains:  # without the error of float64's fmod far beyond the divisor
+        value = torch.remainder if down == "floor" else torch.fmod
     return Elementwise(_remainder_span if remains else _recorded, element, value, zero_of=1)
 
 
@@ -368,16 +352,15 @@ def _wrap_element(step: Map, run: Run, arithmetic: Arithmetic, a: Number) -> Num
     return arithmetic.union(arithmetic.scaled(least, 0), arithmetic.scaled(most, 0))
 
 
-def _bits(name: str) -> Elementwise:
-    """Returns and, or, xor of the bits of two integers."""
-    python = getattr(operator, f"__{name}__")
-    return _of_integers(getattr(torch, f"bitwise_{name}"), lambda a, b: int(python(int(a), int(b))))
-
-
 ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda step, run, a, b: spans.add(a, b), "add", torch.add, rounds=True),
     "subtract": Elementwise(_difference_span, "subtract", torch.sub, rounds=True),
-    "multiply": Elementwise(_multiply_span, "multiply", torch.mul, rounds=True),
+    "multiply": Elementwise(
+        lambda step, run, a, b: spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b),
+        "multiply",
+        torch.mul,
+        rounds=True,
+    ),
     "divide": Elementwise(lambda step, run, a, b: spans.divide(a, b), "divide", torch.div, rounds=True, zero_of=1),
     **{name: _whole_division(down, remains=False) for name, down in QUOTIENTS.items()},
     **{name: _whole_division(down, remains=True) for name, down in REMAINS.items()},
@@ -386,15 +369,20 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "magnitude": Elementwise(_magnitude_span, lambda step, run, arithmetic, a: abs(a), torch.abs),
     "maximum": _extremes(True),
     "minimum": _extremes(False),
-    "where": Elementwise(_where_span, lambda step, run, arithmetic, c, a, b: a if c else b, torch.where),
+    "where": Elementwise(
+        lambda step, run, *given: Step.span(step, run, given),
+        lambda step, run, arithmetic, c, a, b: a if c else b,
+        torch.where,
+    ),
     # (a, b): a is the same number in a form that does not cancel, as b = 1 - sigmoid(x) does; the noise is that of b
     "exact": Elementwise(lambda step, run, a, b: a, lambda step, run, arithmetic, a, b: a, lambda a, b: a, rounds=True),
     "power": Elementwise(_power_span, _power_element, torch.pow, rounds=True, zero_of=0),
-    "and": _of_integers(torch.logical_and, lambda a, b: bool(a) and bool(b)),
-    "or": _of_integers(torch.logical_or, lambda a, b: bool(a) or bool(b)),
-    "xor": _of_integers(torch.logical_xor, lambda a, b: bool(a) != bool(b)),
+    **{
+        prefix + name: _of_integers(getattr(torch, f"bitwise_{name}"), getattr(operator, f"__{name}__"))
+        for name in ("and", "or", "xor")
+        for prefix in ("", "bits ")
+    },
     "not": _of_integers(torch.logical_not, operator.not_),
-    **{f"bits {name}": _bits(name) for name in ("and", "or", "xor")},
     "number": Elementwise(
         _number_span,
         lambda step, run, arithmetic, a: arithmetic.scaled(int(a), 0),

@@ -72,11 +72,6 @@ class AtOrder(Step):
     def reads(self) -> tuple[Step | None, ...]:
         return self.inputs[0], None
 
-    def span(self, run: Run, given: Sequence[Any]) -> Span:
-        values, order = given
-        found: Span = values.moved(lambda end: end.gather(-1, order))
-        return found
-
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         return given[0].gather(-1, given[1])
 
@@ -99,11 +94,6 @@ class ToOrder(Step):
     @property
     def reads(self) -> tuple[Step | None, ...]:
         return None, *self.inputs[1:]
-
-    def span(self, run: Run, given: Sequence[Any]) -> Span:
-        order, source, base = given
-        lo, hi = (end.scatter(-1, order, start) for end, start in ((base.lo, source.lo), (base.hi, source.hi)))
-        return Span(lo, hi)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         return given[2].scatter(-1, given[0], given[1])

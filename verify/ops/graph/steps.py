@@ -64,8 +64,16 @@ class Step:
         return self.inputs
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
-        """Returns the result as a `Span` if it is real, else its integers; `given` holds the same of the inputs."""
-        raise NotImplementedError
+        """Returns the result as a `Span` if it is real, else its integers; `given` holds the same of the inputs.
+
+        By default, the value of each end: right for a step that only moves or selects numbers.
+        """
+        if not self.real:
+            return self.value(run, given)
+        lo, hi = ([getattr(each, end) if isinstance(each, Span) else each for each in given] for end in ("lo", "hi"))
+        least = self.value(run, lo)
+        known = all(each.is_point for each in given if isinstance(each, Span))
+        return point(least) if known else Span(least, self.value(run, hi))
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         """Returns the result in PyTorch's float64 (or as booleans or integers), without a bound of its error."""
@@ -73,7 +81,7 @@ class Step:
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
         """Returns, for each of `reads`, the places that the wanted elements need: one row of equal length for each."""
-        raise NotImplementedError
+        return []
 
     def least_read(self, count: int) -> int:
         """Returns a number of elements of the first of `reads` that `count` elements need at least."""
@@ -169,16 +177,9 @@ class Leaf(Step):
     name: str = ""
     operand: bool = True
 
-    def span(self, run: Run, given: Sequence[Any]) -> Any:
-        value = run.leaves[self.name]
-        return point(value.to(torch.float64)) if self.real else value
-
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.leaves[self.name]
         return held.to(torch.float64) if self.real else held
-
-    def sources(self, run: Run, wanted: Places) -> list[Places]:
-        return []
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         tensor = run.leaves[self.name]
@@ -195,16 +196,9 @@ class Plain(Step):
     of: tuple[Step, ...] = ()  # the steps whose integers `compute` receives
     compute: Callable[[list[Tensor]], Tensor] = lambda given: given[0]
 
-    def span(self, run: Run, given: Sequence[Any]) -> Any:
-        value = self.value(run, given)
-        return point(value) if self.real else value
-
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         held = run.fixed(self)
         return held.to(torch.float64) if self.real else held
-
-    def sources(self, run: Run, wanted: Places) -> list[Places]:
-        return []
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         chosen = run.on_host(self)[wanted].tolist()
@@ -237,18 +231,6 @@ class Move(Step):
     within: bool = False  # True: the result is the first input, with a part overwritten by the second
     kept: int = 0  # number of leading dimensions over which it repeats the same movement; 0 for a view
     after: int = 0  # the same of the last dimensions
-
-    def span(self, run: Run, given: Sequence[Any]) -> Any:
-        fixed = [run.fixed(each) for each in self.by]
-        if not self.real:
-            return self.move(list(given), fixed, bool(self.fill))
-
-        def moved(ends: list[Tensor], fill: float) -> Tensor:
-            return self.move(ends, fixed, fill)
-
-        lo = moved([each.lo for each in given], self.fill)
-        hi = lo if all(each.is_point for each in given) else moved([each.hi for each in given], self.fill)
-        return Span(lo, hi)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         return self.move(
