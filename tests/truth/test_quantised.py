@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.truth.rationals import of_rational
 from verify.cases.blocks import block_cases, dims_of, filled
 from verify.errors import UsageError
 from verify.truth.codes import code_format
@@ -40,7 +41,7 @@ def scale_of(amax: Fraction, encoding: Encoding) -> Fraction:
             power = TWO ** (floor_log2(quotient) + (quotient != TWO ** floor_log2(quotient)))
         case _:
             table = code_format(encoding.scale)
-            return Fraction(table.value(table.round(amax / largest)))
+            return Fraction(of_rational(table, amax / largest))
     return max(min(power, TWO**127), TWO**-127)
 
 
@@ -56,7 +57,7 @@ def quantise(x: torch.Tensor, encoding: Encoding) -> Parts:
             scales.append(table.code_of[float(scale)])
             divided = scale or Fraction(1, 10**9)
             ties = "even" if encoding.ties == "any" else encoding.ties
-            codes += [encoding.data.round(each / divided, ties) for each in block]
+            codes += [encoding.data.code_of[of_rational(encoding.data, each / divided, ties)] for each in block]
     grid = (x.shape[0], x.shape[1] // columns)
     return Parts(
         torch.tensor(codes, dtype=torch.uint8).reshape(x.shape), torch.tensor(scales, dtype=torch.uint8).reshape(grid)
@@ -172,9 +173,10 @@ def with_maxima(x: torch.Tensor, maxima: list[int], largest: int = 256) -> Parts
     second = Fraction(float(x.abs().max())) / (6 * largest)
     scales, codes = [], []
     for block, most in zip(x.double().reshape(-1, 16).tolist(), maxima, strict=True):
-        scale = Fraction(table.value(table.round(max(abs(Fraction(each)) for each in block) / most / second)))
+        scale = Fraction(of_rational(table, max(abs(Fraction(each)) for each in block) / most / second))
         scales.append(table.code_of[float(scale)])
-        codes += [NVFP4.data.round(Fraction(each) / (scale * second)) if scale else 0 for each in block]
+        quotients = [Fraction(each) / (scale * second) if scale else Fraction(0) for each in block]
+        codes += [NVFP4.data.code_of[of_rational(NVFP4.data, each)] for each in quotients]
     grid = (x.shape[0], x.shape[1] // 16)
     return Parts(
         torch.tensor(codes, dtype=torch.uint8).reshape(x.shape),

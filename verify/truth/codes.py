@@ -1,4 +1,4 @@
-"""Defines formats of at most 8 bits by tables: the number of each code, ulp, rounding, special values.
+"""Defines formats of at most 8 bits by tables: the number of each code, rounding, special values.
 
 A table lists the value of each code as a float, which is exact. Everything else here follows from the table. These are
 the formats of quantised data and its scales. `verify.truth.formats` has the formats of tensors, as in `dtypes=`.
@@ -6,16 +6,14 @@ the formats of quantised data and its scales. `verify.truth.formats` has the for
 >>> e2m1 = code_format("e2m1")
 >>> e2m1.numbers
 (-6.0, -4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
->>> [e2m1.value(e2m1.round(Fraction(5, 4), ties)) for ties in ("even", "up", "to zero")]
+>>> [e2m1.numbers[e2m1.nearest(torch.tensor(1.25), ties)] for ties in ("even", "up", "to zero")]
 [1.0, 1.5, 1.0]
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cached_property
 from typing import Literal
 
@@ -91,44 +89,6 @@ class CodeFormat:
     def midpoints(self) -> tuple[float, ...]:
         """The midpoint of each two neighbours, exactly."""
         return tuple((low + high) / 2 for low, high in zip(self.numbers, self.numbers[1:], strict=False))
-
-    def value(self, code: int) -> float:
-        """Returns the value of a code."""
-        if not 0 <= code < len(self.table):
-            raise ValueError(f"{self.name} has the codes 0 to {len(self.table) - 1}; received {code}")
-        return self.table[code]
-
-    def ulp(self, real: Fraction) -> Fraction:
-        """Returns the spacing at a real number: from the largest number that is at most |real| to the next one.
-
-        Below the least number, returns the first spacing. Beyond the largest number, returns the last spacing.
-        """
-        positive = [value for value in self.numbers if value >= 0]
-        place = min(max(bisect_right(positive, abs(real)) - 1, 0), len(positive) - 2)
-        return Fraction(positive[place + 1]) - Fraction(positive[place])
-
-    def round(self, real: Fraction, ties: Ties = "even") -> int:
-        """Returns the code of the nearest number, or of the largest number for a real number beyond it.
-
-        A float64 near the real number finds the place: only where it is equal to a bound do rationals decide.
-        """
-        numbers = self.numbers
-        if real < numbers[0] or real >= numbers[-1]:
-            return self.code_of[numbers[0 if real < numbers[0] else -1]]
-        near = float(real)
-        above = bisect_right(numbers, near)
-        above -= numbers[above - 1] == near and real < Fraction(near)
-        low, high = numbers[above - 1], numbers[above]
-        if low == near and real == Fraction(low):
-            return self.code_of[low]
-        middle = (low + high) / 2  # exact
-        side = (near > middle) - (near < middle) or (real > Fraction(middle)) - (real < Fraction(middle))
-        upper = side > 0
-        if ties in ("truncate", "outward"):
-            upper = (real < 0) == (ties == "truncate")
-        elif side == 0:
-            upper = {"even": self.even[above], "up": True, "away": real > 0, "to zero": real < 0}[ties]
-        return self.code_of[high if upper else low]
 
     # -- tensors ----------------------------------------------------------------------------------
 

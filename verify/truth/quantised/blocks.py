@@ -107,7 +107,7 @@ class Judged:
             "codes": " ".join(f"{code:0{width}x}" for code in self.codes[at][:16].tolist()),
             "element": f"{element}: x = {float(x[element]):.9g} ({float(x[element]).hex()}), "
             f"x / scale = {float(x[element]) / scale if scale else float('nan'):.9g}, "
-            f"got {self.encoding.data.value(int(self.codes[at][element])):g}",
+            f"got {self.encoding.data.table[int(self.codes[at][element])]:g}",
         }
 
 
