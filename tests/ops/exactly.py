@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from operator import mul
 from typing import Any, NamedTuple
 
+import flint
 import numpy as np
 from mpmath import libmp, mp
 from torch import Tensor
@@ -136,3 +137,13 @@ def summed(terms: Callable[[int], Sequence[Any]], prec: int) -> Any:
         if bits >= limit:
             return mp.mpf(0)
         bits = min(limit, prec + lost + GUARD)
+
+
+def mpf_to_arb(value: Any) -> Any:
+    """Returns an mpf of any length as an exact ball, or as Arb's infinity or NaN."""
+    if mp.isnan(value):
+        return flint.arb.nan()
+    if mp.isinf(value):
+        return flint.arb.pos_inf() if value > 0 else flint.arb.neg_inf()
+    sign, mantissa, exponent, _ = value._mpf_
+    return flint.arb((-int(mantissa) if sign else int(mantissa), int(exponent)))

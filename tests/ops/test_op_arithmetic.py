@@ -19,10 +19,11 @@ from tests.ops.exactly import (
     dyadics,
     exact_product,
     magnitude,
+    mpf_to_arb,
     multiply_rows,
     summed,
 )
-from verify.ops.elements import arb_bits, mp_bits, mpf_to_arb, pick, to_arb
+from verify.ops.elements import arb_bits, mp_bits, pick, to_arb
 from verify.ops.normalize import two_sum
 
 finite = st.floats(allow_nan=False, allow_infinity=False)

@@ -12,10 +12,11 @@ import torch
 from mpmath import mp
 
 from tests.ops import solving
+from tests.ops.exactly import mpf_to_arb
 from tests.ops.formulas import ERF, SILU, TANH, Curve, Function
 from tests.ops.test_op_routes import inside
 from verify.ops import Problem, get
-from verify.ops.elements import arb_bits, mpf_to_arb
+from verify.ops.elements import arb_bits
 from verify.ops.graph.functions import FUNCTIONS
 from verify.ops.op import Point
 

@@ -9,11 +9,12 @@ import pytest
 import torch
 from mpmath import mp
 
+from tests.ops.exactly import mpf_to_arb
 from tests.ops.formulas import exact_dot
 from tests.ops.test_op_routes import covered, inside, spoiled
 from verify.errors import UsageError
 from verify.ops import Problem, get
-from verify.ops.elements import mp_bits, mpf_to_arb
+from verify.ops.elements import mp_bits
 
 PAIRS = [("geglu", "geglu_split"), ("swiglu", "swiglu_split")]
 LARGEST = torch.finfo(torch.float32).max

@@ -18,9 +18,10 @@ import torch
 from mpmath import mp
 from torch import Tensor
 
+from tests.ops.exactly import mpf_to_arb
 from verify.errors import UsageError
 from verify.ops import Op, Point, Problem, get, names
-from verify.ops.elements import arb_bits, mpf_to_arb
+from verify.ops.elements import arb_bits
 from verify.ops.op import Fast
 
 PREC = 160

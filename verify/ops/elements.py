@@ -9,7 +9,6 @@ from typing import Any
 import flint
 import mpmath
 import torch
-from mpmath import mp
 from torch import Tensor
 
 
@@ -31,16 +30,6 @@ def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
 def to_arb(value: float) -> Any:
     """Returns the same number as an exact ball, or as Arb's infinity or NaN."""
     return flint.arb(value) if not math.isnan(value) else flint.arb.nan()
-
-
-def mpf_to_arb(value: Any) -> Any:
-    """Returns an mpf of any length as an exact ball, or as Arb's infinity or NaN."""
-    if mp.isnan(value):
-        return flint.arb.nan()
-    if mp.isinf(value):
-        return flint.arb.pos_inf() if value > 0 else flint.arb.neg_inf()
-    sign, mantissa, exponent, _ = value._mpf_
-    return flint.arb((-int(mantissa) if sign else int(mantissa), int(exponent)))
 
 
 GUARD = 40  # bits added to a requested precision
