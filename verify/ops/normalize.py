@@ -31,7 +31,6 @@ alone. The gradient of a row has no limit if an upstream gradient of the row is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -53,33 +52,27 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     return total, (a - (total - from_b)) + (b - from_b)
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """The rows of a problem as scales need them, in float64: xhat, what stands for |xhat|, and r."""
+def _rows(parts: Sequence[Tensor], eps: float, least: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Normalises the sum of the parts in float64: returns xhat, what stands for |xhat|, and r.
 
-    xhat: Tensor
-    size: Tensor
-    rstd: Tensor
-
-    @staticmethod
-    def of(parts: Sequence[Tensor], eps: float, least: float | None) -> _Rows:
-        """Normalises the sum of the parts. `least` is u; None: without centring."""
-        total, rest = parts[0], torch.zeros_like(parts[0])
-        for part in parts[1:]:
-            total, lost = two_sum(total, part.expand_as(total))
-            rest = rest + lost
-        exponent = torch.frexp(total.abs().amax(-1, keepdim=True)).exponent.clamp(*_EXPONENTS)
-        factor = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), -exponent)
-        centred, rest = total * factor, rest * factor
-        if least is not None:
-            centred = (centred - centred.mean(-1, keepdim=True)) + rest
-            # again, because the first mean is rounded in units of the mean itself
-            centred = centred - centred.mean(-1, keepdim=True)
-        variance = centred.square().mean(-1, keepdim=True)
-        rstd = torch.rsqrt(variance + eps * factor * factor)
-        xhat = centred * rstd
-        size = xhat.abs() if least is None else torch.maximum(xhat.abs(), variance.sqrt() * rstd * least)
-        return _Rows(xhat, size, rstd * factor)
+    `least` is u; None: without centring.
+    """
+    total, rest = parts[0], torch.zeros_like(parts[0])
+    for part in parts[1:]:
+        total, lost = two_sum(total, part.expand_as(total))
+        rest = rest + lost
+    exponent = torch.frexp(total.abs().amax(-1, keepdim=True)).exponent.clamp(*_EXPONENTS)
+    factor = torch.ldexp(torch.ones_like(exponent, dtype=torch.float64), -exponent)
+    centred, rest = total * factor, rest * factor
+    if least is not None:
+        centred = (centred - centred.mean(-1, keepdim=True)) + rest
+        # again, because the first mean is rounded in units of the mean itself
+        centred = centred - centred.mean(-1, keepdim=True)
+    variance = centred.square().mean(-1, keepdim=True)
+    rstd = torch.rsqrt(variance + eps * factor * factor)
+    xhat = centred * rstd
+    size = xhat.abs() if least is None else torch.maximum(xhat.abs(), variance.sqrt() * rstd * least)
+    return xhat, size, rstd * factor
 
 
 def _scales(problem: Problem, centre: bool, summands: Sequence[str]) -> Scales:
@@ -89,20 +82,20 @@ def _scales(problem: Problem, centre: bool, summands: Sequence[str]) -> Scales:
         return {}
     parts = [given[name].double() for name in summands]
     least = _LEAST_FLOAT64 if any(given[name].dtype == torch.float64 for name in summands) else _LEAST
-    rows = _Rows.of(parts, float(problem.params["eps"]), least if centre else None)
+    xhat, size, rstd = _rows(parts, float(problem.params["eps"]), least if centre else None)
     weight, bias = (abs(given[name].double()) if name in given else None for name in ("weight", "bias"))
-    y = rows.size if weight is None else rows.size * weight
+    y = size if weight is None else size * weight
     found: dict[str, tuple[Tensor, Tensor | None]] = {"y": (y if bias is None else y + bias, None)}
     found["s"] = sum(abs(part) for part in parts[1:]) + abs(parts[0]), None
     if problem.upstream:
         dy, ds = (problem.upstream[n].double().abs() if n in problem.upstream else None for n in ("y", "s"))
-        dy = torch.zeros_like(rows.size) if dy is None else dy
+        dy = torch.zeros_like(size) if dy is None else dy
         grown = dy if weight is None else dy * weight
-        terms = grown + rows.xhat.abs() * (grown * rows.xhat.abs()).mean(-1, keepdim=True)
-        terms = rows.rstd * (terms + grown.mean(-1, keepdim=True) if centre else terms)
+        terms = grown + xhat.abs() * (grown * xhat.abs()).mean(-1, keepdim=True)
+        terms = rstd * (terms + grown.mean(-1, keepdim=True) if centre else terms)
         terms = terms if ds is None else terms + ds
         found |= dict.fromkeys(("dx", "dresidual"), (terms, None))
-        sums = {"dweight": dy * rows.size, "dbias": dy, "dinput_bias": terms}
+        sums = {"dweight": dy * size, "dbias": dy, "dinput_bias": terms}
         for name, each in sums.items():
             flat = each.reshape(-1, each.shape[-1])
             found[name] = flat.sum(0), flat.square().sum(0).sqrt()

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from verify.ops.graph.shapes import Range
+
 Symmetry = Literal["gate", "norm", "linear"]
 
 _LONG = 1 << 16  # fewest input elements of a long problem
@@ -52,24 +54,6 @@ def as_defined(value: Tensor | None) -> Tensor | None:
     return value if kept or value is None else value.long()
 
 
-class WholeNumbers(Protocol):
-    """The values that an integer operand may hold (`verify.ops.graph.shapes.Range`)."""
-
-    @property
-    def structure(self) -> str:
-        """The condition on all elements together, such as "permutation"; "" if there is none."""
-
-    def __call__(self, dims: Shape) -> tuple[int, int]:
-        """Returns the least value, and one above the largest, for the dims of a case."""
-
-    def arranged(self, values: Tensor, dims: Shape) -> Tensor:
-        """Returns the values with the least changes that give them the structure."""
-
-    @property
-    def fixed_by(self) -> set[str]:
-        """The dimensions that must not be cut, because the structure needs all their indices together."""
-
-
 class Derived(Protocol):
     """A function that computes an operand from others (`verify.ops.graph.derived`)."""
 
@@ -95,7 +79,7 @@ class Operand:
     role: Literal["data", "scale", "shift", "matrix", "integer"] = "data"
     optional: bool = False
     differentiable: bool = True
-    range: WholeNumbers | None = None  # of an "integer"
+    range: Range | None = None  # of an "integer"
     boolean: bool = False  # True: an "integer" of booleans
     domain: Domain | None = None  # the allowed numbers; None: all
     project: Callable[[Tensor, int], Tensor] | None = None  # gives numbers, and the seed of a case, a structure

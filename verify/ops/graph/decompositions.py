@@ -18,6 +18,7 @@ from torch.overrides import enable_reentrant_dispatch
 
 from verify.ops.autograd import gradients
 from verify.ops.graph import resampling
+from verify.ops.graph.inference import dims_of
 from verify.ops.graph.real import cumprod, logcumsumexp
 
 _aten = torch.ops.aten
@@ -28,19 +29,13 @@ def _full(values: _Sizes, count: int) -> list[int]:
     return list(values) * count if len(values) == 1 else list(values)
 
 
-def _dims(x: Tensor, dim: Any) -> list[int]:
-    if dim is None or (isinstance(dim, Sequence) and not dim):
-        return list(range(x.ndim))
-    return [each % max(x.ndim, 1) for each in ([dim] if isinstance(dim, int) else dim)] if x.ndim else []
-
-
 def _mean(x: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Tensor:
-    dims = _dims(x, dim)
+    dims = dims_of(x.ndim, dim)
     return x.sum(dims, keepdim) / math.prod(x.shape[each] for each in dims)
 
 
 def _var_mean(x: Tensor, dim: Any = None, correction: Any = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    dims = _dims(x, dim)
+    dims = dims_of(x.ndim, dim)
     count = math.prod(x.shape[each] for each in dims) - (1 if correction is None else correction)
     mean = _mean(x, dims, True)
     around = x - mean
@@ -144,7 +139,7 @@ def _addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 
 
 
 def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    dims = _dims(x, dim)
+    dims = dims_of(x.ndim, dim)
     if ord == 2:
         return (x * x).sum(dims, keepdim).sqrt()
     size = x.abs()

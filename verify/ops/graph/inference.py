@@ -314,7 +314,7 @@ def _arange(func: Any, *args: Any, **kwargs: Any) -> Any:
 def _reduced(func: Any, a: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Any:
     if not a.ndim:
         return None
-    dims = range(a.ndim) if dim is None or dim == [] else [each % a.ndim for each in ([dim] if _whole(dim) else dim)]
+    dims = dims_of(a.ndim, dim)
     shape = [1 if at in dims else size for at, size in enumerate(a.shape) if keepdim or at not in dims]
     name = base_name(func)
     kind = torch.bool if name in ("any", "all") else torch.int64 if name.startswith("arg") else a.dtype
@@ -323,8 +323,14 @@ def _reduced(func: Any, a: Tensor, dim: Any = None, keepdim: bool = False, *, dt
     return _empty(shape, dtype or kind)
 
 
-def _whole(value: Any) -> bool:
-    return isinstance(value, int)
+def dims_of(count: int, dim: Any) -> list[int]:
+    """Returns non-negative ones of `count` dimensions from PyTorch's dim=: None, an integer or a sequence.
+
+    None and [] mean all.
+    """
+    if dim is None or (isinstance(dim, Sequence) and not dim):
+        return list(range(count))
+    return [each % count for each in ([dim] if isinstance(dim, int) else dim)] if count else []
 
 
 def _product(func: Any, a: Tensor, b: Tensor, out_dtype: Any = None) -> Any:

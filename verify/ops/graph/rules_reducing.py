@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from verify.ops.graph.inference import dims_of
 from verify.ops.graph.reducing import Contract, Reduce, Running
 from verify.ops.graph.rewrite import Rewriter, condition_of, moved, name_of, rule
 from verify.ops.graph.selecting import AtOrder, First, Order
 from verify.ops.graph.steps import Step
 
 
-def _dims_of(a: Step, dim: Any) -> tuple[int, ...]:
-    """Returns non-negative dimensions from PyTorch's dim=: None, an integer or a sequence. None and [] mean all."""
-    count = len(a.shape)
-    if dim is None or (isinstance(dim, Sequence) and not dim):
-        return tuple(range(count))
-    return tuple(each % max(count, 1) for each in ([dim] if isinstance(dim, int) else dim)) if count else ()
-
-
 def _reduced(r: Rewriter, function: str, a: Step, dim: Any, keep: bool) -> Step:
-    return Reduce(r.shape, (a,), a.real, function=function, dims=_dims_of(a, dim), keep=keep)
+    return Reduce(r.shape, (a,), a.real, function=function, dims=tuple(dims_of(len(a.shape), dim)), keep=keep)
 
 
 @rule("sum")
@@ -54,7 +46,7 @@ def _max(r: Rewriter, a: Step, dim: int | None = None, keepdim: bool = False) ->
     a = r.real(a)
     if dim is None:
         return Reduce((), (a,), function=function, dims=tuple(range(len(a.shape))))
-    dims = _dims_of(a, dim)
+    dims = tuple(dims_of(len(a.shape), dim))
     shape = tuple(r.node.value[0].shape)
     return [Reduce(shape, (a,), function=function, dims=dims, keep=keepdim), _argument(r, a, dim, keepdim, largest)]
 
@@ -119,7 +111,7 @@ def _vector_product(r: Rewriter, a: Step, b: Step) -> Step:
 @rule("_softmax", "_log_softmax")
 def _softmax(r: Rewriter, a: Step, dim: int, half: bool = False) -> Step:
     shape = tuple(1 if d == dim % max(len(a.shape), 1) else n for d, n in enumerate(a.shape))
-    dims = _dims_of(a, dim)
+    dims = tuple(dims_of(len(a.shape), dim))
     largest = Reduce(shape, (a,), function="amax", dims=dims, keep=True)
     shifted = r.map("subtract", a, largest)
     grown = r.map("exp", shifted)
