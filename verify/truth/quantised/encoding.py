@@ -74,6 +74,15 @@ class Encoding:
         """The names of the tensors that a quantiser returns, in order."""
         return ("codes", "scales", *(["zeros"] if self.zero_point else []), *(["second"] if self.second else []))
 
+    def format_of(self, part: str) -> str:
+        """Returns the format of a part: that of its codes, or a floating-point format of `FLOATS`."""
+        return {"codes": self.data.name, "scales": self.scale, "zeros": self.zero_point, "second": self.second}[part]
+
+    def numbers_of(self, part: str, held: Tensor) -> Tensor:
+        """Returns the numbers that a part holds, in float64: as they are, or as codes of a format."""
+        kind = self.format_of(part)
+        return held.double() if kind in FLOATS else code_format(kind).decode(held)
+
     @property
     def span(self) -> float:
         """The amax of a block with the scale 1, or its range if it has a zero point."""
@@ -137,13 +146,13 @@ class Encoding:
             part = getattr(parts, name)
             if name not in self.names:
                 continue
-            kind = {"codes": "", "scales": self.scale, "zeros": self.zero_point, "second": self.second}[name]
+            kind = self.format_of(name)
             is_flat = name == "second" or (name == "scales" and self.swizzle)
             if part is None or (math.prod(part.shape) != math.prod(wanted) if is_flat else tuple(part.shape) != wanted):
                 given = "nothing" if part is None else str(tuple(part.shape))
                 raise WrongForm(f"{name} has the shape {wanted} for data of {shape} ({self.words}); received {given}")
             if FLOATS.get(kind, part.dtype) != part.dtype or (kind not in FLOATS and part.element_size() != 1):
-                wanted_dtype = kind if kind in FLOATS else f"one byte each ({kind or self.data.name})"
+                wanted_dtype = kind if kind in FLOATS else f"one byte each ({kind})"
                 raise WrongForm(f"{name} is {wanted_dtype}; received {part.dtype}")
 
     def codes_of(self, parts: Parts) -> Tensor:
@@ -160,7 +169,7 @@ class Encoding:
     def scales_of(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
         """Returns the scales as float64, in the order of the blocks."""
         held, (rows, columns) = parts.scales, self.grid(shape)
-        values = held.double() if self.scale in FLOATS else code_format(self.scale).decode(_bytes(held))
+        values = self.numbers_of("scales", held if self.scale in FLOATS else _bytes(held))
         if self.swizzle:
             high, wide = -(-rows // TILE[0]), -(-columns // TILE[1])
             tiles = values.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *TILE)
@@ -172,16 +181,10 @@ class Encoding:
         held = parts.zeros if self.zero_point else None
         if held is None:
             return torch.zeros((), dtype=torch.float64, device=parts.codes.device)
-        return (
-            held.double()
-            if self.zero_point in FLOATS
-            else code_format(self.zero_point).decode(_bytes(held) & self.last_zero)
-        )
-
-    @property
-    def last_zero(self) -> int:
-        """The last code of a zero point."""
-        return len(code_format(self.zero_point).table) - 1
+        if self.zero_point in FLOATS:
+            return held.double()
+        table = code_format(self.zero_point)
+        return table.decode(_bytes(held) & len(table.table) - 1)
 
     def second_of(self, parts: Parts) -> Tensor:
         """Returns the scale of the whole tensor as float64; 1 if there is none."""

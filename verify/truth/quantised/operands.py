@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from verify.truth.codes import CodeFormat, code_format
+from verify.truth.codes import code_format
 from verify.truth.quantised.blocks import in_blocks
 from verify.truth.quantised.encoding import FLOATS, TILE, Encoding
 from verify.truth.quantised.rules import place, reach, reach_of_second, reach_of_zero
@@ -38,7 +38,7 @@ def shapes_of(encoding: Encoding, tokens: tuple[str, ...]) -> dict[str, str]:
 
 def dtype_of(encoding: Encoding, part: str) -> str:
     """Returns the floating-point dtype of a part; "" if the part holds codes."""
-    kind = {"scales": encoding.scale, "zeros": encoding.zero_point, "second": encoding.second}.get(part, "")
+    kind = encoding.format_of(part)
     return kind if kind in FLOATS else ""
 
 
@@ -113,27 +113,21 @@ def _as_codes(format: str, values: Tensor) -> Tensor:
 
 def meant(encoding: Encoding, parts: Mapping[str, Tensor]) -> Tensor:
     """Returns the numbers for which the parts stand, as float64."""
-    codes, scales = parts["codes"], parts["scales"]
-    values = scales.double() if encoding.scale in FLOATS else _decoded(code_format(encoding.scale), scales)
-    shape = ("1", *codes.shape)[-2:]
-    whole = encoding.spread(values, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
-    numbers = _decoded(encoding.data, codes)
+    codes = parts["codes"]
+    rows, columns = ("1", *codes.shape)[-2:]
+
+    def of_blocks(part: str) -> Tensor:
+        values = encoding.spread(encoding.numbers_of(part, parts[part]), (int(rows), int(columns)))
+        return values.reshape(codes.shape)
+
+    whole = of_blocks("scales")
+    numbers = encoding.numbers_of("codes", codes)
     if encoding.zero_point:
-        zeros = parts["zeros"]
-        own = zeros.double() if encoding.zero_point in FLOATS else _decoded(code_format(encoding.zero_point), zeros)
-        numbers = numbers - encoding.spread(own, (int(shape[0]), int(shape[1]))).reshape(codes.shape)
+        numbers = numbers - of_blocks("zeros")
     numbers = numbers * whole
-    return (
-        numbers * parts["second"].double().unsqueeze(-1).reshape(*codes.shape[:-2], 1, 1)
-        if encoding.second
-        else numbers
-    )
-
-
-def _decoded(table: CodeFormat, codes: Tensor) -> Tensor:
-    """Returns the numbers for which codes of a format stand."""
-    numbers = table.tensor("table")
-    return (numbers if codes.device.type in ("cpu", "meta") else numbers.to(codes.device))[codes]
+    if not encoding.second:
+        return numbers
+    return numbers * parts["second"].double().unsqueeze(-1).reshape(*codes.shape[:-2], 1, 1)
 
 
 # -- layout -----------------------------------------------------------------------------------------------
@@ -144,20 +138,14 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
 
     A kernel that uses the padding then returns NaN.
     """
-    if part == "codes":
-        if encoding.packed:
-            rows = encoding.is_packed_by_rows
-            first, then = (values[..., at::2, :] if rows else values[..., at::2] for at in (0, 1))
-            low, high = (first, then) if encoding.packed.startswith("low") else (then, first)
-            return (low | high << 4).to(torch.uint8)
-        return _in_own_dtype(values, encoding.data.name)
+    if part == "codes" and encoding.packed:
+        rows = encoding.is_packed_by_rows
+        first, then = (values[..., at::2, :] if rows else values[..., at::2] for at in (0, 1))
+        low, high = (first, then) if encoding.packed.startswith("low") else (then, first)
+        return (low | high << 4).to(torch.uint8)
     if part == "scales" and encoding.swizzle:
         values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
-    return (
-        values
-        if values.is_floating_point()
-        else _in_own_dtype(values, encoding.zero_point if part == "zeros" else encoding.scale)
-    )
+    return values if values.is_floating_point() else _in_own_dtype(values, encoding.format_of(part))
 
 
 def _in_own_dtype(codes: Tensor, format: str) -> Tensor:
