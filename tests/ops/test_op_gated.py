@@ -10,7 +10,6 @@ import torch
 from mpmath import mp
 
 from tests.ops.exactly import mpf_to_arb
-from tests.ops.formulas import exact_dot
 from tests.ops.test_op_routes import covered, inside, spoiled
 from verify.errors import UsageError
 from verify.ops import Problem, get
@@ -23,28 +22,6 @@ SPECIAL = [
     *(1.0, -0.75, -14.0, -100.0, 1e30),
 ]
 UPSTREAM = [1.0, 0.0, math.inf, -math.inf, math.nan, LARGEST, -(2.0**-149)]
-
-
-@pytest.mark.parametrize(("packed", "split"), PAIRS)
-def test_packed_is_split_at_other_places(packed: str, split: str) -> None:
-    x = torch.randn(3, 2, 10, generator=torch.Generator().manual_seed(1))
-    dy = torch.randn(3, 2, 5, generator=torch.Generator().manual_seed(2))
-    x1, x2 = x.chunk(2, -1)
-    params = get(packed).resolve({})
-    one = Problem({"x": x}, params, {"y": dy}, ("y", "dx"))
-    two = Problem({"x1": x1, "x2": x2}, params, {"y": dy}, ("y", "dx1", "dx2"))
-    fast, parts = get(packed).fast(one), get(split).fast(two)
-    assert torch.equal(fast["y"].value, parts["y"].value)
-    assert torch.equal(fast["dx"].value, torch.cat([parts["dx1"].value, parts["dx2"].value], -1))
-    everything = range(30)
-    values = [point.mp(80) for point in get(split).points(two, "y", everything)]
-    assert [point.mp(80) for point in get(packed).points(one, "y", everything)] == values
-    halves = [
-        torch.tensor([float(p.mp(80)) for p in get(split).points(two, name, everything)]) for name in ("dx1", "dx2")
-    ]
-    wanted = torch.cat([half.view(3, 2, 5) for half in halves], -1).flatten().tolist()
-    got = [float(point.mp(80)) for point in get(packed).points(one, "dx", range(60))]
-    assert got == pytest.approx(wanted, rel=1e-6) and len(set(got)) == 60
 
 
 @pytest.mark.parametrize(("packed", "split"), PAIRS)
@@ -164,15 +141,6 @@ def test_the_scale_covers_a_sum_that_cancels(activation: str) -> None:
     exact = [point.mp(120) for point in op.points(problem, "y", range(64))]
     assert all(abs(a - b) <= 12 * 2.0**-53 * size for a, b, size in zip(got, exact, scale, strict=True))
     assert any(abs(a - b) > 1 for a, b in zip(got, exact, strict=True)), "the sums do lose their sign in float64"
-
-
-def test_exact_dot_keeps_every_bit() -> None:
-    with mp.workprec(400):
-        total = exact_dot([1e30, 1.0, -1e30], [1.0, 2.0**-60, 1.0], 2.0**-200)
-        assert total == mp.ldexp(1, -60) + mp.ldexp(1, -200)
-    assert exact_dot([], [], 0.5) == 0.5
-    assert mp.isnan(exact_dot([math.inf], [0.0], 1.0))
-    assert exact_dot([math.inf, 1.0], [2.0, 1.0], 1.0) == mp.inf
 
 
 def test_linear_wants_three_dims() -> None:

@@ -1,10 +1,7 @@
-"""Every op and result: two exact routes agree, gradients are derivatives, fast is close.
+"""Every op and result: two exact routes agree, the reference is close, and PyTorch in float64 has the same gradients.
 
-`test_op_formulas.py` compares with second formulas.
-
-One case per op and setting; the same cases serve all checks. The gradients are compared with
-central differences of the exact forward: the inputs lie on a coarse grid, so that moving one by
-2^-40 is exact in float64 and the difference of two 240-bit evaluations is right to about 2^-75."""
+`test_op_formulas.py` compares with second formulas. One case per op and setting; the same cases serve all checks.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +22,6 @@ from verify.ops.elements import arb_bits
 from verify.ops.op import Fast
 
 PREC = 160
-STEP = 2.0**-40
 
 
 @dataclass(frozen=True)
@@ -156,46 +152,6 @@ def test_routes_agree(case: Case) -> None:
         assert all(routes_agree(point) for point in points), result
 
 
-def forward_product(op: Op, problem: Problem) -> Any:
-    """<upstream, outputs> exactly, to 240 bits."""
-    total = mp.zero
-    with mp.workprec(240):
-        for name, upstream in problem.upstream.items():
-            weights = upstream.flatten().tolist()
-            points = all_points(op, problem, name, len(weights))
-            total += mp.fsum(mp.mpf(weight) * point.mp(240) for weight, point in zip(weights, points, strict=True))
-    return total
-
-
-def moved(op: Op, problem: Problem, name: str, index: int, by: float) -> Any:
-    source = problem.inputs[name]
-    assert source is not None
-    tensor = source.clone()
-    tensor.view(-1)[index] += by
-    assert tensor.view(-1)[index] - source.view(-1)[index] == by
-    inputs = {**problem.inputs, name: tensor}
-    return forward_product(op, Problem(inputs, problem.params, problem.upstream))
-
-
-@each_case
-def test_gradients_differentiate_the_exact_forward(case: Case) -> None:
-    op, problem = problem_of(case)
-    checked = 0
-    for result in problem.results:
-        if result in op.outputs:
-            continue
-        source = problem.inputs[result[1:]]
-        assert source is not None
-        for index, point in enumerate(all_points(op, problem, result, source.numel())):
-            above = moved(op, problem, result[1:], index, STEP)
-            below = moved(op, problem, result[1:], index, -STEP)
-            with mp.workprec(240):
-                expected = (above - below) / (2 * STEP)
-                assert abs(point.mp(200) - expected) <= mp.ldexp(1 + abs(expected), -68), result
-            checked += 1
-    assert checked >= 6
-
-
 @each_case
 def test_the_bound_of_the_reference_holds_and_is_narrow(case: Case) -> None:
     for dtype in (torch.float32, torch.bfloat16):
@@ -224,19 +180,6 @@ def test_baseline_and_autograd_agree_with_fast(case: Case) -> None:
     for name, leaf in leaves.items():
         if leaf is not None:
             torch.testing.assert_close(leaf.grad, fast["d" + name].value, rtol=1e-9, atol=1e-12)
-
-
-@each_case
-def test_results_have_the_shape_of_what_they_are(case: Case) -> None:
-    op, problem = problem_of(case, torch.bfloat16)
-    fast = op.fast(problem)
-    assert set(fast) == set(problem.results)
-    for name, result in fast.items():
-        assert result.value.dtype == result.scale.dtype == torch.float64
-        assert result.value.shape == result.scale.shape
-        if name not in op.outputs:
-            source = problem.inputs[name[1:]]
-            assert source is not None and result.value.shape == source.shape
 
 
 @each_case
