@@ -19,10 +19,8 @@ from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm_fp8
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, results, same
 
-COMPILED = (
-    "gelu", "gelu_backward", "geglu", "geglu_split", "layer_norm", "layer_norm_residual_bias", "linear_act saved",
-    "linear_data_grad", "linear_geglu", "rms_norm_residual", "rms_norm_gated", "swiglu",
-)  # fmt: skip
+# One of each family; the law of compiled calls is tried on gelu, geglu and layer_norm (properties/).
+COMPILED = ("gelu_backward", "layer_norm_residual_bias", "linear_act saved", "linear_geglu", "rms_norm_gated", "swiglu")
 
 
 def longer(shapes, rows):

@@ -177,22 +177,6 @@ def test_worst_float32_inputs_of_the_exhaustive_sweep(backend, form, slope, x, e
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", FORMAT, ids=str)
-def test_special_values(backend, dtype, form):
-    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0, -1e4, 3e4], dtype=dtype)
-    x = x.to(backend.device)
-    y = gelu(x, form).double().tolist()
-    assert math.isnan(y[0])
-    assert y[1] == math.inf
-    assert y[2:4] == [0.0, 0.0]
-    assert [math.copysign(1, v) for v in y[2:6]] == [-1, 1, -1, -1]
-    assert y[6] == x[6].item()
-    d = gelu_backward(torch.ones_like(x), x, form).double().tolist()
-    assert math.isnan(d[0])
-    assert d[1:] == [1.0, 0.0, 0.5, 0.5, 0.0, 1.0]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("dtype", FORMAT, ids=str)
 def test_an_infinite_dy_meets_the_zero_of_the_slope_at_minus_infinity(backend, dtype, form):
     """gelu' is 0 at -inf alone: inf times it is NaN, and times the slope of the deepest finite tail -inf."""
     x = torch.tensor([-math.inf, -math.inf, -math.inf, -30.0, math.inf, 0.0], dtype=dtype, device=backend.device)
@@ -268,37 +252,11 @@ def test_second_derivative_against_arb(backend, form):
         assert abs(got - float(truth)) <= 1e-13 * max(1.0, abs(float(truth)))
 
 
-LAYOUTS = {
-    "permuted": lambda t: t.permute(2, 0, 1),
-    "transposed": lambda t: t.transpose(0, 1),
-    "every second": lambda t: t[..., ::2],
-    "sliced": lambda t: t[:, 1:4, 1:],
-    "offset by one element": lambda t: t.flatten()[1:],
-    "expanded": lambda t: t[:1].expand(5, *t.shape[1:]),
-    "0-d": lambda t: t[0, 0, 0],
-    "empty": lambda t: t[:0],
-}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_layouts_give_the_bits_and_the_strides_of_torch(backend, layout):
-    torch.manual_seed(1)
-    x = LAYOUTS[layout](torch.randn(4, 6, 8, device=backend.device))
-    before = x.clone()
-    y = gelu(x)
-    assert torch.equal(y, gelu(x.contiguous()))
-    assert y.stride() == torch.nn.functional.gelu(x).stride()
-    assert y.shape == x.shape
-    dx = gelu_backward(torch.ones_like(x), x)
-    assert torch.equal(dx, gelu_backward(torch.ones_like(x.contiguous()), x.contiguous()))
-    assert torch.equal(x, before)
-
-
-def test_more_than_one_program(backend):
-    """Beyond one block of the interpreter, and not a multiple of any block."""
-    x = torch.linspace(-9, 9, (1 << 16) + 4097, device=backend.device)
-    parts = torch.cat([gelu(p) for p in x.split(5000)])
-    assert torch.equal(gelu(x), parts)
+def test_results_have_the_strides_of_pytorchs(backend):
+    """The laws of layouts compare the bits (properties/gelu.py)."""
+    x = torch.randn(4, 6, 8, device=backend.device)
+    for view in (x.permute(2, 0, 1), x[..., ::2], x[:, 1:4, 1:], x.flatten()[1:], x[:1].expand(5, 6, 8), x[:0]):
+        assert gelu(view).stride() == torch.nn.functional.gelu(view).stride()
 
 
 # --- the relative in CUDA C++, with the same signature ---

@@ -51,18 +51,9 @@ def test_infinities_and_nan(backend, dtype, activation):
     [(module, partial(linear_act, activation="gelu"), 66), (geglu_module, geglu_module.linear_geglu, 132)],
     ids=["gelu", "geglu"],
 )
-def test_strides_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, linear, n, monkeypatch):
+def test_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, linear, n, monkeypatch):
     x, weight, bias = (t.to(backend.device) for t in tensors(dtype, m=70, k=50, n=n))
     y = linear(x, weight, bias)
-    views = {
-        "x transposed": (x.t().contiguous().t(), weight, bias),
-        "weight transposed": (x, weight.t().contiguous().t(), bias),
-        "padded": (torch.cat((x, x), 1)[:, :50], torch.cat((weight, weight), 1)[:, :50], bias),
-        "stepped": (x.repeat_interleave(2, 1)[:, ::2], weight.repeat_interleave(3, 0)[::3], bias),
-        "bias stepped": (x, weight, bias.repeat_interleave(2)[::2]),
-    }
-    for name, arguments in views.items():
-        assert torch.equal(linear(*arguments), y), name
     assert torch.equal(linear(x[3], weight, bias), y[3])
     assert torch.equal(linear(x.view(7, 2, 5, 50), weight, bias).view(70, 66), y)
     assert torch.equal(linear(x[:1].expand(4, 50), weight, bias), y[:1].expand(4, 66))

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 import verify
-from kernels.layer_norm import layer_norm, plan
+from kernels.layer_norm import plan
 from kernels.rms_norm import rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
 from tests.kernels.test_layer_norm import DEVICE, draw, in_balls, name_of, reals, worst
 from tests.kernels.test_rms_norm import assert_within, exact_errors, run
@@ -210,22 +210,6 @@ def test_second_derivatives_are_those_of_the_formula():
     wanted = second(lambda x, z, w: functional.rms_norm(x, (9,), w, EPS) * functional.silu(z), theirs, upstream)
     for a, b in zip(second(partial(rms_norm_gated, eps=EPS), ours, dy), wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", DTYPES, ids=name_of)
-@pytest.mark.parametrize("n", [64, 128, 256, 1024, 4096, 8192])
-def test_rows_have_the_bits_that_they_have_alone(n, dtype):
-    """Few and many rows have different launches. Every fifth row begins with an outlier, so it gets second sums."""
-    x = torch.randn((1 << 22) // n, n, device=DEVICE).to(dtype)
-    x[::5, 0] = 100.0
-    weight, bias = torch.randn(2, n, device=DEVICE).to(dtype)
-    for norm in (lambda t: layer_norm(t, weight, bias), lambda t: rms_norm(t, weight)):
-        every = norm(x)
-        for rows in (slice(0, 1), slice(7, 18), slice(0, 100)):
-            assert torch.equal(norm(x[rows]), every[rows])
-    every = rms_norm_gated(x, x, weight)
-    assert torch.equal(rms_norm_gated(x[7:18], x[7:18], weight), every[7:18])
 
 
 @pytest.mark.slow
