@@ -19,7 +19,7 @@ def sparse(path: Path) -> None:
         file.truncate(200 << 30)
 
 
-def deep(path: Path, depth: int = 3000) -> None:
+def deep(path: Path, depth: int = 2100) -> None:
     """Makes folders deeper than a path can be long."""
     path.mkdir()
     with tempfile.TemporaryDirectory():

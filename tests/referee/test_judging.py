@@ -249,21 +249,6 @@ def test_a_problem_that_changes_meanwhile_is_no_trick_of_the_solution(
     assert (found.verdict, found.tricks) == ("undecided", []) and "other bytes than before" in found.message
 
 
-def test_judgements_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = list[int]()
-
-    def run(targets: list[str], settings: Session, command: str) -> None:
-        seen.append(settings.judges)
-        assert settings.needed and 0 < settings.enough <= judging.SHARE * 2 * judging.WANTED["quick"]
-        raise UsageError("enough")
-
-    monkeypatch.setattr(process, "Worker", Here)
-    monkeypatch.setattr(judging, "declared_by", lambda *asked, **how: [SimpleNamespace(name="own_1")])
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(judging.session, "run", run)
-    paths = written(tmp_path, problem=LINEAR, right=solution(PLAIN))
-    (found,) = judge_many([(str(paths["problem"]), str(paths["right"]))], Settings(backend="cpu"), 2)
-    assert (found.message, seen) == ("enough", [4])
 
 
 def test_what_this_machine_enforces_is_in_the_answer(found: dict[str, Judgement]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from mutants import zoo
 from verify.referee.plan import Judgement
 
+pytestmark = pytest.mark.usefixtures("warm")
 FEW = (
     "gelu is zero but for large inputs",
     "beside NaN",
