@@ -249,8 +249,6 @@ def test_a_problem_that_changes_meanwhile_is_no_trick_of_the_solution(
     assert (found.verdict, found.tricks) == ("undecided", []) and "other bytes than before" in found.message
 
 
-
-
 def test_what_this_machine_enforces_is_in_the_answer(found: dict[str, Judgement]) -> None:
     columns = found["by_columns"]
     assert columns.isolation and not [line for line in columns.not_isolated if line in columns.isolation]

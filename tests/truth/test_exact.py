@@ -24,7 +24,7 @@ from verify.truth.enclosure import Enclosure
 from verify.truth.exact import digits, judge, nearest, settle
 from verify.truth.fast import evaluate
 from verify.truth.formats import Format, named
-from verify.truth.ulp import bits_of, errors, from_bits
+from verify.truth.ulp import errors, from_bits
 
 GELU = ops.get("gelu")
 FORMS, RESULTS, DTYPES = ("none", "tanh"), ("y", "dx"), ("bfloat16", "float16")
@@ -97,12 +97,13 @@ def same(fmt: Format, a: int, b: int) -> bool:
     return a == b or (a | b) & ~fmt.sign_bit == 0 or (fmt.is_nan(a) and fmt.is_nan(b))
 
 
-@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [32, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("dtype", "form", "result"), PAIRED)
 def test_inputs_by_arb_against_the_certified_fast_reference(dtype: str, form: str, result: str, step: int) -> None:
-    """Every eighth input, others for each function; all 65,536 in slow runs.
+    """Every 32nd input, others for each function; all 65,536 in slow runs.
 
-    Where the bound of `fast` leaves the rounding open, mpmath decides.
+    tests/ops/test_op_formulas.py compares more inputs of each op with formulas. Where the bound of `fast` leaves the
+    rounding open, mpmath decides.
     """
     fmt, whole = named(dtype), problem(dtype, form)
     tried = range(FUNCTIONS.index((dtype, form, result)) % step, INPUTS, step)
@@ -124,9 +125,9 @@ def test_inputs_by_arb_against_the_certified_fast_reference(dtype: str, form: st
 
 
 @pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
-def test_500_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
-    """Seven or eight in each binade of float16, one in each of bfloat16; the slow test takes them all."""
-    compare_routes(dtype, form, result, sample(named(dtype), 500))
+def test_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
+    """Two in each binade of float16; the slow test takes them all."""
+    compare_routes(dtype, form, result, sample(named(dtype), 130))
 
 
 @pytest.mark.slow
@@ -441,11 +442,3 @@ def test_digits_do_not_depend_on_the_context() -> None:
         assert digits(ROOT, 5) == "1.4142"
         assert digits(constant(math.inf)) == "inf"
         assert digits(constant(-math.inf)) == "-inf"
-
-
-def test_bits_and_values_of_the_sample_cover_the_specials() -> None:
-    fmt = named("float16")
-    inputs = from_bits(torch.tensor(sample(fmt, 200)), fmt)
-    assert bool(torch.isinf(inputs).any())
-    assert bool((inputs == 0).any())
-    assert int(bits_of(inputs).max()) >= 0xFC00

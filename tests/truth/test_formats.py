@@ -99,12 +99,6 @@ def test_wide_patterns_against_struct(fmt: Format) -> None:
 
 
 @names
-def test_predicates_partition_the_patterns(fmt: Format) -> None:
-    for bits in sample(fmt, 500, 2):
-        assert fmt.is_nan(bits) + fmt.is_inf(bits) + fmt.is_finite(bits) == 1
-
-
-@names
 def test_constants_against_torch_finfo(fmt: Format) -> None:
     info = torch.finfo(torch_dtype(fmt))
     assert fmt.max_finite == Fraction(info.max)
