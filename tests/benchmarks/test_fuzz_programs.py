@@ -39,11 +39,11 @@ def test_inputs_are_the_same_on_every_machine() -> None:
 
 
 def test_programs_are_judged_without_a_harness_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    fuzz_programs.main(["--seed", "5", "--programs", "3", "--json", str(tmp_path / "found.json")])
+    fuzz_programs.main(["--seed", "5", "--programs", "2", "--json", str(tmp_path / "found.json")])
     printed = capsys.readouterr().out
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["table"] in printed
-    assert [row["program"] for row in found["rows"]] == ["5:0", "5:1", "5:2"]
+    assert [row["program"] for row in found["rows"]] == ["5:0", "5:1"]
     for row in found["rows"]:
         assert sum(count for name, count in row["counts"].items() if name.startswith("PyTorch ")) == 1
         assert "harness" not in row["counts"]
