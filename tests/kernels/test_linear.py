@@ -198,15 +198,12 @@ def test_sums_are_saved_only_where_a_backward_pass_needs_them_and_change_no_bit(
 
 
 @pytest.mark.parametrize("activation", LAYERS)
-def test_gradcheck_and_gradgradcheck(backend, activation):
+def test_second_derivatives(backend, activation):
     leaves = leaves_of(activation, torch.float64, backend.device, 2, 3, 2, seed=2)
     # what is saved or computed again does not depend on the activation: GELU has every way
-    ways = [{"recompute": True}, {}] if activation in ("gelu", "gated_gelu") else [{}]
+    ways = [{"recompute": True}] if activation in ("gelu", "gated_gelu") else [{}]
     for way in [*ways, *([{"return_pre": True}] if activation == "gelu" else [])]:
-        assert torch.autograd.gradcheck(partial(LAYERS[activation], **way), leaves, fast_mode=True)
-        assert not way or torch.autograd.gradgradcheck(partial(LAYERS[activation], **way), leaves, fast_mode=True)
-    if len(ways) == 1:
-        assert torch.autograd.gradgradcheck(LAYERS[activation], leaves, fast_mode=True)
+        assert torch.autograd.gradgradcheck(partial(LAYERS[activation], **way), leaves, fast_mode=True)
 
 
 @pytest.mark.gpu
