@@ -15,7 +15,6 @@ FEW = (
     "beside NaN",
     "a mask that is not read",
     "weights that a constructor prepared are those of another module",
-    "softmax without the maximum while it is timed",
 )
 
 
