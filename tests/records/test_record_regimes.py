@@ -98,7 +98,7 @@ def test_a_replay_finds_the_worst_of_a_regime(run: Run) -> None:
 
     result = only(run.kernels[0])
     for name, part in beyond(result).items():
-        assert worst_of_run(run, "sloppy", dtype="float16", result="y", regime=name).worst == part.worst
+        assert worst_of_run(run, "sloppy", dtype="float16", result="y", regime=name) == part.worst
     with pytest.raises(UsageError, match=r"has no element of sloppy float16 y 'nowhere' with an error"):
         worst_of_run(run, "sloppy", dtype="float16", result="y", regime="nowhere")
     with pytest.raises(UsageError, match="bfloat16"):
@@ -115,9 +115,9 @@ def test_a_replay_takes_an_element_of_a_wrong_result_first(run: Run) -> None:
     fine = msgspec.structs.replace(wrong, output="dx", status="ok", worst=[far], classes=[])
     both = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[fine, wrong])])
     assert wrong.classes[0].reason and wrong.classes[0].worst != wrong.worst[0]
-    assert worst_of_run(both).worst == wrong.classes[0].worst, "ordinary inputs first, as in reports"
+    assert worst_of_run(both) == wrong.classes[0].worst, "ordinary inputs first, as in reports"
     alone = msgspec.structs.replace(run, kernels=[msgspec.structs.replace(kernel, results=[fine])])
-    assert worst_of_run(alone).worst == far
+    assert worst_of_run(alone) == far
 
 
 def test_a_replay_of_a_regime_takes_the_result_that_is_worst_there(run: Run) -> None:

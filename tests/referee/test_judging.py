@@ -22,8 +22,8 @@ from verify.cases.values import RECIPES_OF_PROFILES
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError
 from verify.measure.session import Session
-from verify.records.identity import Invocation, assembled
-from verify.records.record import Basis, ClassFigures, Result, Run
+from verify.records.identity import sealed
+from verify.records.record import SCHEMA, Basis, ClassFigures, Result, Run
 from verify.referee import host, judging, problem
 from verify.referee.formats import operator as operators
 from verify.referee.judging import Settings, judge_many
@@ -357,7 +357,7 @@ def test_rounding_to_one_side_is_excused_if_pytorch_does_it_as_much(theirs: floa
 def recorded(*results: Result, **fields: str) -> Run:
     """Returns the record of a solution."""
     made = msgspec.structs.replace(kernel(*results), **fields)
-    return assembled("cpu", {}, Invocation("verify judge", "quick", 0), kernels=[made], incomplete=[], seconds=0.0)
+    return sealed(Run(SCHEMA, "", "", "verify judge", "cpu", 0, "quick", {}, [made]), 0.0)
 
 
 @pytest.mark.parametrize(

@@ -211,7 +211,7 @@ def test_the_page_of_a_whole_night_shows_every_kernel_in_full() -> None:
         assert text.count('<article class="result">') == len(kernel.results)
         for command, row in re.findall(r'<tr data-replay="(verify replay [^"]* --run [^"]*)">(.*?)</tr>', text):
             name, _, _, _, output, _, dtype, _, index = shlex.split(html.unescape(command))[2:]
-            found = worst_of_run(run, name, dtype=dtype, result=output, index=int(index)).worst
+            found = worst_of_run(run, name, dtype=dtype, result=output, index=int(index))
             assert name == kernel.name and words.truth(found.truth) in row and found.got in row
             short += 1
     assert short > 100

@@ -80,7 +80,7 @@ def test_the_short_command_finds_the_element() -> None:
         words_ = shlex.split(gate_words.short_replay(row.leading, {record().id: "run.json"}))
         given = parser().parse_args(words_[1:])
         found = worst_of_run(record(), given.target, dtype=given.dtype, result=given.result, regime=given.regime)
-        assert found.worst == row.leading.worst
+        assert found == row.leading.worst
         assert found.origin.index == (9 if row.key.regime == "low" else 7)
 
 

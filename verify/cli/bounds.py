@@ -71,7 +71,6 @@ import argparse
 import datetime
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
@@ -94,7 +93,9 @@ def propose(options: argparse.Namespace) -> int:
     found = changes.propose([load(path) for path in options.records], book, kernels=options.kernel)
     written: list[str] = []
     if not options.dry_run:
-        written = [_shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])]
+        written = [
+            waivers.shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])
+        ]
     left = [{"key": str(row.key), "status": row.status, "reason": row.reason} for row in found.left]
     sinks.deliver_data(
         options,
@@ -126,7 +127,7 @@ def accept(options: argparse.Namespace) -> int:
     runs = [load(path) for path in options.records]
     change = changes.accept(options.key, options.reason, runs, book, today=_today())
     assert change.new is not None
-    written = [_shown(path) for path in committed.save(book, [change.new])]
+    written = [waivers.shown(path) for path in committed.save(book, [change.new])]
     sinks.deliver_data(
         options,
         {"changes": gate_data.of_changes([change]), "written": written},
@@ -151,7 +152,7 @@ def waive(options: argparse.Namespace) -> int:
     added = waivers.of_findings(found, options.reason, until)
     if not added:
         raise UsageError(f"nothing to waive: {found.word}", hint="verify gate RUN.json  (shows what it found)")
-    written = [_shown(path) for path in waivers.append(book.folder, added)]
+    written = [waivers.shown(path) for path in waivers.append(book.folder, added)]
     sinks.deliver_data(
         options,
         {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
@@ -179,7 +180,3 @@ def _may_write(options: argparse.Namespace, step: str) -> None:
             "bounds are changed by people and reviewed, so nothing is written on a CI machine; CI is set here",
             hint=f"verify bounds {step} on your own machine with the record, or --on-ci",
         )
-
-
-def _shown(path: Path) -> str:
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

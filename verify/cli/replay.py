@@ -37,12 +37,19 @@ from verify.errors import UsageError
 from verify.records.figure import UNIT
 from verify.records.files import load, read_as
 from verify.records.pinned import Entry
-from verify.records.record import INTEGERS, Origin, replay_command
-from verify.records.recorded import Recorded, find, worst_of_run
+from verify.records.record import INTEGERS, Origin, Worst, replay_command
+from verify.records.recorded import find, worst_of_run
 from verify.search.hunt.requests import Pin
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS, ask_about
 from verify.workers.requests import Environment, R, Request
+
+
+class Recorded(NamedTuple):
+    """Holds an element that a record names, and the backend of the record."""
+
+    worst: Worst
+    backend: str
 
 
 class Outcome(NamedTuple):
@@ -112,14 +119,10 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
         end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
     else:
         end = sinks.ending("wrong: beyond its limit", _explained(found, asked))
-    data = _plain(found, recorded) | ({} if snippet is None else {"snippet": snippet})
+    data: dict[str, Any] = dict(msgspec.to_builtins(found)) | ({} if snippet is None else {"snippet": snippet})
+    if recorded is not None:
+        data["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
     return Outcome(data, exits.PASS if within else exits.WRONG, [*element_lines(found, recorded), *end])
-
-
-def _plain(found: Replay, recorded: Recorded | None) -> dict[str, Any]:
-    """Returns the element for programs, with the finding of a record about it."""
-    said = {} if recorded is None else {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
-    return dict(msgspec.to_builtins(found)) | ({"recorded": said} if said else {})
 
 
 def _run_again(options: argparse.Namespace) -> str:
@@ -134,7 +137,7 @@ def _explained(found: Replay, asked: list[str]) -> str:
     return f"verify explain {shlex.join(asked[1:])}"
 
 
-def place(options: argparse.Namespace) -> Any:
+def place(options: argparse.Namespace) -> Recorded | None:
     """Fills in the options from a record, and returns the record's finding about the element. None without a record."""
     if (options.dtype or options.regime) and (options.case or not options.run):
         raise UsageError(
@@ -159,7 +162,7 @@ def place(options: argparse.Namespace) -> Any:
             run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
         )
         if known.origin.law:
-            shown = f"{known.worst.got} for {known.worst.truth}"
+            shown = f"{known.got} for {known.truth}"
             raise UsageError(
                 f"the worst result, {shown}, shows only in the law of {known.origin.law}",
                 hint=replay_command(known.origin),
@@ -167,7 +170,7 @@ def place(options: argparse.Namespace) -> Any:
         options.target, options.case = known.origin.target, known.origin.case
         options.result, options.index = known.origin.result, known.origin.index
     options.backend = options.backend or known.origin.backend or None
-    return known
+    return Recorded(known, run.backend)
 
 
 def ask(options: argparse.Namespace, request: Request[R], pool: Pool | None = None) -> R:

@@ -19,9 +19,9 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from verify.declare.requests import declared_by
 from verify.errors import InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import Invocation, assembled
+from verify.records.identity import sealed
 from verify.records.part_store import PartStore
-from verify.records.record import Gap, GapKind, KernelRun, Run, Status
+from verify.records.record import SCHEMA, Gap, GapKind, KernelRun, Run, Status
 from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, Died, Late, Request
@@ -199,14 +199,8 @@ def collect(source: Source[Any, Any], command: str) -> Run:
             if not source.interrupted():
                 raise
     kernels, incomplete = source.record()
-    return assembled(
-        about.backend,
-        about.environment,
-        Invocation(command, source.profile, work.seed),
-        kernels=kernels,
-        incomplete=incomplete,
-        seconds=time.monotonic() - started,
-    )
+    run = Run(SCHEMA, "", "", command, about.backend, work.seed, source.profile, about.environment, kernels, incomplete)
+    return sealed(run, time.monotonic() - started)
 
 
 def gaps_of_laws(kernel: KernelRun) -> list[Gap]:

@@ -18,7 +18,7 @@ from verify.records.bounds.committed import HEADROOM, badness, by_chance
 from verify.records.bounds.verdict import Excess
 from verify.records.figure import ordered
 from verify.records.readings import APART, FAILED, Key, Reading, arch_of, leading, readings
-from verify.records.record import UNPROVEN, Result, Run, SpecialValue
+from verify.records.record import UNPROVEN, Run, SpecialValue
 
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
 Bits = Literal["identical", "changed", "unknown"]
@@ -91,11 +91,11 @@ class Comparison:
     @property
     def beneath(self) -> tuple[tuple[str, str, str], ...]:
         """Returns each difference below the kernels: its name, then its version in base and in head."""
-        return ((arch,) if (arch := _moved("arch", arch_of(self.base), arch_of(self.head))) else ()) + tuple(
-            found
-            for name in BENEATH
-            if (found := _moved(name, *(str(run.environment.get(name, "absent")) for run in (self.base, self.head))))
-        )
+        sides = [
+            {"arch": arch_of(run)} | {name: str(run.environment.get(name, "absent")) for name in BENEATH}
+            for run in (self.base, self.head)
+        ]
+        return tuple((name, then, sides[1][name]) for name, then in sides[0].items() if then != sides[1][name])
 
     @property
     def other_cases(self) -> bool:
@@ -128,10 +128,6 @@ class Comparison:
         return INCOMPLETE if self.of("incomparable") or self.of("removed") or not alike else PASS
 
 
-def _moved(name: str, before: str, after: str) -> tuple[str, str, str] | None:
-    return None if before == after else (name, before, after)
-
-
 def _result(pair: Pair) -> tuple[str, str, str, str]:
     return (pair.key.kernel, pair.key.output, pair.key.dtype, pair.source)
 
@@ -160,22 +156,19 @@ def compare(base: Run, head: Run) -> Comparison:
 
 def _special(base: Run, head: Run) -> Iterator[Special]:
     """Yields each result of every special input that both records tried."""
-    before = dict(_special_results(base))
-    for (kernel, output, dtype), result in _special_results(head):
-        earlier = before.get((kernel, output, dtype))
-        if earlier is None:
-            continue
-        known = {tuple(sorted(item.inputs.items())): item for item in earlier.special}
-        for item in result.special:
-            if found := known.get(tuple(sorted(item.inputs.items()))):
-                yield Special(kernel, output, dtype, found, item)
-
-
-def _special_results(run: Run) -> Iterator[tuple[tuple[str, str, str], Result]]:
-    for kernel in run.kernels:
-        for result in kernel.results:
-            if result.special and not kernel.peer:
-                yield (kernel.name, result.output, result.dtype), result
+    sides: list[dict[tuple[str, str, str, tuple[tuple[str, str], ...]], SpecialValue]] = [
+        {
+            (kernel.name, result.output, result.dtype, tuple(sorted(item.inputs.items()))): item
+            for kernel in run.kernels
+            if not kernel.peer
+            for result in kernel.results
+            for item in result.special
+        }
+        for run in (base, head)
+    ]
+    for place, item in sides[1].items():
+        if found := sides[0].get(place):
+            yield Special(*place[:3], found, item)
 
 
 # without the arch, because records of two machines may answer the same question

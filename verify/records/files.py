@@ -160,7 +160,8 @@ def write_atomically(path: str | os.PathLike[str], data: bytes) -> None:
             stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.umask(mask := os.umask(0))  # the system can only set it, so this sets it twice
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, target)
     except OSError as error:
         Path(temporary).unlink(missing_ok=True)
@@ -179,13 +180,6 @@ def say_lost(path: Path, reason: str | None) -> None:
 def _unwritten(path: Path, error: OSError) -> WriteError:
     """Returns the error about a file that cannot be written."""
     return WriteError(f"cannot write {path}: {error.strerror} ({errno.errorcode.get(error.errno or 0, 'no errno')})")
-
-
-def _umask() -> int:
-    """Returns the umask of this process. The system can only set it, so this sets it twice."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 class _Version(msgspec.Struct):

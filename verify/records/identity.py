@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from verify.errors import IN_ERROR
 from verify.records.contradictions import contradictions
-from verify.records.record import SCHEMA, Gap, KernelRun, Run
+from verify.records.record import Gap, Run
 
 
 def identity(run: Run) -> str:
@@ -25,40 +23,6 @@ def identity(run: Run) -> str:
         stages=[msgspec.structs.replace(item, seconds=0.0) for item in run.stages],
     )
     return hashlib.sha256(msgspec.json.encode(timeless, order="deterministic")).hexdigest()[:12]
-
-
-@dataclass(frozen=True)
-class Invocation:
-    """Holds how a run was started: the command with its options, the profile and the seed."""
-
-    command: str
-    profile: str
-    seed: int = 0
-
-
-def assembled(
-    backend: str,
-    environment: dict[str, Any],
-    invocation: Invocation,
-    *,
-    kernels: list[KernelRun],
-    incomplete: list[Gap],
-    seconds: float,
-) -> Run:
-    """Returns the sealed record of kernels that a worker ran, on its backend and in its environment."""
-    bare = Run(
-        schema=SCHEMA,
-        id="",
-        created="",
-        command=invocation.command,
-        backend=backend,
-        seed=invocation.seed,
-        profile=invocation.profile,
-        environment=environment,
-        kernels=kernels,
-        incomplete=incomplete,
-    )
-    return sealed(bare, seconds)
 
 
 def sealed(run: Run, seconds: float) -> Run:

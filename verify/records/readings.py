@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 from verify.backends import BACKENDS
 from verify.records.figure import ordered
@@ -58,7 +58,8 @@ class Key:
 
     def __str__(self) -> str:
         """Returns for example `gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it, without the arch."""
-        return "/".join(map(_part, (self.kernel, self.output, self.dtype, self.regime)))
+        parts = (self.kernel, self.output, self.dtype, self.regime)
+        return "/".join(_ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", part) for part in parts)
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, st
             basis=result.basis,
             source=result.source,
             properties=result.properties if _HASH.fullmatch(result.properties) else "",
-            bits=_bits(result),
+            bits=result.bits,
             worst=_worst(result, part),
             record=record,
             commit=commit,
@@ -234,14 +235,10 @@ def typical(figures: Figures, gate: Gate) -> float | None:
     return None if found is None else value_of(found)
 
 
-def decides_by(figures: Figures, gate: Gate) -> Gate:
-    """Returns the gate whose figures a verdict compares with its limit: an error in ULP may be smaller less noise."""
-    return "scaled" if gate == "plain" and figures.scaled_upper is not None else gate
-
-
 def ends(figures: Figures, gate: Gate) -> tuple[Number | None, Number | None]:
     """Returns both ends of the maximum that decides a verdict: what is proven, and what cannot be excluded."""
-    plain = decides_by(figures, gate) == "plain"
+    # An error in ULP may be smaller less noise.
+    plain = gate == "plain" and figures.scaled_upper is None
     return (figures.max_ulp, figures.max_upper) if plain else (figures.scaled_max, figures.scaled_upper)
 
 
@@ -257,11 +254,6 @@ def _flaw(result: Result, figures: Figures, value: float) -> str:
     if value < 0:
         return f"the record contradicts itself: its largest error is {value:g} ULP"
     return ""
-
-
-def _bits(result: Any) -> str:
-    found = getattr(result, "bits", "")
-    return found if isinstance(found, str) else ""
 
 
 def _worst(result: Result, part: Part) -> Worst | None:
@@ -306,7 +298,3 @@ def date_of(reading: Reading) -> str:
 def inputs(worst: Worst | None) -> str:
     """Returns a text such as `x = -4.34 (0xc08b)`. Empty if the record kept no such element."""
     return "" if worst is None else ", ".join(f"{name} = {value}" for name, value in worst.inputs.items())
-
-
-def _part(text: str) -> str:
-    return _ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", text)

@@ -18,22 +18,11 @@ from verify.records.record import (
     Gate,
     KernelRun,
     Number,
-    Origin,
     Result,
     Run,
     Worst,
     value_of,
 )
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """Holds one element that a record names."""
-
-    origin: Origin
-    dtype: str
-    backend: str
-    worst: Worst
 
 
 @dataclass(frozen=True)
@@ -81,7 +70,7 @@ def size_of(figures: Figures, gate: Gate, limit: float | None) -> tuple[int, flo
 
 def worst_of_run(
     run: Run, target: str = "", dtype: str = "", result: str = "", regime: str = "", index: int | None = None
-) -> Recorded:
+) -> Worst:
     """Returns the element that shows the worst result, of a wrong one if there is one. The other arguments narrow the
     choice down.
 
@@ -89,7 +78,7 @@ def worst_of_run(
     at a flat index. Kernels that are only measured for comparison take part if `target` names them. An element whose
     origin names a law is shown by that law alone, and takes part if its result is wrong.
     """
-    best: tuple[tuple[bool, tuple[float, ...]], Recorded] | None = None
+    best: tuple[tuple[bool, tuple[float, ...]], Worst] | None = None
     whole = any(kernel.target == target for kernel in run.kernels)  # else a name, or another path to the file
     known = [
         item
@@ -111,7 +100,7 @@ def worst_of_run(
             key: tuple[float, ...] = size_of(figures, item.gate, item.limit) if regime else badness(item)
             rank = item.status == "wrong", key
             if best is None or rank > best[0]:
-                best = rank, _recorded(run, item, worst)
+                best = rank, worst
     if best is None:
         at = "" if index is None else f"index {index}"
         asked = " ".join(word for word in (target, dtype, result, regime and repr(regime), at) if word)
@@ -125,19 +114,19 @@ def worst_of_run(
 def is_found(run: Run, worst: Worst, target: str, **place: Any) -> bool:
     """True if `worst_of_run` with these arguments finds exactly this element, which a call of the kernel shows."""
     try:
-        return not worst.origin.law and worst_of_run(run, target, **place).worst == worst
+        return not worst.origin.law and worst_of_run(run, target, **place) == worst
     except UsageError:
         return False
 
 
-def find(run: Run, target: str, case: str, result: str, index: int) -> Recorded | None:
+def find(run: Run, target: str, case: str, result: str, index: int) -> Worst | None:
     """Returns the recorded finding about exactly this element, or None."""
     for _, item in _results(run):
         for worst in _listed(item):
             origin = worst.origin
             same = (origin.result, origin.index) == (result, index) and _name(origin.target) == _name(target)
             if same and _same_case(origin.case, case):
-                return _recorded(run, item, worst)
+                return worst
     return None
 
 
@@ -151,10 +140,6 @@ def _listed(item: Result) -> list[Worst]:
     """Returns the elements of a result that its record shows: the worst of all, those of its classes and regimes."""
     parts = [*(each.worst for each in item.classes), *(each.worst for each in item.regimes)]
     return [*item.worst, *(each for each in parts if each is not None)]
-
-
-def _recorded(run: Run, item: Result, worst: Worst) -> Recorded:
-    return Recorded(worst.origin, dtype=item.dtype, backend=run.backend, worst=worst)
 
 
 def _name(target: str) -> str:

@@ -144,7 +144,9 @@ def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base:
     rows = [_row(key, items, book, before) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
     absent = [book.bounds[key] for key in expected - set(found)]
-    asked = _asked_of_stages(runs, absent)
+    stages, asked = list(dict.fromkeys(stage.name for run in runs for stage in run.stages)), absent
+    if all(run.stages for run in runs):  # a run without stages is asked for all bounds
+        asked = [bound for bound in absent if not {MEASURES.get(name) for name in stages}.isdisjoint(bound.properties)]
     rows += [_absent(bound, failures, runs) for bound in asked]
     known = {(row.key.arch, row.key.kernel) for row in rows if row.status == "crashed"}
     rows += [
@@ -153,11 +155,16 @@ def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base:
         if (arch, kernel.name) not in known
     ]
     rows.sort(key=lambda row: (SEVERITY.index(row.status), row.key))
-    missing, of_others = _missing(runs, set(kernels))
+    missing, notes = _missing(runs, set(kernels))
+    if (count := len(absent) - len(asked)) > 0:
+        named = " and ".join(stages)
+        notes.append(
+            f"{count:,} bounds are not asked for: the night was asked for {named}, and other stages measure them"
+        )
     return Verdict(
         tuple(rows),
         missing=tuple(missing),
-        notes=(*_notes(runs, chosen), *of_others, *_said_of_stages(runs, len(absent) - len(asked))),
+        notes=(*_notes(runs, chosen), *notes),
         records=tuple(dict.fromkeys(run.id for run in runs)),
         targets={kernel.name: kernel.target for run in runs for kernel in run.kernels if not kernel.peer},
     )
@@ -322,21 +329,6 @@ def _missing(runs: Iterable[Run], wanted: set[str]) -> tuple[list[str], list[str
             if gap.target not in failed:
                 found[bool(wanted) and gap.target not in own].append(gap.text)
     return found
-
-
-def _asked_of_stages(runs: Sequence[Run], bounds: list[Bound]) -> list[Bound]:
-    """Returns the bounds that the chosen stages of nights measure. A run without stages is asked for all."""
-    if not all(run.stages for run in runs):
-        return bounds
-    sources = {MEASURES.get(stage.name) for run in runs for stage in run.stages}
-    return [bound for bound in bounds if not sources.isdisjoint(bound.properties)]
-
-
-def _said_of_stages(runs: Iterable[Run], count: int) -> Iterable[str]:
-    """Yields a note if the night omitted the stages that measure some bounds."""
-    if count:
-        names = " and ".join(dict.fromkeys(stage.name for run in runs for stage in run.stages))
-        yield f"{count:,} bounds are not asked for: the night was asked for {names}, and other stages measure them"
 
 
 def _notes(runs: Iterable[Run], chosen: Callable[[str], bool]) -> Iterable[str]:

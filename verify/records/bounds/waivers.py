@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePath
 from typing import Annotated, Literal
@@ -120,13 +121,14 @@ def load(folder: Path) -> tuple[Waiver, ...]:
     """Reads every waiver below the folder of the bounds."""
     files = sorted(folder.rglob(WAIVERS))
     try:
-        return read((_shown(path), path.relative_to(folder), path.read_bytes()) for path in files)
+        return read((shown(path), path.relative_to(folder), path.read_bytes()) for path in files)
     except OSError as error:
         raise UsageError(f"cannot read {error.filename}: {error.strerror}") from error
 
 
-def _shown(path: Path) -> str:
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+def shown(path: Path) -> str:
+    """Returns a path as messages name it: from the current folder if it is below that."""
+    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)
 
 
 def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
@@ -174,7 +176,7 @@ def append(folder: Path, added: Sequence[Waiver]) -> list[Path]:
         texts[path] = "\n".join([texts[path].rstrip("\n"), "", "[[waiver]]", *entry, ""])
     others = [path for path in sorted(folder.rglob(WAIVERS)) if path not in texts]
     contents = {**{path: path.read_bytes() for path in others}, **{path: text.encode() for path, text in texts.items()}}
-    read((_shown(path), path.relative_to(folder), data) for path, data in contents.items())
+    read((shown(path), path.relative_to(folder), data) for path, data in contents.items())
     for path in texts:
         write_atomically(path, contents[path])
     return list(texts)

@@ -185,7 +185,9 @@ def waivers_at(ref: str, folder: Path) -> tuple[Waiver, ...]:
 
 def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Iterator[tuple[str, PurePosixPath, bytes]]:
     """Yields for each wanted file: its name in errors, its place in the folder at a commit, and its bytes."""
-    where = _existing(folder)
+    where = folder.resolve()
+    while not where.is_dir():  # git runs in the nearest existing folder
+        where = where.parent
     top = Path(git(where, "rev-parse", "--show-toplevel")).resolve()
     commit = commit_named(ref, where)
     if not folder.resolve().is_relative_to(top):
@@ -195,11 +197,3 @@ def _files_at(ref: str, folder: Path, wanted: Callable[[PurePath], bool]) -> Ite
         if name and wanted(path := PurePosixPath(name).relative_to(inside)):
             text = git(top, "show", f"{commit}:{name}")
             yield f"{ref}:{name}", path, text.encode(errors="surrogateescape")
-
-
-def _existing(folder: Path) -> Path:
-    """Returns the folder, or the nearest existing one above it, in which git can run."""
-    path = folder.resolve()
-    while not path.is_dir():
-        path = path.parent
-    return path
