@@ -30,11 +30,10 @@ from verify import backends
 from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
-from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, WriteError, no_verdict
+from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, no_verdict
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.commit import digest, own_digest
-from verify.records.files import load, save
 from verify.records.merge import merge
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Stage, value_of
@@ -199,25 +198,18 @@ def _claim(night: Night) -> PartStore:
     return kept
 
 
-def unit_path(night: Night, stage: str, name: str) -> Path:
-    """Returns the file of a unit's record."""
-    return night.folder / stage / f"{name.replace(' ', '-')}.json"
-
-
-def unit(night: Night, stage: str, name: str, make: Callable[[], Run]) -> Run:
+def unit(night: Night, name: str, make: Callable[[], Run]) -> Run:
     """Returns the record of one unit from the folder. If there is none, makes and stores it.
 
     Does not store a record that ran out of time or met an error of verify: a later start makes it again.
     """
-    path = unit_path(night, stage, name)
-    if path.exists():
-        return load(path)
+    kept = PartStore(night.folder / "units.parts")
+    if (known := kept.known(name, Run)) is not None:
+        return known
     made = make()
     if not any(gap.kind in ("out of time", "harness error", "judge failed") for gap in made.incomplete):
-        try:
-            save(made, path)
-        except WriteError as error:
-            night.lost = night.lost or str(error)
+        kept.keep(name, made)
+        night.lost = night.lost or kept.lost
     return made
 
 
@@ -273,7 +265,7 @@ def sweep(night: Night, until: float | None) -> Run:
             pool=night.pool.first(jobs) if jobs else night.pool,
             until=until,
             contain=True,
-            kept=PartStore(unit_path(night, "sweep", shape).with_suffix(".parts")),
+            kept=PartStore(night.folder / f"sweep-{shape}.parts"),
             progress=lambda space, done, total: night.progress(
                 f"sweep {space.target} {space.dtype} {done / total:.0%}"
             ),
@@ -285,7 +277,7 @@ def sweep(night: Night, until: float | None) -> Run:
         by_shape.setdefault(shape, []).append(target)
     try:
         night.pool.begin(jobs)
-        made = [unit(night, "sweep", shape, partial(sweep_shape, shape, found)) for shape, found in by_shape.items()]
+        made = [unit(night, f"sweep {shape}", partial(sweep_shape, shape, found)) for shape, found in by_shape.items()]
     finally:
         _shrink(night)
     return merge(made, command="verify nightly: sweep", profile=night.profile)
@@ -340,7 +332,7 @@ def bench(night: Night, until: float | None) -> Run:
         night.usage += session.usage
         return timed
 
-    timed = unit(night, "bench", "speed", timings)
+    timed = unit(night, "bench speed", timings)
     stand_ins = [kernel.target for kernel in timed.kernels if "@" in kernel.target]
 
     def accuracies() -> Run:
@@ -348,7 +340,7 @@ def bench(night: Night, until: float | None) -> Run:
         measured = _kernels(night, until, "bench", stand_ins, pool=_grown(night) if night.pool.more else None)
         return msgspec.structs.replace(measured, kernels=[in_brief(kernel) for kernel in measured.kernels])
 
-    measured = unit(night, "bench", "accuracy of PyTorch", accuracies)
+    measured = unit(night, "bench accuracy of PyTorch", accuracies)
     return _as_peers(night, merge([timed, measured], command="verify nightly: bench", profile=night.profile))
 
 

@@ -179,7 +179,7 @@ def test_a_unit_that_may_end_better_is_made_again(tmp_path: Path) -> None:
 
     late, in_error = Gap("out of time", "gelu bfloat16: not timed"), Gap("harness error", "sweep of gelu: no verdict")
     for gap in (late, in_error, Gap("crashed", "gelu: crashed"), Gap("not possible", "never")):
-        nightly.unit(mine, "bench", "all", lambda gap=gap: make(gap))  # type: ignore[misc]
+        nightly.unit(mine, "bench all", lambda gap=gap: make(gap))  # type: ignore[misc]
     assert len(made) == 3, "the third was whole, whatever it found, and is kept"
 
 
