@@ -54,13 +54,12 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command in `arguments` (default: sys.argv) and returns its exit code. Prints errors on stderr."""
     _open_streams()
     if foreign := _other_verify():
-        _say(f"verify: {foreign}\n  next: pip uninstall verify, then pip install --force-reinstall verify-kernels")
-        return exits.USAGE
+        then = "pip uninstall verify, then pip install --force-reinstall verify-kernels"
+        return _ended(f"{foreign}\n  next: {then}", exits.USAGE)
     top = parser()
     given = sys.argv[1:] if arguments is None else arguments
     if any(text.encode(errors="ignore").decode() != text for text in given):
-        _say(f"verify: arguments are UTF-8; received {' '.join(given)}\n  next: verify --help")
-        return exits.USAGE
+        return _ended(f"arguments are UTF-8; received {' '.join(given)}\n  next: verify --help", exits.USAGE)
     options = top.parse_args(given)
     if not hasattr(options, "handler"):
         top.print_help()
@@ -81,6 +80,7 @@ def _other_verify() -> str:
 
 def _run(options: argparse.Namespace) -> int:
     """Runs the command of the options. Turns each kind of error into a message and an exit code."""
+    then = f"\n  next: {options.command.prog} --help"
     try:
         demand_apart(options)
         module, _, function = options.handler.partition(":")
@@ -88,44 +88,37 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         return code
     except UsageError as error:
-        shown = error if error.hint else UsageError(error.message, hint=f"{options.command.prog} --help")
-        _say(f"verify: {shown}")
-        return exits.USAGE
+        return _ended(f"{error}{'' if error.hint else then}", exits.USAGE)
     except KernelError as error:
-        _say(f"verify: {error}\n  next: {options.command.prog} --help")
-        return exits.USAGE
+        return _ended(f"{error}{then}", exits.USAGE)
     except (TruthError, InternalError) as error:
-        _say(f"verify: {no_verdict(error)}")
-        return exits.INCOMPLETE
+        return _ended(no_verdict(error), exits.INCOMPLETE)
     except WriteError as error:
-        _say(f"verify: {error}\n  next: {error.hint}")
-        return exits.UNWRITTEN
+        return _ended(f"{error}\n  next: {error.hint}", exits.UNWRITTEN)
     except VerifyError as error:  # a worker that died or was late
-        _say(f"verify: no verdict: {error}\n  next: {options.command.prog} --help")
-        return exits.INCOMPLETE
+        return _ended(f"no verdict: {error}{then}", exits.INCOMPLETE)
     except KeyboardInterrupt:
-        _say("verify: interrupted")
-        return exits.INCOMPLETE
+        return _ended("interrupted", exits.INCOMPLETE)
     except BrokenPipeError:  # `verify run | head -1`: the reader has read enough
         _discard(sys.stdout)
         return exits.UNREAD
-    except OSError as error:
-        if error.errno not in FULL:
-            return _failed()
-        place = f" {error.filename}" if error.filename else ""
-        _say(f"verify: cannot write{place}: {error.strerror} ({errno.errorcode[error.errno]})")
-        _discard(sys.stdout)
-        return exits.UNWRITTEN
-    except Exception:  # a traceback would end with exit code 1, that of a wrong result
-        return _failed()
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            place = f" {error.filename}" if error.filename else ""
+            _ended(f"cannot write{place}: {error.strerror} ({errno.errorcode[error.errno]})", exits.UNWRITTEN)
+            _discard(sys.stdout)
+            return exits.UNWRITTEN
+        import traceback
+
+        # A traceback would end with exit code 1, that of a wrong result. An unexpected exception is no verdict.
+        _say(traceback.format_exc().rstrip("\n"))
+        return _ended(no_verdict(InternalError("the traceback is above")), exits.INCOMPLETE)
 
 
-def _failed() -> int:
-    """Prints the traceback of an unexpected exception. Returns INCOMPLETE, because it is no verdict on a kernel."""
-    import traceback
-
-    _say(f"{traceback.format_exc()}verify: {no_verdict(InternalError('the traceback is above'))}")
-    return exits.INCOMPLETE
+def _ended(text: str, code: int) -> int:
+    """Prints why a command ended, and returns its exit code."""
+    _say(f"verify: {text}")
+    return code
 
 
 def _say(text: str) -> None:

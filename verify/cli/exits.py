@@ -7,19 +7,12 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from verify.errors import INCOMPLETE, OF_VERDICT, PASS, UNWRITTEN, USAGE, WRONG
-
-__all__ = [
-    "INCOMPLETE",
-    "MEANING",
-    "OF_VERDICT",
-    "PASS",
-    "UNREAD",
-    "UNWRITTEN",
-    "USAGE",
-    "WRONG",
-    "terminated_as_interrupted",
-]
+from verify.errors import INCOMPLETE as INCOMPLETE
+from verify.errors import OF_VERDICT as OF_VERDICT
+from verify.errors import PASS as PASS
+from verify.errors import UNWRITTEN as UNWRITTEN
+from verify.errors import USAGE as USAGE
+from verify.errors import WRONG as WRONG
 
 UNREAD = 141  # the reader closed the output early; a shell reports the same for a command that a closed pipe ended
 

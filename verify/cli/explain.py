@@ -96,7 +96,7 @@ def lines_of(found: Explanation) -> list[str]:
         f"  at best   {_figure(found.least)}{unit}: the exact value rounded once",
     ]
     if found.sensitivity is not None:
-        lines.append(f"  input     half an ulp of x moves the exact result by {_plain(found.sensitivity)} ULP")
+        lines.append(f"  input     half an ulp of x moves the exact result by {shown(float(found.sensitivity))} ULP")
     if found.steps:
         whose = "the kernel" if found.owner == "kernel" else "the definition"
         lines += ["", f"what rounding one step of {whose} does:", "", *_steps(found), "", *_wholes(found, whose, unit)]
@@ -131,7 +131,3 @@ def _wholes(found: Explanation, whose: str, unit: str) -> list[str]:
 
 def _figure(value: Any) -> str:
     return signed(float(value))
-
-
-def _plain(value: Any) -> str:
-    return shown(float(value))

@@ -51,11 +51,6 @@ def bounds_folder(options: argparse.Namespace, settings: Config, *, created: boo
     return folder
 
 
-def runs_folder(options: argparse.Namespace, settings: Config) -> Path:
-    """Returns the folder of the records."""
-    return settings.runs if options.runs is None else Path(options.runs)
-
-
 def arguments(options: argparse.Namespace, function: Callable[..., Any], **others: Any) -> dict[str, Any]:
     """Maps the parameters of a command's public function to the options of their names, and adds `others`."""
     names = {name: {"dtypes": "dtype", "results": "result"}.get(name, name) for name in signature(function).parameters}

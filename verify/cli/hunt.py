@@ -34,11 +34,11 @@ from verify.api import CompletedRun
 from verify.cli import given, screen, sinks
 from verify.declare import config
 from verify.records.figure import UNIT, signed
+from verify.records.readings import FAILED
 from verify.records.record import KernelRun, Result, replay_command, value_of
 from verify.report import blocks, words
 from verify.search.hunt.schedule import HuntSummary
 
-FAILED = {"error", "crashed", "timeout"}
 LONG = 600  # characters; a longer replay command is not printed
 
 
@@ -62,7 +62,7 @@ def _then(options: argparse.Namespace, done: CompletedRun) -> str:
         return given.on_backend(f"verify replay {os.path.relpath(pinned.path)}", options.backend)
     if "wrong" in states:
         again.pin = True
-    elif failed := FAILED & set(states):
+    elif failed := set(FAILED) & set(states):
         return f"verify run {shlex.quote(states[failed.pop()])}"
     else:
         again.seed += 1

@@ -100,7 +100,7 @@ def main(options: argparse.Namespace) -> int:
     }
     labels = ["record", "report", "report"]
     if options.keep:
-        runs = given.runs_folder(options, settings)
+        runs = settings.runs if options.runs is None else Path(options.runs)
         makes[runs / f"{record.created[:10]}-{record.id}.json.gz"] = makes[folder / "run.json"]
         labels.append("kept")
     listed = [f"{label}: {Path(path).resolve()}" for label, path in zip(labels, makes, strict=True)]

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib import import_module
 from typing import Any, NoReturn
 
 from verify.cli import exits
@@ -74,26 +75,20 @@ def shape(text: str) -> tuple[int, ...]:
     return sizes
 
 
-def dtype_name(text: str) -> str:
-    """Parses a dtype into its name without `torch.`. An empty text, the default of an option, remains."""
-    if not text:
-        return text
-    from verify.truth.formats import named
+def _name_in(module: str) -> Callable[[str], str]:
+    """Returns a parser of a name that a module knows, such as that of a dtype without `torch.`, or a law with hyphens.
 
-    try:
-        return named(text).name
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+    It imports the module when it parses. An empty text, the default of an option, remains.
+    """
 
+    def parse(text: str) -> str:
+        try:
+            found = import_module(module).named(text) if text else text
+        except UsageError as error:
+            raise argparse.ArgumentTypeError(error.message) from error
+        return str(getattr(found, "name", found))
 
-def law_name(text: str) -> str:
-    """Parses the name of a law, also with hyphens. An empty text, the default of an option, remains."""
-    from verify.laws.profiles import named
-
-    try:
-        return named(text) if text else text
-    except UsageError as error:
-        raise argparse.ArgumentTypeError(error.message) from error
+    return parse
 
 
 # -- paths --------------------------------------------------------------------------------------------------
@@ -101,27 +96,23 @@ def law_name(text: str) -> str:
 # The type of an option says whether its path is read or written. `demand_apart` compares all paths of a command.
 
 
-def _path(text: str) -> str:
+def read_path(text: str) -> str:
+    """Parses the path of a file that the command reads, or a target. A module's name is a path of no file."""
     if any(len(os.fsencode(part)) > _LONGEST for part in text.partition("::")[0].split(os.sep)) or "\0" in text:
         raise argparse.ArgumentTypeError(f"names in a path have 1 to {_LONGEST} bytes, and no zero byte")
     return text
 
 
-def read_path(text: str) -> str:
-    """Parses the path of a file that the command reads, or a target. A module's name is a path of no file."""
-    return _path(text)
-
-
 def written_path(text: str) -> str:
     """Parses the path of a file that the command writes. `-` is stdout."""
-    if text != "-" and os.path.isdir(_path(text)):
+    if text != "-" and os.path.isdir(read_path(text)):
         raise argparse.ArgumentTypeError(f"a file is written; received the folder {text!r}")
     return text
 
 
 def folder_path(text: str) -> str:
     """Parses the path of a folder that may not exist yet."""
-    if os.path.exists(_path(text)) and not os.path.isdir(text):
+    if os.path.exists(read_path(text)) and not os.path.isdir(text):
         raise argparse.ArgumentTypeError(f"a folder holds the files; received the file {text!r}")
     return text
 
@@ -168,8 +159,8 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "N,N": shape,
     "SIZE": size,
     "X": float,
-    "DTYPE": dtype_name,
-    "LAW": law_name,
+    "DTYPE": _name_in("verify.truth.formats"),
+    "LAW": _name_in("verify.laws.profiles"),
     "PATH": written_path,
     "DIR": folder_path,
     **dict.fromkeys(("LIST", "RUN.json", "BASE.json", "HEAD.json"), read_path),

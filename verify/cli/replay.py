@@ -118,7 +118,10 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
     elif snippet is not None:
         end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
     else:
-        end = sinks.ending("wrong: beyond its limit", _explained(found, asked))
+        then = replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
+        end = sinks.ending(
+            "wrong: beyond its limit", then if found.smaller else f"verify explain {shlex.join(asked[1:])}"
+        )
     data: dict[str, Any] = dict(msgspec.to_builtins(found)) | ({} if snippet is None else {"snippet": snippet})
     if recorded is not None:
         data["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
@@ -128,13 +131,6 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
 def _run_again(options: argparse.Namespace) -> str:
     """Returns the command that measures the kernel."""
     return given.on_backend(f"verify run {shlex.quote(options.target)}", options.backend)
-
-
-def _explained(found: Replay, asked: list[str]) -> str:
-    """Returns the command that explains the element: the smaller one if there is one, else the requested one."""
-    if found.smaller:
-        return replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
-    return f"verify explain {shlex.join(asked[1:])}"
 
 
 def place(options: argparse.Namespace) -> Recorded | None:

@@ -16,23 +16,16 @@ if TYPE_CHECKING:
 QUIET_SECONDS = 30.0  # between two lines of progress in a log
 
 
-def width() -> int:
-    """Returns the columns of the terminal, or 120 if the output is a file or a pipe."""
-    if not sys.stdout.isatty() and "COLUMNS" not in os.environ:
-        return 120
-    return shutil.get_terminal_size((120, 40)).columns
-
-
-def colour() -> bool:
-    """True if output is coloured: only on a terminal, and never with NO_COLOR set."""
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
 def terminal() -> Terminal:
-    """Returns the abilities of the terminal for the pages of the report."""
+    """Returns the abilities of the terminal for the pages of the report.
+
+    A file or a pipe has 120 columns. Output is coloured only on a terminal, and never with NO_COLOR set.
+    """
     from verify.report.terminal.text_page import Terminal
 
-    return Terminal(width(), colour())
+    shown = sys.stdout.isatty()
+    columns = shutil.get_terminal_size((120, 40)).columns if shown or "COLUMNS" in os.environ else 120
+    return Terminal(columns, shown and not os.environ.get("NO_COLOR"))
 
 
 class Progress:
