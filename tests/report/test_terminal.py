@@ -10,22 +10,44 @@ import msgspec
 import pytest
 from rich.cells import cell_len
 
+from tests.records.bounds import gate_records as made
 from tests.report import pages
-from tests.report.sample import empty, incomplete, passing, plain, sample
-from verify.records.record import Gap, KernelRun, Run
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, passing, plain, sample
+from tests.report.test_gate_text import everything, hostile
+from verify.records.bounds import changes
+from verify.records.bounds.verdict import judge
+from verify.records.compare import compare
+from verify.records.record import Gap, KernelRun
 from verify.records.recorded import judged
-from verify.report import words
-from verify.report.terminal.text_page import Terminal
+from verify.report import bounds_words, compare_words, gate_words, run_table, words
+from verify.report.document import Document
+from verify.report.terminal.text_page import Terminal, render
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
-@pytest.mark.parametrize("width", [60, 72, 80, 100, 120, 200])
-@pytest.mark.parametrize("run", [sample(), plain(), passing(), incomplete(), empty()])
-def test_no_line_is_wider_than_the_screen_except_commands(run: Run, width: int) -> None:
-    for line in pages.of_run(run, Terminal(width)).splitlines():
-        if cell_len(line) > width:
-            assert re.match(r"(next: |    )verify (replay|run|report|list) ", line), line
+def documents() -> dict[str, Document]:
+    """Pages of every subject."""
+    found = {of.__name__: run_table.document(of()) for of in (sample, plain, passing, incomplete, empty)}
+    for name, (item, held) in {"": everything(), "hostile ": hostile()}.items():
+        judged, other = judge([item], held), made.run(made.kernel(made.result(9.0)))
+        found |= {
+            f"{name}gate": gate_words.document(judged, everything=True, records=[HOSTILE_NAME]),
+            f"{name}proposal": bounds_words.proposal(changes.propose([item], held), written=[HOSTILE_NAME]),
+            f"{name}review": bounds_words.review(changes.review(held, made.book()), HOSTILE_NAME),
+            f"{name}comparison": compare_words.document(compare(item, other), everything=True),
+        }
+    return found
+
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_line_is_wider_than_the_screen_except_commands(name: str) -> None:
+    for width in (60, 72, 80, 100, 120, 200):
+        for line in render(DOCUMENTS[name], Terminal(width)).splitlines():
+            assert cell_len(line) <= width or re.match(r"(next: |    )verify ", line), line
 
 
 @pytest.mark.parametrize("width", [30, 46, 60, 72, 80, 100, 120, 200])
@@ -50,26 +72,24 @@ def test_without_colour_there_is_no_escape_and_colour_changes_nothing_else() -> 
     assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == bare.splitlines()
 
 
-def test_colour_is_never_alone() -> None:
-    coloured = pages.of_run(sample(), Terminal(120, color=True))
-    for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", coloured):
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_any_text_is_spelled_out_and_colour_is_never_alone(name: str) -> None:
+    page = DOCUMENTS[name]
+    for red in re.findall(r"\x1b\[1;31m(.*?)\x1b\[0m", render(page, Terminal(120, color=True))):
         assert re.match(r" *✗", red), red
-
-
-def test_ascii_glyphs() -> None:
-    runs = (sample(), plain(), passing(), incomplete())
-    text = "".join(pages.of_run(run, Terminal(80, glyphs=False)) for run in runs)
-    assert text.isascii()
-    assert "x wrong  eager_gelu y bfloat16" in text
-    assert "+ correctly rounded" in pages.of_run(passing(), Terminal(120, glyphs=False))
-
-
-def test_hostile_text_is_spelled_out() -> None:
-    text = pages.of_run(sample(), Terminal(120))
+    assert render(page, Terminal(80, glyphs=False)).isascii()
+    text = render(page, Terminal(120))
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", text)
+    assert ("<script>" in text) == (name.startswith("hostile") or name in ("sample", "gate", "proposal", "review"))
+
+
+def test_markup_is_shown_and_not_interpreted() -> None:
+    text = pages.of_run(sample(), Terminal(120))
     assert r"<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1" in text
-    assert "[red]1[/red]" in text  # markup is shown, not interpreted
+    assert "[red]1[/red]" in text
     assert r"\x1b]0;owned\x07\x1b[2J second line" in text
+    bare = pages.of_run(passing(), Terminal(120, glyphs=False))
+    assert "+ correctly rounded" in bare and "x wrong  eager_gelu" in pages.of_run(sample(), Terminal(80, glyphs=False))
 
 
 def test_a_failure_takes_eight_lines_at_most() -> None:
