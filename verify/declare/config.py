@@ -6,7 +6,6 @@ import functools
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from verify.errors import UsageError
 
@@ -37,16 +36,11 @@ def find(start: Path | None = None) -> Config:
     for folder in (here, *here.parents):
         path = folder / "pyproject.toml"
         if path.is_file():
-            return _read(path)
-    return _config(here, here / "pyproject.toml", {})
-
-
-def _read(path: Path) -> Config:
-    """Reads one pyproject.toml. Raises UsageError for wrong settings."""
-    try:
-        return _parsed(path, path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from error
+            try:
+                return _parsed(path, path.read_text(encoding="utf-8"))
+            except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+                raise UsageError(f"cannot read {path}: {error}") from error
+    return _parsed(here / "pyproject.toml", "")
 
 
 @functools.lru_cache(8)  # each law of each kernel asks for the corpus: 5 ms to parse, 0.1 ms to read
@@ -59,29 +53,13 @@ def _parsed(path: Path, text: str) -> Config:
     unknown = sorted(set(section) - _KNOWN)
     if unknown:
         raise UsageError(f"{path}: [tool.verify] knows {', '.join(sorted(_KNOWN))}; received {', '.join(unknown)}")
-    return _config(path.parent, path, section)
-
-
-def _config(root: Path, path: Path, section: dict[str, Any]) -> Config:
-    return Config(
-        root=root,
-        kernels=_targets(path, section, "kernels"),
-        peers=_targets(path, section, "peers"),
-        bounds=_folder(path, section, "bounds"),
-        corpus=_folder(path, section, "corpus"),
-        runs=_folder(path, section, "runs"),
-    )
-
-
-def _targets(path: Path, section: dict[str, Any], name: str) -> tuple[str, ...]:
-    value = section.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
-        raise UsageError(f"{path}: [tool.verify] {name} is a list of files or modules; received {value!r}")
-    return tuple(value)
-
-
-def _folder(path: Path, section: dict[str, Any], name: str) -> Path:
-    value = section.get(name, _FOLDERS[name])
-    if not isinstance(value, str) or not value:
-        raise UsageError(f"{path}: [tool.verify] {name} is a folder; received {value!r}")
-    return path.parent / value
+    lists = {name: section.get(name, []) for name in ("kernels", "peers")}
+    folders = {name: section.get(name, usual) for name, usual in _FOLDERS.items()}
+    for name, value in lists.items():
+        if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+            raise UsageError(f"{path}: [tool.verify] {name} is a list of files or modules; received {value!r}")
+    for name, value in folders.items():
+        if not isinstance(value, str) or not value:
+            raise UsageError(f"{path}: [tool.verify] {name} is a folder; received {value!r}")
+    places = {name: path.parent / value for name, value in folders.items()}
+    return Config(path.parent, tuple(lists["kernels"]), tuple(lists["peers"]), **places)

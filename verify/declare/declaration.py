@@ -435,6 +435,7 @@ def kernel(
         beside = *of_operands.values(), *of_outputs.values()
         limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=relative)
         noises = promises.noise(about, max_noise, definition.gate, results)
+        settings = promises.strings(about, "same_bits", same_bits, promises.SETTINGS) if same_bits else ()
         others_of_bits = promises.same_bits_as(about, same_bits_as)
         seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
@@ -476,7 +477,7 @@ def kernel(
             encoding=quantise,
             stochastic=seeds,
             encoded=quantised if quantised.encodings else None,
-            same_bits=promises.same_bits(about, same_bits, others_of_bits),
+            same_bits=(*settings, *others_of_bits),
             same_bits_as=others_of_bits,
             rounds=promises.rounds(about, rounds, definition, quantise or quantised.encodings or seeds),
         )

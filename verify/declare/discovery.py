@@ -63,22 +63,21 @@ def load(target: Target) -> list[Kernel]:
 def imported(target: Target) -> ModuleType:
     """Imports the module of a target. Raises UsageError with the next command if that fails."""
     target.demand_source()
-    if target.is_file:
-        reach(target)
-        return _import_file(Path(target.source).resolve(), target.source)
     reach(target)
+    shown = target.source
     try:
-        return importlib.import_module(target.source)
-    except ModuleNotFoundError as error:
-        if error.name and (target.source == error.name or target.source.startswith(error.name + ".")):
-            raise UsageError(
-                f"no module named {target.source!r}", hint="a file is named with its ending: verify run accuracy.py"
-            ) from error
-        raise _import_failure(target.source, error) from error
-    except UsageError as error:
-        raise _within(target.source, error) from error
+        return _import_file(Path(shown).resolve(), shown) if target.is_file else importlib.import_module(shown)
+    except UsageError as error:  # of a declaration: its message may not name the file
+        if shown in error.message:
+            raise
+        raise UsageError(f"{shown}: {error.message}", hint=error.hint) from error
     except Exception as error:
-        raise _import_failure(target.source, error) from error
+        unknown = error.name if isinstance(error, ModuleNotFoundError) and not target.is_file else None
+        if unknown and (shown == unknown or shown.startswith(unknown + ".")):
+            raise UsageError(
+                f"no module named {shown!r}", hint="a file is named with its ending: verify run accuracy.py"
+            ) from error
+        raise _import_failure(shown, error) from error
 
 
 def reach(target: Target) -> None:
@@ -88,13 +87,6 @@ def reach(target: Target) -> None:
         path = Path(target.source).resolve()
         folders = [next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent), path.parent]
     start.put_on_path(map(str, reversed(folders)))
-
-
-def _within(shown: str, error: UsageError) -> UsageError:
-    """Returns the error of a declaration with its file, unless the message already names it."""
-    if shown in error.message:
-        return error
-    return UsageError(f"{shown}: {error.message}", hint=error.hint)
 
 
 def _import_file(path: Path, shown: str) -> ModuleType:
@@ -115,12 +107,9 @@ def _import_file(path: Path, shown: str) -> ModuleType:
         spec.loader.exec_module(module)
         if path.read_bytes() != before:
             raise UsageError(f"{shown} changed while it was imported", hint="the same command again")
-    except UsageError as error:
+    except Exception:
         del sys.modules[label]
-        raise _within(shown, error) from error
-    except Exception as error:
-        del sys.modules[label]
-        raise _import_failure(shown, error) from error
+        raise
     return module
 
 

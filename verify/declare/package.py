@@ -98,7 +98,10 @@ def functions_in(folder: Path) -> list[LaunchingFunction]:
         for name, node in source.functions.items():
             parameters, applies = _parameters(node), source.uses[name] & kinds
             public = name in launching - halves and not _PRIVATE.search(name)
-            if public and _takes_tensors(parameters) and (applies or (source.triton and name not in inner)):
+            required = [each.annotation for each in parameters if each.default is None]
+            # A first argument self is that of a method which is put on a class elsewhere.
+            tensors = any(not each or "Tensor" in each for each in required) and parameters[0].name != "self"
+            if public and tensors and (applies or (source.triton and name not in inner)):
                 functions.append(replace(place, line=node.lineno, name=name, parameters=parameters))
         for name, kind in source.differentiable.items():
             forward = next((each for each in kind.body if getattr(each, "name", "") == "forward"), None)
@@ -179,15 +182,10 @@ def _declarable(define: Any, tensors: list[str]) -> bool:
 
 
 def module_of(path: Path) -> str:
-    """Returns the dotted name of a file."""
-    parts = path.resolve().relative_to(root_of(path)).with_suffix("").parts
-    return ".".join(parts).removesuffix(".__init__")
-
-
-def root_of(path: Path) -> Path:
-    """Returns the folder from which a file is imported: that of its topmost package, or its own."""
-    packages = [each for each in path.resolve().parents if (each / "__init__.py").exists()]
-    return packages[-1].parent if packages else path.resolve().parent
+    """Returns the dotted name of a file, from the folder above its topmost package, or from its own."""
+    package = _package(path)
+    root = path.resolve().parent if package == path.resolve() else package.parent
+    return ".".join(path.resolve().relative_to(root).with_suffix("").parts).removesuffix(".__init__")
 
 
 def _package(folder: Path) -> Path:
@@ -250,12 +248,6 @@ def _closure(uses: dict[str, set[str]], start: set[str], *, backwards: bool) -> 
         else:
             found |= {each for name in found & set(uses) for each in uses[name]}
     return found
-
-
-def _takes_tensors(parameters: list[Parameter]) -> bool:
-    """True if a function may take tensors, and is no method that is put on a class elsewhere."""
-    required = [each.annotation for each in parameters if each.default is None]
-    return any(not each or "Tensor" in each for each in required) and parameters[0].name != "self"
 
 
 def _parameters(node: ast.FunctionDef) -> list[Parameter]:

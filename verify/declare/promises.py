@@ -394,12 +394,6 @@ AS_LIKE, ONCE = "as like", "once"  # where a kernel rounds to 16 bits
 SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
 
 
-def same_bits(where: str, given: Any, others: Mapping[str, Any]) -> tuple[str, ...]:
-    """Returns the settings that change no bit, and the names of functions that have the same bits."""
-    named = strings(where, "same_bits", given, SETTINGS) if given else ()
-    return (*named, *others)
-
-
 def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
     """Maps `as NAME` to each function that has the same bits."""
     functions = [given] if callable(given) else list(given)

@@ -53,15 +53,10 @@ def sources_of(kernel: Kernel) -> str:
 
 
 def digests_of(kernel: Kernel) -> dict[str, str]:
-    """Maps the file of every loaded module of the kernel's project to its digest."""
-    return {file: digest(Path(file)) for file in _loaded_files(kernel)}
-
-
-def _loaded_files(kernel: Kernel) -> list[str]:
-    """Returns the files of the loaded modules that belong to the kernel's project, in the order of module names."""
+    """Maps the file of every loaded module of the kernel's project to its digest, in the order of module names."""
     path = Path(kernel.file).resolve()
     root = next((p for p in path.parents if (p / "pyproject.toml").exists()), path.parent)
-    found = []
+    found = {}
     for name in sorted(sys.modules):
         if name.partition(".")[0] == "verify":
             continue
@@ -69,7 +64,7 @@ def _loaded_files(kernel: Kernel) -> list[str]:
         if not isinstance(file, str) or not os.path.isabs(file) or "site-packages" in file:
             continue
         if root in _folders_of(file) and Path(file).is_file():
-            found.append(file)
+            found[file] = digest(Path(file))
     return found
 
 

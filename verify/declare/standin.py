@@ -102,10 +102,6 @@ def _in_one_dtype(kernel: Kernel, arguments: Sequence[Tensor | None]) -> tuple[S
     return arguments, [None] * len(kernel.outputs)
 
 
-def _eager(baseline: Callable[..., Any]) -> Callable[..., Any]:
-    return baseline
-
-
 def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the compiled baseline. It compiles at the first call, so that declaring it costs nothing.
 
@@ -129,6 +125,6 @@ def _compiled(baseline: Callable[..., Any]) -> Callable[..., Any]:
 
 # Not on the interpreter: there torch.compile makes C++ code, by another compiler than Triton.
 _FORMS: dict[str, tuple[Callable[..., Any], str, tuple[str, ...]]] = {
-    "eager": (_eager, "PyTorch eager, for comparison.", ()),
+    "eager": (lambda baseline: baseline, "PyTorch eager, for comparison.", ()),
     "compile": (_compiled, "torch.compile of PyTorch's formula, for comparison.", ("cuda", "cpu")),
 }

@@ -20,7 +20,7 @@ import linecache
 import os
 import symtable
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -41,7 +41,10 @@ def target_of(function: Callable[..., Any], declaration: Mapping[str, Any]) -> s
         if declaration:
             raise TypeError(f"{', '.join(declaration)}: the kernel {function.name!r} is declared already")
         if function.file and Path(function.file).is_file():
-            return _of_file(function)
+            module, path = function.module, Path(function.file).resolve()
+            if "." in module and not module.startswith("verify_target_"):  # it may import from its own package
+                return f"{module}::{function.name}"
+            return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}::{function.name}"
         text = _File()
         name = text.definition(function)
         return f"{text.written(name)}::{function.name}"
@@ -58,20 +61,15 @@ def target_of(function: Callable[..., Any], declaration: Mapping[str, Any]) -> s
     return f"{text.written(name)}::{name}"
 
 
-def _of_file(declared: Kernel) -> str:
-    module = declared.module
-    if "." in module and not module.startswith("verify_target_"):  # it may import from its own package
-        return f"{module}::{declared.name}"
-    path = Path(declared.file).resolve()
-    return f"{os.path.relpath(path) if path.is_relative_to(Path.cwd()) else path}::{declared.name}"
-
-
 class _File:
     """Collects the text of a module. Each statement follows the statements that it needs."""
 
     def __init__(self) -> None:
-        self.lines = []
-        if paths := _paths():
+        # Import folders of this process that a worker may lack: not Python's own, and not the current one.
+        own, folders = (sys.prefix, sys.base_prefix, sys.exec_prefix), map(os.path.abspath, sys.path)
+        paths = [each for each in folders if os.path.isdir(each) and not each.startswith(own) and each != os.getcwd()]
+        self.lines: list[str] = []
+        if paths:
             self.lines += ["import sys", f"sys.path += [each for each in {paths!r} if each not in sys.path]"]
         self.done: set[str] = set()
         self._imported("verify")
@@ -139,13 +137,6 @@ class _File:
             self.lines.append(f"{name} = {text}")
 
 
-def _paths() -> list[str]:
-    """Returns import folders of this process that a worker may lack: not Python's own, and not the current one."""
-    own = (sys.prefix, sys.base_prefix, sys.exec_prefix)
-    folders = [os.path.abspath(each) for each in sys.path]
-    return [each for each in folders if os.path.isdir(each) and not each.startswith(own) and each != os.getcwd()]
-
-
 def _word(text: str) -> str:
     return "".join(letter if letter.isalnum() else "_" for letter in text)[:60]
 
@@ -183,17 +174,12 @@ def _undecorated(value: Any) -> Any:
     return None
 
 
-def _functions(value: Any) -> Iterator[FunctionType]:
-    """Yields a function itself, or the functions of a class."""
-    for each in [value] if isinstance(value, FunctionType) else vars(value).values():
-        each = getattr(each, "__func__", each)
-        if isinstance(each, FunctionType) and each.__module__ == value.__module__:
-            yield each
-
-
 def _statement(value: Any, about: str) -> tuple[ast.FunctionDef | ast.ClassDef, str, Mapping[str, Any]]:
     """Returns the statement at the top of a cell or file that defines a function or class, its source and globals."""
-    for function in _functions(value):
+    inner = [value] if isinstance(value, FunctionType) else vars(value).values()
+    for function in (getattr(each, "__func__", each) for each in inner):
+        if not isinstance(function, FunctionType) or function.__module__ != value.__module__:
+            continue
         code = function.__code__
         lines = linecache.getlines(code.co_filename)
         try:
