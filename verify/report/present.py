@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -45,23 +44,20 @@ def name_of(kernel: KernelRun) -> str:
     return clean(kernel.name) + (" (peer)" if kernel.peer else "")
 
 
-@dataclass(eq=False)
 class ResultFacts:
     """Holds the facts of one result of a kernel. `also` are others that are wrong for the same reason."""
 
-    owner: KernelFacts
-    result: Result
-    also: tuple[Result, ...] = ()
-
-    @cached_property
-    def standing(self) -> str:
-        """Returns the status to show: the record's, or "peer" for a peer, which is not judged."""
-        return "peer" if self.owner.run.peer else self.result.status
-
-    @cached_property
-    def title(self) -> str:
-        """Returns for example `my_gelu y bfloat16`."""
-        return f"{self.owner.name} {clean(self.result.output)} {clean(self.result.dtype)}"
+    def __init__(self, owner: KernelFacts, result: Result, also: tuple[Result, ...] = ()) -> None:
+        self.owner, self.result, self.also = owner, result, also
+        self.standing = "peer" if owner.run.peer else result.status  # to show: a peer is not judged
+        self.title = f"{owner.name} {clean(result.output)} {clean(result.dtype)}"
+        self.maximum = result_words.most(result, result.figures)  # an interval if the reference left it open
+        has_unit = self.maximum != "NaN" and not result.counts
+        self.figure = self.maximum + (UNIT[result.gate] if has_unit else "")
+        self.classes = {name: result_words.of_class(result, name) for name in CLASSES}  # the maximum on each
+        self.baseline = result_words.baseline_of(result)  # PyTorch's maximum on ordinary inputs, or ""
+        self.worst = recorded.shown_worst(result)  # the element that shows the error
+        self.badness = recorded.badness(result)  # a sort key: worse results are larger
 
     @property
     def where(self) -> str:
@@ -105,37 +101,6 @@ class ResultFacts:
         return f"at least {figure}, open" if most.open else figure
 
     @cached_property
-    def maximum(self) -> str:
-        """Returns the judged maximum, an interval if the reference left it open."""
-        return result_words.most(self.result, self.result.figures)
-
-    @cached_property
-    def figure(self) -> str:
-        """Returns the maximum with its unit. NaN has none."""
-        unit = "" if self.result.counts else UNIT[self.result.gate]
-        return self.maximum if self.maximum == "NaN" else self.maximum + unit
-
-    @cached_property
-    def classes(self) -> dict[str, str]:
-        """Returns the maximum on each class of inputs."""
-        return {name: result_words.of_class(self.result, name) for name in CLASSES}
-
-    @cached_property
-    def baseline(self) -> str:
-        """Returns PyTorch's maximum on ordinary inputs, or ""."""
-        return result_words.baseline_of(self.result)
-
-    @cached_property
-    def worst(self) -> Worst | None:
-        """Returns the element that shows the error."""
-        return recorded.shown_worst(self.result)
-
-    @cached_property
-    def badness(self) -> tuple[int, int, float]:
-        """Returns a sort key: worse results are larger."""
-        return recorded.badness(self.result)
-
-    @cached_property
     def also_words(self) -> str:
         """Returns `also` with errors, for example `y bfloat16 (71), float16 (566.4); dx float32 (NaN)`."""
         outputs: dict[str, list[str]] = {}
@@ -167,37 +132,20 @@ class ResultFacts:
         return RESULT_STATUSES.index(result.status), size, strength, result.basis.n
 
 
-@dataclass(eq=False)
 class KernelFacts:
     """Holds the facts of one kernel, the `index`-th of a run."""
 
-    run: KernelRun
-    index: int = 0
-
-    @cached_property
-    def name(self) -> str:
-        """Returns the name, clean, marked if it is a peer."""
-        return name_of(self.run)
-
-    @property
-    def anchor(self) -> str:
-        """Returns the address of its section on a page."""
-        return f"kernel-{self.index}"
-
-    @cached_property
-    def standing(self) -> str:
-        """Returns the status to show: the record's, or "peer" for a peer, which is not judged."""
-        return "peer" if self.run.peer else self.run.status
-
-    @cached_property
-    def word(self) -> str:
-        """Returns the status of the record as a word, of peers too."""
-        return WORDS[self.run.status]
-
-    @cached_property
-    def call(self) -> str:
-        """Returns the op with its parameters."""
-        return words.call(self.run.op, self.run.params)
+    def __init__(self, run: KernelRun, index: int = 0) -> None:
+        self.run, self.index = run, index
+        self.name = name_of(run)
+        self.anchor = f"kernel-{index}"  # the address of its section on a page
+        self.standing = "peer" if run.peer else run.status  # to show: a peer is not judged
+        self.word = WORDS[run.status]  # of peers too
+        self.call = words.call(run.op, run.params)
+        target, hint = shlex.quote(clean(run.target)), clean(run.hint)
+        # The command that measures it again: that of its hint, for example with more time, if any.
+        self.rerun = hint if hint.startswith("verify ") and target in hint else f"verify run {target}"
+        self.advice = "" if hint == self.rerun else hint
 
     @cached_property
     def results(self) -> list[ResultFacts]:
@@ -249,18 +197,6 @@ class KernelFacts:
             lines = [line for line in words.clean_lines(run.printed.text) if line] or [""]
             found.append(f"printed {plural(run.printed.bytes, 'byte')}: {lines[0][:FIRST]}")
         return found
-
-    @cached_property
-    def rerun(self) -> str:
-        """Returns the command that measures it again: that of its hint, for example with more time, if any."""
-        target, hint = shlex.quote(clean(self.run.target)), clean(self.run.hint)
-        return hint if hint.startswith("verify ") and target in hint else f"verify run {target}"
-
-    @cached_property
-    def advice(self) -> str:
-        """Returns its hint, unless that is the command of `rerun`."""
-        hint = clean(self.run.hint)
-        return "" if hint == self.rerun else hint
 
     @cached_property
     def replay(self) -> str:
@@ -328,20 +264,19 @@ def _same_cause(law: LawRun | None, other: LawRun) -> bool:
     return other is not law and law.cause == other.cause == "failed" and law.message == other.message
 
 
-@dataclass(eq=False)
 class Facts:
     """Holds the facts of a whole run."""
 
-    run: Run
-
-    @cached_property
-    def kernels(self) -> list[KernelFacts]:
-        return [KernelFacts(kernel, index) for index, kernel in enumerate(self.run.kernels)]
-
-    @cached_property
-    def judged(self) -> list[KernelFacts]:
-        """Returns all kernels but peers."""
-        return [kernel for kernel in self.kernels if not kernel.run.peer]
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.kernels = [KernelFacts(kernel, index) for index, kernel in enumerate(run.kernels)]
+        self.judged = [kernel for kernel in self.kernels if not kernel.run.peer]
+        # Calls that differ with the same input may explain other errors of a kernel.
+        self.unrepeatable = [kernel for kernel in self.judged if kernel.run.unrepeatable]
+        # Peers that raised, crashed or hung are shown too: a report never hides a failure.
+        self.failures = [kernel for kernel in self.kernels if kernel.run.status in ("error", "crashed", "timeout")]
+        self.broken_laws = [(kernel, law) for kernel in self.judged for law in kernel.broken_laws]
+        self.limits = [(kernel, text) for kernel in self.judged for text in kernel.limits]  # cases that it cannot run
 
     @cached_property
     def rows(self) -> list[tuple[KernelFacts, ResultFacts | None]]:
@@ -381,26 +316,6 @@ class Facts:
         """Returns vacuous and undecided results of judged kernels, grouped by kernel and reason."""
         found = [each for kernel in self.judged for each in kernel.results if each.result.status in UNPROVEN]
         return _by_cause(found, lambda each: (each.owner.run.target, each.result.status, each.result.reason))
-
-    @cached_property
-    def unrepeatable(self) -> list[KernelFacts]:
-        """Returns judged kernels whose calls differ with the same input. That may explain their other errors."""
-        return [kernel for kernel in self.judged if kernel.run.unrepeatable]
-
-    @cached_property
-    def failures(self) -> list[KernelFacts]:
-        """Returns kernels that raised, crashed or hung, peers included: a report never hides a failure."""
-        return [kernel for kernel in self.kernels if kernel.run.status in ("error", "crashed", "timeout")]
-
-    @cached_property
-    def broken_laws(self) -> list[tuple[KernelFacts, LawRun]]:
-        """Returns the broken laws of judged kernels, in the order of the record."""
-        return [(kernel, law) for kernel in self.judged for law in kernel.broken_laws]
-
-    @cached_property
-    def limits(self) -> list[tuple[KernelFacts, str]]:
-        """Returns the cases that judged kernels cannot run."""
-        return [(kernel, text) for kernel in self.judged for text in kernel.limits]
 
     @cached_property
     def missing(self) -> list[GapLine]:
@@ -548,7 +463,7 @@ def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tup
     causes: dict[tuple[str, ...], list[ResultFacts]] = {}
     for each in results:
         causes.setdefault(cause(each), []).append(each)
-    return [replace(first, also=tuple(each.result for each in rest)) for first, *rest in causes.values()]
+    return [ResultFacts(first.owner, first.result, tuple(e.result for e in rest)) for first, *rest in causes.values()]
 
 
 def _cause(each: ResultFacts) -> tuple[str, ...]:
