@@ -13,17 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from verify.records.record import (
-    SCHEMA,
-    ClassFigures,
-    Figures,
-    Gap,
-    KernelRun,
-    Number,
-    Result,
-    Run,
-    Stage,
-)
+from verify.records.record import SCHEMA, ClassFigures, Figures, Gap, KernelRun, Number, Result, Run, Stage
 
 HOSTILE_NAME = "<script>alert(1)</script>[bold]a|b`c`\x1b[31m\u202e@octocat #1"
 KERNELS = msgspec.json.decode(Path(__file__).with_name("kernels.json").read_bytes(), type=dict[str, KernelRun])

@@ -11,17 +11,7 @@ import pytest
 
 from tests.records.bounds.gate_records import book, bound, kernel, result
 from tests.records.bounds.gate_records import run as recorded
-from tests.report.sample import (
-    HOSTILE_NAME,
-    KERNELS,
-    empty,
-    incomplete,
-    make,
-    passing,
-    plain,
-    rich,
-    sample,
-)
+from tests.report.sample import HOSTILE_NAME, KERNELS, empty, incomplete, make, passing, plain, rich, sample
 from verify.cli import main
 from verify.records import files
 from verify.records.bounds import committed

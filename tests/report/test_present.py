@@ -6,15 +6,7 @@ import msgspec
 import pytest
 
 from tests.report import pages
-from tests.report.sample import (
-    KERNELS,
-    empty,
-    figures,
-    incomplete,
-    make,
-    passing,
-    sample,
-)
+from tests.report.sample import KERNELS, empty, figures, incomplete, make, passing, sample
 from verify.records import recorded
 from verify.records.record import Basis, ClassFigures, Gap, KernelRun, LawRun, Origin, Result, Unmeasured
 from verify.report import result_words, run_table

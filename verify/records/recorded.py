@@ -11,18 +11,7 @@ from typing import Any
 from verify.errors import UsageError
 from verify.records.figure import ordered
 from verify.records.readings import parts, worst_in
-from verify.records.record import (
-    CLASSES,
-    ClassFigures,
-    Figures,
-    Gate,
-    KernelRun,
-    Number,
-    Result,
-    Run,
-    Worst,
-    value_of,
-)
+from verify.records.record import CLASSES, ClassFigures, Figures, Gate, KernelRun, Number, Result, Run, Worst, value_of
 
 
 @dataclass(frozen=True)
