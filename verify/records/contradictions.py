@@ -50,14 +50,13 @@ def contradictions_of(run: Run) -> Found:
 
 def _of_result(result: Result) -> Found:
     """Yields the contradictions in one result, each with its place below it."""
+    regimes = [(part.name, f".regimes[{at}]", part) for at, part in enumerate(result.regimes)]
     parts = [("", ".figures", result.figures)]
-    parts += [(part.name, f".regimes[{at}].figures", part.figures) for at, part in enumerate(result.regimes)]
-    classes = [(f".classes[{at}].figures", each.figures) for at, each in enumerate(result.classes)]
-    inside = [(place, _of_figures(figures)) for place, figures in classes]
-    inside += [(place, _of_figures(figures)) for _, place, figures in parts]
-    theirs = [result.baseline, *(part.baseline for part in result.regimes)]
-    places = [".baseline", *(f".regimes[{at}].baseline" for at in range(len(result.regimes)))]
-    inside += [(place, _of_figures(figures)) for place, figures in zip(places, theirs, strict=True) if figures]
+    parts += [(name, f"{place}.figures", part.figures) for name, place, part in regimes]
+    classes = [(f".classes[{at}]", each) for at, each in enumerate(result.classes)]
+    figures_at = {place: figures for _, place, figures in parts} | {f"{at}.figures": of.figures for at, of in classes}
+    theirs = {".baseline": result.baseline} | {f"{place}.baseline": part.baseline for _, place, part in regimes}
+    inside = [(place, _of_figures(figures)) for place, figures in (figures_at | theirs).items() if figures]
     inside += [(".basis", _of_basis(result))]
     inside += [(".histogram", _of_bins(result.histogram.edges, result.histogram.counts, result.figures.n))]
     if result.curve is not None:
@@ -67,28 +66,26 @@ def _of_result(result: Result) -> Found:
     yield from _of_errors(result)
     yield from _of_sums(result)
     limits = [(".limit", result.limit), (".ulp_limit", result.ulp_limit)]
-    for place, limit in limits + [(f".classes[{at}].limit", each.limit) for at, each in enumerate(result.classes)]:
+    for place, limit in limits + [(f"{place}.limit", each.limit) for place, each in classes]:
         if limit is not None and not limit >= 0:
             yield place, f"a limit is at least 0, and this is {limit:g}"
     if result.status in UNPROVEN and not result.reason:
         yield ".reason", f'empty beside the status "{result.status}"'
     if result.status == "ok":
-        for at, each in enumerate(result.classes):
+        for at, each in classes:
             rms = each.figures.rms if result.gate == "noise" and each.figures.weighed >= FEWEST else None
             if rms is not None and each.limit is not None and not rms <= RMS_LIMIT:
-                yield f".classes[{at}].figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
+                yield f"{at}.figures.rms", f'{rms:g} beside the status "ok" with the limit {RMS_LIMIT:g}'
             # of a vacuous result, and at extreme inputs, open ones may be accepted
             if each.figures.open and each.name != EXTREME and each.limit is not None and not result.trivial:
-                yield f".classes[{at}].figures", f'{each.figures.open:,} elements are open beside the status "ok"'
+                yield f"{at}.figures", f'{each.figures.open:,} elements are open beside the status "ok"'
         alike = all(each.limit == result.limit for each in result.classes)
-        promised: list[tuple[str, str, Figures, float | None]]
         # If no number is extreme, the record does not say which limit infinite inputs have.
         silent = result.classes and all(each.name != EXTREME for each in result.classes)
         unknown = (BEYOND, NONFINITE) if silent else (BEYOND,)
-        promised = [
-            (place, name, figures, result.limit) for name, place, figures in parts if alike and name not in unknown
-        ]
-        promised += [(f".classes[{at}]", "", each.figures, each.limit) for at, each in enumerate(result.classes)]
+        promised: list[tuple[str, str, Figures, float | None]]
+        promised = [(at, name, each, result.limit) for name, at, each in parts if alike and name not in unknown]
+        promised += [(at, "", each.figures, each.limit) for at, each in classes]
         for place, name, figures, limit in promised:
             if figures.nonfinite and name != NONFINITE and limit is not None:
                 yield place, f'{figures.nonfinite:,} elements are not finite beside the status "ok"'
