@@ -21,14 +21,21 @@ def golden(path: Path, text: str) -> None:
     assert text == path.read_text(encoding="utf-8"), "if the change is meant: pytest --renew, then read the difference"
 
 
-def refusals(path: Path, calls: str, scope: Mapping[str, Any]) -> None:
-    """Holds what each call raises against a file: calls are the lines of a text, and see the names of the scope."""
+def asked(path: Path, mark: str) -> list[str]:
+    """Returns what a golden file asks: its lines behind a mark. A new question is a line of it, then `--renew`."""
+    found = [line.removeprefix(mark) for line in path.read_text(encoding="utf-8").splitlines() if line.startswith(mark)]
+    assert found, f"{path.name} asks nothing: each of its questions begins with {mark!r}"
+    return found
+
+
+def refusals(path: Path, scope: Mapping[str, Any]) -> None:
+    """Holds what each call of a golden file raises against it. Calls are behind `>>> ` and see the names of a scope."""
     text = ""
-    for call in filter(None, calls.splitlines()):
+    for call in asked(path, ">>> "):
         try:
             eval(call, dict(scope))
         except Exception as error:
-            text += f"{call}\n    {type(error).__name__}: {error}\n"
+            text += f">>> {call}\n    {type(error).__name__}: {error}\n"
         else:
-            text += f"{call}\n    is taken\n"
+            text += f">>> {call}\n    is taken\n"
     golden(path, text.replace("cuda:0", "cpu").replace(f"{ROOT}/", ""))

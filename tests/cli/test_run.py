@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tests.cli.here import Said, as_process, said
-from verify.cli import main
 from verify.records import files, record
 
 pytestmark = pytest.mark.usefixtures("warm")
@@ -215,11 +214,3 @@ def test_a_source_that_is_saved_during_the_run_stops_it(tmp_path: Path) -> None:
         "judged\n  next: the same command again, once the file is saved\n"
     )
     assert not (tmp_path / "r.json").exists()
-
-
-@pytest.mark.parametrize("given", ["-3", "1.5", "many", "1001"])
-@pytest.mark.parametrize("command", ["run", "bench", "nightly", "sweep"])
-def test_a_number_of_jobs_is_a_count(command: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main([command, f"--jobs={given}"])
-    assert f"argument --jobs: a count from 0 to 1000; received {given!r}" in capsys.readouterr().err
