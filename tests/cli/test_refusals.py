@@ -51,6 +51,8 @@ FILES = {
     "none.py": "x = 1\n",
     "s.py": "",
     "empty.json": "",
+    "base.json": "",
+    "list.txt": "k.py s.py\n",
     "pairs.txt": "# pairs\n\none\n",
     "no_pairs.txt": "# pairs\n",
     "pyproject.toml": "",
@@ -61,6 +63,8 @@ def project(folder: Path) -> Path:
     for name, text in FILES.items():
         (folder / name).write_text(text)
     (folder / "binary").write_bytes(bytes(range(200, 240)))
+    (folder / "link.json").symlink_to("run.json")
+    (folder / "reports").mkdir()
     git(folder, "init", "-q")
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "-m", "start")
