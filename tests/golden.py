@@ -28,14 +28,17 @@ def asked(path: Path, mark: str) -> list[str]:
     return found
 
 
-def refusals(path: Path, scope: Mapping[str, Any]) -> None:
-    """Holds what each call of a golden file raises against it. Calls are behind `>>> ` and see the names of a scope."""
+def answers(path: Path, scope: Mapping[str, Any]) -> None:
+    """Holds what each call of a golden file returns or raises against it.
+
+    Calls are behind `>>> ` and see the names of the scope. One that returns None "is taken".
+    """
     text = ""
     for call in asked(path, ">>> "):
         try:
-            eval(call, dict(scope))
+            answer = eval(call, dict(scope))
+            said = "is taken" if answer is None else repr(answer)
         except Exception as error:
-            text += f">>> {call}\n    {type(error).__name__}: {error}\n"
-        else:
-            text += f">>> {call}\n    is taken\n"
+            said = f"{type(error).__name__}: {error}"
+        text += f">>> {call}\n    {said}\n"
     golden(path, text.replace("cuda:0", "cpu").replace(f"{ROOT}/", ""))

@@ -19,7 +19,7 @@ import pytest
 
 import verify
 from tests.cli.here import Here, said
-from tests.golden import refusals
+from tests.golden import answers
 from tests.records.bounds.gate_records import book, bound, kernel, result, run
 from verify.cli import exits, parser, sinks
 from verify.declare.arguments import Declaration
@@ -130,7 +130,7 @@ def test_what_cannot_be_imported_is_a_problem_of_the_run(project: Path) -> None:
 
 
 def test_what_cannot_be_is_said_before_anything_runs(project: Path) -> None:
-    refusals(Path(__file__).parent / "snapshots" / "api.txt", globals())
+    answers(Path(__file__).parent / "snapshots" / "api.txt", globals())
 
 
 def test_the_arguments_of_a_declaration_are_those_of_verify_kernel() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from tests.golden import refusals
+from tests.golden import answers
 from verify.declare.declaration import kernel
 
 
@@ -32,6 +32,6 @@ class Function(torch.autograd.Function):
 
 def test_a_declaration_that_cannot_be_is_refused_with_the_rule_and_the_next_step() -> None:
     path = Path(__file__).parent / "snapshots" / "refusals.txt"
-    refusals(path, globals() | {"kernel": kernel})
+    answers(path, globals() | {"kernel": kernel})
     held = path.read_text(encoding="utf-8")
     assert held.count("UsageError: ") == held.count("\n  next: ") == held.count(">>> ")

@@ -17,7 +17,7 @@ from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
 from kernels.swiglu import swiglu, swiglu_split
-from tests.golden import refusals
+from tests.golden import answers
 from tests.kernels.public import DEVICE
 
 
@@ -30,7 +30,7 @@ def cpu(*shape: int) -> torch.Tensor:
 
 
 def test_a_refused_call_states_the_rule_and_what_was_received() -> None:
-    refusals(Path(__file__).parent / "snapshots" / "refusals.txt", globals())
+    answers(Path(__file__).parent / "snapshots" / "refusals.txt", globals())
 
 
 @pytest.mark.parametrize("function", [gelu, geglu, swiglu, layer_norm])

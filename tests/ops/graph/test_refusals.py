@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional  # noqa: F401 (a call below names it)
 
-from tests.golden import refusals
+from tests.golden import answers
 from verify.errors import UsageError
 from verify.ops.graph.like import Definition
 from verify.ops.graph.program import trace
@@ -36,7 +36,7 @@ def declared(function: Callable[..., Any], **given: Any) -> None:
 
 
 def test_what_is_refused_is_named_with_what_to_do() -> None:
-    refusals(Path(__file__).parent / "snapshots" / "refusals.txt", globals())
+    answers(Path(__file__).parent / "snapshots" / "refusals.txt", globals())
 
 
 def _data(x: Tensor) -> Tensor:

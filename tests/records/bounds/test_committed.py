@@ -11,6 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from tests.golden import answers
 from tests.records.bounds.gate_records import ALL, PROVEN, SEEN, book, bound, kernel, result, run
 from verify.errors import UsageError
 from verify.records.bounds import committed
@@ -91,53 +92,15 @@ def test_the_file_is_pinned() -> None:
     )
 
 
-FILE = "reports/bounds/sm_90/gelu.toml: "
-TABLE = "`$.result[0]"
-ROW = "`$.result[0].bounds[0]"
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("value = 0.75", "value = nan", "gelu.toml is not TOML: a number is finite, at most 1e+300; received nan"),
-        ("value = 0.75", "value = inf", "received inf"),
-        ("value = 0.75", "value = 1e999", "received 1e999"),
-        ("value = 0.75", "value = -1.0", FILE + f"Expected `float` >= 0.5 - at {ROW}.value`; received -1.0"),
-        ("value = 0.75", "value = 0.25", FILE + f"Expected `float` >= 0.5 - at {ROW}.value`; received 0.25"),
-        ("value = 0.75", 'value = "0.75"', f"Expected `float`, got `str` - at {ROW}.value`; received '0.75'"),
-        ("value = 0.75", "value = true", f"got `bool` - at {ROW}.value`; received True"),
-        ("value = 0.75", "valeu = 0.75", f"unknown field `valeu` - at {ROW}`"),
-        ("value = 0.75, ", "", f"missing required field `value` - at {ROW}`"),
-        ("value = 0.75", "value = 0.75, slack = 2", f"unknown field `slack` - at {ROW}`"),
-        ("measured = 0.75", "measured = -1", f"Expected `float` >= 0.0 - at {ROW}.measured`; received -1"),
-        ('source = "run"', 'source = "run", more = 1', f"unknown field `more` - at {TABLE}.evidence`"),
-        ('record = "fedcba987654"', "record = 3", f"Expected `str`, got `int` - at {TABLE}.evidence.record`"),
-        ('date = "2026-10-01"', 'date = "yesterday"', f"at {TABLE}.evidence.date`; received 'yesterday'"),
-        ('basis = "exhaustive"', 'basis = "guessed"', f"Invalid enum value 'guessed' - at {ROW}.basis`"),
-        ('gate = "plain"', 'gate = "both"', f"Invalid enum value 'both' - at {TABLE}.gate`"),
-        ("n = 65536", "n = 0", f"Expected `int` >= 1 - at {ROW}.n`; received 0"),
-        ("n = 65536", f"n = 0x{'f' * 5000}", f"at {ROW}.n`; received an enormous integer"),
-        ("n = 65536", "n = 65536, seed = 1.5", f"at {ROW}.seed`; received 1.5"),
-        ('run = "aa00aa00aa00"', "", f"Expected `object` of length >= 1 - at {TABLE}.properties`"),
-        ('run = "aa00aa00aa00"', 'run = "?"', f"at {TABLE}.properties[...]`"),
-        ('run = "aa00aa00aa00"', 'walk = "aa00aa00aa00"', f"value 'walk' - at `key` in {TABLE}.properties`"),
-        ('reason = "first measured"', 'reason = ""', f"at {ROW}.reason`; received ''"),
-        ("format = 3", "format = 1", FILE + "format is 1; this verify reads formats 2 and 3"),
-        ("format = 3", "", FILE + "Object missing required field `format`"),
-        ('arch = "sm_90"', 'arch = "sm_80"', "arch is 'sm_80', its folder says 'sm_90'; bounds of machines never mix"),
-        ('kernel = "gelu"', 'kernel = "silu"', "bounds of the kernel 'silu' belong in silu.toml"),
-        ('regimes = ["all"]', "regimes = []", f"Expected `array` of length >= 1 - at {ROW}.regimes`; received []"),
-        ('regimes = ["all"]', 'regimes = "all"', f"at {ROW}.regimes`; received 'all'"),
-        ("bounds = [", "rows = [", f"unknown field `rows` - at {TABLE}`"),
-        ("[[result]]", "[[results]]", FILE + "Object contains unknown field `results`"),
-        ("[[result]]", "[[result", "gelu.toml is not TOML: "),
-    ],
-)
-def test_what_is_not_understood_is_refused_with_its_place(old: str, new: str, message: str) -> None:
+def edited(old: str, new: str) -> None:
+    """Reads a file of bounds in which one place was edited."""
     text = written(bound(0.75)).decode()
     assert text.count(old) == 1
-    with pytest.raises(UsageError, match=re.escape(message)):
-        read(text.replace(old, new).encode())
+    read(text.replace(old, new).encode())
+
+
+def test_what_is_not_understood_is_refused_with_its_place() -> None:
+    answers(Path(__file__).parent / "snapshots" / "bounds.txt", globals())
 
 
 def test_a_key_has_one_bound() -> None:
