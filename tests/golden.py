@@ -41,4 +41,4 @@ def answers(path: Path, scope: Mapping[str, Any]) -> None:
         except Exception as error:
             said = f"{type(error).__name__}: {error}"
         text += f">>> {call}\n    {said}\n"
-    golden(path, text.replace("cuda:0", "cpu").replace(f"{ROOT}/", ""))
+    golden(path, text.replace("cuda:0", "cpu").replace(f"{ROOT}/", "").replace(f"{Path.cwd()}/", ""))

@@ -13,6 +13,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.golden import answers
 from tests.records.bounds.gate_records import figures, kernel, result
 from tests.records.bounds.gate_records import run as run_of
 from verify.cli import sinks
@@ -96,57 +97,17 @@ def inside(old: bytes, new: bytes) -> bytes:
     return raw.replace(old, new, 1)
 
 
-RERUN = "  next: rerun `verify run --json PATH` with this version"
 NOT = "r.json is not a verify run record: "
-WRITES = "\n  next: verify run --json PATH writes one"
 AGAIN = "\n  next: verify run --json PATH measures again"
-BREAKS = "r.json breaks the record schema: "
 OLDER = {name: value for name, value in json.loads(encode(run(kernel_run()))).items() if name != "digest"}
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", NOT + "Input data was truncated"),
-        (b"{", NOT + "Input data was truncated"),
-        (encode(run(kernel_run()))[:-30], NOT + "Input data was truncated"),
-        (b"[]", NOT + "Expected `object`, got `array`"),
-        (b'{"schema":6,"a":' * 100_000, NOT + "maximum recursion depth exceeded while deserializing an object"),
-        (b"?", NOT + "JSON is malformed: invalid character (byte 0)"),
-        (b"{}", NOT + "Object missing required field `schema`"),
-        (edited(schema="1"), NOT + "Expected `int`, got `str` - at `$.schema`"),
-        (edited(schema=7), "r.json has schema 7; this verify reads records of schema 6\n" + RERUN),
-        (
-            json.dumps({**OLDER, "schema": 5}).encode(),
-            "r.json has schema 5; this verify reads records of schema 6\n" + RERUN,
-        ),
-        (json.dumps(OLDER).encode(), BREAKS + "Object missing required field `digest`"),
-        (edited(extra=1), BREAKS + "Object contains unknown field `extra`"),
-        (edited(seed=1.5), BREAKS + "Expected `int`, got `float` - at `$.seed`"),
-        (edited(seed=True), BREAKS + "Expected `int`, got `bool` - at `$.seed`"),
-        (edited(kernels=None), BREAKS + "Expected `array`, got `null` - at `$.kernels`"),
-        (
-            inside(b'"status": "wrong"', b'"status": "fine"'),
-            BREAKS + "Invalid enum value 'fine' - at `$.kernels[0].status`",
-        ),
-        (
-            inside(b'"misrounded": 3', b'"misrounded": 3, "missrounded": 3'),
-            BREAKS + "Object contains unknown field `missrounded` - at `$.kernels[0].results[0].figures`",
-        ),
-        (
-            inside(b'"max_ulp": "nan"', b'"max_ulp": null'),
-            BREAKS + "Expected `float | str`, got `null` - at `$.kernels[0].results[0].figures.max_ulp`",
-        ),
-        (
-            inside(b'"max_ulp": "nan"', b'"max_ulp": "NaN"'),
-            BREAKS + "Invalid enum value 'NaN' - at `$.kernels[0].results[0].figures.max_ulp`",
-        ),
-    ],
-)
-def test_a_bad_record_names_its_fault(data: bytes, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        decode(data, source="r.json")
-    assert str(caught.value) == message + {NOT: WRITES, BREAKS: AGAIN}.get(message[: message.index(": ") + 2], "")
+def bad(data: bytes) -> None:
+    decode(data, source="r.json")
+
+
+def test_a_bad_record_names_its_fault() -> None:
+    answers(Path(__file__).parent / "snapshots" / "bad_records.txt", globals())
 
 
 def test_a_bare_nan_is_no_json() -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.golden import answers
 from tests.records.bounds.gate_records import ALL, HASH, SEEN, book, bound, kernel, result, run
 from verify.errors import UsageError
 from verify.records.bounds import changes as ratchet
@@ -170,42 +172,8 @@ def test_a_loosening_keeps_its_reason_and_the_earlier_ones() -> None:
     assert judge([run(kernel(result(0.9)))], applied(book(), (change,))).exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("records", "held", "key", "reason", "message"),
-    [
-        ([run(kernel(result(0.9)))], book(bound(0.5)), KEY, " ", "a loosening needs a reason"),
-        (
-            [run(kernel(result(0.9)))],
-            book(bound(0.5)),
-            "gelu/y/bfloat16",
-            "why",
-            "the records measured no key 'gelu/y/bfloat16'\n  next: verify bounds accept 'gelu/y/bfloat16/all'",
-        ),
-        (
-            [run(kernel(result(0.9)))],
-            book(bound(0.5)),
-            "swiglu_split/dx1/float32/vanishing",
-            "why",
-            "the records measured no key 'swiglu_split/dx1/float32/vanishing'\n  next: verify gate RUN",
-        ),
-        ([run(kernel(result(0.9)))], book(), KEY, "why", "gelu/y/bfloat16/all has no bound to loosen"),
-        ([run(kernel(result(0.4)))], book(bound(0.5)), KEY, "why", "is within its bound: 0.4 ULP, the bound is 0.5"),
-        ([run(kernel(result(math.nan)))], book(bound(0.5)), KEY, "why", "is nonfinite and cannot be accepted"),
-        ([run(kernel(result(9.0, properties="")))], book(bound(0.5)), KEY, "why", "is incomparable and cannot be"),
-        (
-            [run(kernel(result(9.0))), run(kernel(result(9.0)), arch="sm_80")],
-            book(bound(0.5), bound(0.5, arch="sm_80")),
-            KEY,
-            "why",
-            "was measured on sm_80, sm_90; accept it from the record of one machine",
-        ),
-        ([run(kernel(status="crashed"))], book(bound(0.5)), KEY, "why", "the records measured no key"),
-    ],
-)
-def test_what_cannot_be_accepted(records: Any, held: Any, key: str, reason: str, message: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        accepted(records, held, key, reason)
-    assert message in str(caught.value)
+def test_what_cannot_be_accepted() -> None:
+    answers(Path(__file__).parent / "snapshots" / "accept.txt", globals())
 
 
 # -- review -----------------------------------------------------------------------------------------------
