@@ -16,7 +16,7 @@ from verify.report import run_table, words
 from verify.report.html import record_html
 from verify.report.present import present
 from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
-from verify.report.signs import GLYPHS
+from verify.report.words import GLYPHS
 
 RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=["sample", "plain", "rich", "empty"])
 

@@ -15,7 +15,7 @@ from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.present import name_of, present
-from verify.report.signs import STANDING, WORDS
+from verify.report.words import STANDING, STATUS_WORDS
 
 Side = Literal["output", "gradient"]
 DIRECTIONS = ("forward", "backward")
@@ -108,7 +108,7 @@ def _row(line: BenchRow) -> TableRow:
         return TableRow("", "", cells, "peer", "not judged")  # timed only
     worst = max((result.status for result in results), key=RESULT_STATUSES.index, default=line.kernel.status)
     standing = "peer" if line.kernel.peer else worst
-    return TableRow("", "", cells, standing, WORDS[standing])
+    return TableRow("", "", cells, standing, STATUS_WORDS[standing])
 
 
 def _worst(results: list[Result], side: Side) -> Result | None:

@@ -16,7 +16,7 @@ from verify.report import blocks, result_words, words
 from verify.report.blocks import ReportBlock
 from verify.report.document import Document, Section, TableRow, narrowing
 from verify.report.gaps import GapLine, gathered
-from verify.report.signs import STANDING
+from verify.report.words import STANDING
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.

@@ -28,8 +28,7 @@ from verify.records.record import (
 )
 from verify.report import result_words, words
 from verify.report.gaps import FEW, GapLine, continuing, gathered, refusals
-from verify.report.signs import LOOKS, WORDS
-from verify.report.words import clean, listed, plural
+from verify.report.words import LOOKS, STATUS_WORDS, clean, listed, plural
 
 FIRST = 100  # characters of the first printed line
 MOST_ALSO = 8  # results of one cause that are named after the first
@@ -140,7 +139,7 @@ class KernelFacts:
         self.name = name_of(run)
         self.anchor = f"kernel-{index}"  # the address of its section on a page
         self.standing = "peer" if run.peer else run.status  # to show: a peer is not judged
-        self.word = WORDS[run.status]  # of peers too
+        self.word = STATUS_WORDS[run.status]  # of peers too
         self.call = words.call(run.op, run.params)
         target, hint = shlex.quote(clean(run.target)), clean(run.hint)
         # The command that measures it again: that of its hint, for example with more time, if any.

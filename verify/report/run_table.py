@@ -14,7 +14,7 @@ from verify.records.recorded import judged
 from verify.report import blocks, words
 from verify.report.document import EVERY, Columns, Document, Section, TableRow, plain
 from verify.report.present import Facts, KernelFacts, ResultFacts, present
-from verify.report.signs import STANDING
+from verify.report.words import STANDING
 
 # From the most to the least room. In every layout the basis follows the maximum.
 LAYOUTS = tuple(

@@ -1,4 +1,4 @@
-"""Formats figures: every number and word that a report prints comes from here.
+"""Formats figures: every number and word that a report prints comes from here, and the look of each status.
 
 Errors are rounded up, never down. A printed maximum is at least the measured one, so 0.50004 is not printed as 0.5, and
 4.00001 is not printed as the limit 4. A share is 0% only for none, and 100% only for all.
@@ -15,6 +15,7 @@ import math
 import shlex
 import unicodedata
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
@@ -286,3 +287,41 @@ def truth(text: str) -> str:
         return mantissa + sign + exponent
     side = "-" if exponent.startswith("-") else ""
     return f"{mantissa[:6]}…·10^({side}{digits[0]}.{digits[1]}e{len(digits) - 1})"
+
+
+@dataclass(frozen=True)
+class Look:
+    """Holds the look of one status. Rows with the highest `rank` come first."""
+
+    glyph: str
+    ascii: str
+    style: str
+    word: str
+    rank: int
+
+
+LOOKS = {
+    "ok": Look("✓", "+", "green", "ok", 1),
+    "wrong": Look("✗", "x", "bold red", "wrong", 6),
+    "error": Look("✗", "x", "bold red", "error", 3),
+    "crashed": Look("✗", "x", "bold red", "crashed", 5),
+    "timeout": Look("✗", "x", "bold red", "timed out", 4),
+    "undecided": Look("?", "?", "yellow", "undecided", 2),
+    "vacuous": Look("○", "o", "yellow", "vacuous", 2),
+    "interrupted": Look("○", "o", "yellow", "interrupted", 2),
+    "skipped": Look("○", "o", "yellow", "skipped", 2),
+    "peer": Look("·", ".", "dim", "peer", 0),
+}
+GLYPHS = {status: look.glyph for status, look in LOOKS.items()}
+STYLES = {status: look.style for status, look in LOOKS.items()}
+STATUS_WORDS = {status: look.word for status, look in LOOKS.items()}
+STANDING = {"pass": "ok", "fail": "wrong", "incomplete": "skipped"}  # maps a verdict to the status that looks like it
+CALM = ("ok", "peer")  # statuses of rows that need no attention
+
+
+ASCII = str.maketrans({"–": "..", "≥": ">=", "≤": "<=", "…": "...", "×": "x", "±": "+-"})
+
+
+def signs_of(glyphs: bool) -> dict[str, str]:
+    """Returns the sign of each status for a terminal with glyphs, or with ASCII alone."""
+    return GLYPHS if glyphs else {status: look.ascii for status, look in LOOKS.items()}

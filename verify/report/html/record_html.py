@@ -28,7 +28,7 @@ from verify.report import result_words, run_table, words
 from verify.report.document import EVERY, Document, header, is_right
 from verify.report.html import plot
 from verify.report.present import LAW_WORD, KernelFacts, ResultFacts, law_counts, present
-from verify.report.signs import GLYPHS, LOOKS, STANDING, STYLES
+from verify.report.words import GLYPHS, LOOKS, STANDING, STYLES
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -16,7 +16,7 @@ from typing import TypeVar
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import Columns, Document, Section, TableRow, header, is_right
-from verify.report.signs import CALM, GLYPHS, LOOKS
+from verify.report.words import CALM, GLYPHS, LOOKS
 
 LIMIT = 60_000
 OPEN, OPEN_BLOCKS = 3, 1  # rows or lines, and blocks, of a section that are not folded: a reader sees some 25 lines

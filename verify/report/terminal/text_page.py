@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import WORDS, Columns, Document, Section, TableRow, header, is_right
-from verify.report.signs import ASCII, STYLES, signs_of
+from verify.report.words import ASCII, STYLES, signs_of
 
 if TYPE_CHECKING:
     from rich.console import Console
