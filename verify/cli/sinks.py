@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from verify.cli import screen
+from verify.cli.screen import plain, terminal
 from verify.errors import WriteError
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
     record = options.json if options.json and options.json != "-" else ""
     deliver(
         options,
-        text or (lambda: text_page.render(run_table.document(run, record=record), screen.terminal())),
+        text or (lambda: text_page.render(run_table.document(run, record=record), terminal())),
         kind="record",
         checks=lambda: of_run(run),
         json=lambda: encode(run),
@@ -165,4 +165,4 @@ def ending(verdict: str, then: str) -> list[str]:
 
 def lines(*texts: str) -> str:
     """Returns lines for the screen, without control characters."""
-    return "".join(f"{screen.plain(text)}\n" for text in texts)
+    return "".join(f"{plain(text)}\n" for text in texts)

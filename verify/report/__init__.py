@@ -4,6 +4,5 @@ Each subject makes a document (`document`): a run in `run_table`, a verdict of t
 `compare_words`, several records in `history_words`, changes of bounds in `bounds_words`, a bench in `bench_words`.
 `terminal/` and `markdown/` lay a document out and know no subject; `html/` has the page of a run, with the documents
 beside it. None of them measures or judges anything: figures, statuses and limits are the record's. `present` computes
-the facts of a run, `result_words` those of one result. `words` formats figures, and `signs` has the look of each
-status. rich and jinja2 are imported inside the functions that use them, so that the command line starts fast.
+the facts of a run, `result_words` those of one result. `words` formats figures and has the look of each status. rich and jinja2 are imported inside the functions that use them, so that the command line starts fast.
 """
