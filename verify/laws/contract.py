@@ -158,10 +158,10 @@ def _no_launch_without_memory() -> Iterator[None]:
 
 
 def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) -> Inputs | None:
-    """Returns the operands with one of the wrong form. Integers are in range for its size and for that of the others.
+    """Returns the operands with one of the wrong form.
 
-    A position beyond an operand that is too short would stop a GPU, and no declaration allows it. Returns None if no
-    integers are in both ranges, as for a permutation.
+    A position beyond an operand that is too short would stop a GPU, and no declaration allows it. So it returns None if
+    the numbers of an integer operand would be others for the wrong size.
     """
     op, (_, name, change) = subject.kernel.op, mistake
     given, value = dict(good), good[name]
@@ -174,28 +174,13 @@ def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) 
     place = geometry.dims.index(token)
     changed = (*case.dims[:place], case.dims[place] + (1 if change is _longer else -1), *case.dims[place + 1 :])
     for operand in op.operands:
-        held = given[operand.name]
-        if held is None or not isinstance(operand.range, Range) or operand.derive is not None or operand.boolean:
+        held, span = good[operand.name], operand.range
+        if held is None or not isinstance(span, Range) or operand.derive is not None or operand.boolean:
             continue
-        if operand.range.structure in ("permutation", "distinct"):
-            if held is not good[operand.name] or operand.range(changed) != operand.range(case.dims):
-                return None
-            continue
-        (low, high), (other_low, other_high) = operand.range(case.dims), operand.range(changed)
-        if max(low, other_low) >= min(high, other_high):
+        own = bool(span.structure) and operand.name == name  # a permutation with one position more is none
+        if own or span(changed) != span(case.dims) or not torch.equal(span.arranged(held, changed), held):
             return None
-        if (low, high) == (other_low, other_high) and held is good[operand.name] and not operand.range.structure:
-            continue
-        held = held.clamp(max(low, other_low), min(high, other_high) - 1)
-        if operand.range.structure == "sum":  # the smaller total, so that no sequence ends beyond the tokens
-            own = good[operand.name]
-            assert own is not None
-            most = min(int(own.sum()), int(operand.range.arranged(own, changed).sum()))
-            held = min((operand.range.arranged(held, dims) for dims in (case.dims, changed)), key=Tensor.sum)
-            if int(held.sum()) > most:
-                return None
-        given[operand.name] = held
-    integers = any(given[each.name] is not good[each.name] for each in op.operands if each.range is not None)
+    integers = any(each.name == name and each.range is not None for each in op.operands)
     with suppress(UsageError):  # lengths of one sequence more give other shapes; what was derived remains
         return derive_all(op, case, given, subject.backend.device) if op.derived and integers else given
     return given
