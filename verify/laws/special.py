@@ -150,10 +150,7 @@ def _check_reach(subject: Subject, case: Case) -> None:
                 depends = torch.stack([one[output] != wide[output] for one in changed]).any(0)
                 one, other = (each[output] for each in known)
                 seen = _Seen(plain[output], wide[output], one, other, got[output], depends)
-                wrong = planted.wrong_integers(seen) if output in op.integers else seen.wrong(value, kernel.policy.nan)
-                if planted.empty and output not in op.integers:
-                    wrong["an empty state becomes NaN"] = seen.agreed & seen.found.isnan() & ~seen.plain.isnan()
-                for rule, where in (seen.spread() | wrong).items():
+                for rule, where in seen.wrong(planted, value, kernel.policy.nan, output in op.integers).items():
                     if bool(where.any()):
                         index = int(torch.nonzero(where.reshape(-1))[0])
                         facts = {"planted": f"{value} in {planted.where}"}
@@ -188,15 +185,6 @@ class _Planted:
                 flat[at] = value
             given[name] = changed
         return given
-
-    def wrong_integers(self, seen: _Seen) -> dict[str, Tensor]:
-        """Returns where an integer result is not the position of the special value, though PyTorch's is.
-
-        The first and the last position are excluded: PyTorch returns one of them if all numbers of a row are NaN.
-        """
-        chosen = seen.agreed & (seen.one != seen.wide) & (seen.plain == seen.wide).all()
-        here = torch.isin(seen.one, torch.tensor(sorted(self.within), dtype=seen.one.dtype, device=seen.one.device))
-        return {"an integer result ignores a special value": chosen & here & (seen.found != seen.one)}
 
 
 def _planted(subject: Subject, case: Case, inputs: Inputs) -> Iterator[_Planted]:
@@ -243,24 +231,22 @@ class _Seen:
     found: Tensor
     depends: Tensor  # True at elements that finite numbers in the same places change
 
-    @property
-    def agreed(self) -> Tensor:
-        """True where both ways give the same number."""
-        return self.one == self.other
-
-    def spread(self) -> dict[str, Tensor]:
-        """Returns where a result changed that does not depend on the special value."""
+    def wrong(self, planted: _Planted, value: float, nan: str, whole: bool) -> dict[str, Tensor]:
+        """Returns where a special value has another effect than in PyTorch, by rule. `whole`: integers are results."""
+        agreed = self.one == self.other  # both ways give the same number
         untouched = ~self.depends & ((self.one == self.wide) | (self.other == self.wide))
-        same = (self.found == self.plain) | (torch.isnan(self.found) & torch.isnan(self.plain))
-        return {"an output that does not depend on a special value is changed by it": untouched & ~same}
-
-    def wrong(self, value: float, nan: str) -> dict[str, Tensor]:
-        """Returns where a special value has another effect than in PyTorch, by rule."""
-        lost = self.depends & torch.isinf(self.one) & self.agreed & torch.isfinite(self.found)
-        wrong = {"an infinity is lost": lost}
+        same = (self.found == self.plain) | (self.found.isnan() & self.plain.isnan())
+        wrong = {"an output that does not depend on a special value is changed by it": untouched & ~same}
+        if whole:
+            # PyTorch returns the first or the last position if all numbers of a row are NaN, so `within` has neither
+            chosen = agreed & (self.one != self.wide) & (self.plain == self.wide).all()
+            here = torch.isin(self.one, self.one.new_tensor(sorted(planted.within)))
+            return wrong | {"an integer result ignores a special value": chosen & here & (self.found != self.one)}
+        wrong["an infinity is lost"] = self.depends & self.one.isinf() & agreed & self.found.isfinite()
         if nan == "match" and math.isnan(value):
-            both = torch.isnan(self.one) & torch.isnan(self.other)
-            wrong["a NaN is lost"] = self.depends & both & ~torch.isnan(self.found)
+            wrong["a NaN is lost"] = self.depends & self.one.isnan() & self.other.isnan() & ~self.found.isnan()
+        if planted.empty:
+            wrong["an empty state becomes NaN"] = agreed & self.found.isnan() & ~self.plain.isnan()
         return wrong
 
 
