@@ -84,38 +84,27 @@ def naive_linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Norm(torch.autograd.Function):
-    """RMS norm in float64; `summed` adds the rows of dweight."""
+    """RMS norm in float64, but for dweight: one rounding per row, from the first to the last."""
 
     @staticmethod
-    def forward(ctx, x, weight, eps, summed):  # type: ignore[no-untyped-def]
+    def forward(ctx, x, weight, eps):  # type: ignore[no-untyped-def]
         ctx.save_for_backward(x)
-        ctx.eps, ctx.summed = eps, summed
+        ctx.eps = eps
         return torch.nn.functional.rms_norm(x.double(), x.shape[-1:], weight.double(), eps).to(x.dtype)
 
     @staticmethod
     def backward(ctx, dy):  # type: ignore[no-untyped-def]
         (x,) = ctx.saved_tensors
         terms = dy.double() * torch.nn.functional.rms_norm(x.double(), x.shape[-1:], eps=ctx.eps)
-        return None, ctx.summed(terms).to(x.dtype), None, None
-
-
-def _row_by_row(terms: Tensor) -> Tensor:
-    total = torch.zeros(terms.shape[-1], device=terms.device)
-    for term in terms:
-        total = total + term.float()
-    return total
-
-
-@verify.kernel(op="rms_norm", dtypes=["float32"], gradients=["dweight"])
-def later_rows_lost(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """dweight without the rows from the 129th on."""
-    return _Norm.apply(x, weight, eps, lambda terms: terms[:128].sum(0))
+        total = torch.zeros(terms.shape[-1], device=terms.device)
+        for term in terms:
+            total = total + term.float()
+        return None, total.to(x.dtype), None
 
 
 @verify.kernel(op="rms_norm", dtypes=["float32"], gradients=["dweight"])
 def row_by_row(x: Tensor, weight: Tensor, *, eps: float) -> Tensor:
-    """dweight with one rounding per row, from the first to the last."""
-    return _Norm.apply(x, weight, eps, _row_by_row)
+    return _Norm.apply(x, weight, eps)
 
 
 @verify.kernel(op="silu", dtypes=["float32", "float64"], gradients=False)

@@ -28,7 +28,7 @@ from verify.ops.op import Problem
 from verify.search.hunt.draws import Draws
 from verify.search.hunt.edits import edit, fresh, fresh_shared
 from verify.search.hunt.requests import Settings
-from verify.search.hunt.space import ROWS, Candidates, SearchSpace, joined, one_of, size_of
+from verify.search.hunt.space import Candidates, SearchSpace, joined, one_of, size_of
 from verify.truth.fast import evaluate
 from verify.truth.ulp import bits_of
 
@@ -250,10 +250,7 @@ class Search:
                 edit(self.space.shared, shared, fresh_shared(self.space, climb, draws), self._landmarks, draws)
             return shared
         turn = climb - climb // 2
-        shared = fresh_shared(self.space, turn, draws)
-        if self.space.layout.most_rows:
-            shared[ROWS] = torch.tensor(self.space.rows(turn, draws))
-        return shared
+        return fresh_shared(self.space, turn, draws)
 
     def _candidates(self, count: int, draws: Draws, begins: bool) -> Candidates:
         """Returns the candidates of one generation: edits of the worst so far.

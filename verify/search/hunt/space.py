@@ -10,7 +10,7 @@ a PyTorch function shows which dimension that is, as for the laws about rows. A 
 nothing else, because finds are judged as cases of their own.
 
 A gradient that sums over rows depends on all of them. There a candidate is a few rows of every operand and of every
-arriving gradient. The rows repeat up to the number of rows of the climb, and each candidate has a call of its own.
+arriving gradient, and has a call of its own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from torch import Tensor
 from verify.cases import Case, case_of
 from verify.cases.case import derive_all
 from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
-from verify.cases.explicit import LIMIT, repeated, spell
+from verify.cases.explicit import LIMIT, spell
 from verify.cases.plan import summed_results
-from verify.cases.sizes import sizes_of
+from verify.cases.sizes import fitted, sizes_of
 from verify.declare.declaration import Kernel
 from verify.errors import UsageError
 from verify.laws.locality import independent_rows
@@ -46,8 +46,7 @@ Dims = tuple[int, ...]
 
 WIDTH = 128  # length of the searched rows and dot products
 WIDTH_FLOAT64 = 16  # shorter, because float64 is judged element by element in exact arithmetic
-WIDTH_SUMS = PERIOD = 16  # columns of a sum over rows, and the number of different rows in it
-_MOST_ROWS, _MOST_ROWS_CPU = 65_537, 257  # an interpreted kernel takes milliseconds per row
+WIDTH_SUMS = ROWS_OF_SUMS = 16  # columns and rows of a sum over rows
 _ELEMENTS = 512  # of the largest operand of a case that shows the rows of a function
 _TRIED = 2_000  # number of sizes to choose from, the plainest first
 
@@ -57,29 +56,22 @@ class CandidateLayout:
     """Holds the sizes of one candidate, and how candidates are laid in one call.
 
     `axis` is the dimension in which they lie, None if each has a call of its own. `laid` names the tensors that have
-    this dimension. `most_rows` is the largest number of rows of a sum over rows; the rows of a candidate repeat up to
-    it. `what` describes a candidate if its sizes do not.
+    this dimension. `what` describes a candidate if its sizes do not.
     """
 
     dims: Dims
     axis: int | None
     laid: frozenset[str] = frozenset()
-    most_rows: int = 0
     what: str = ""
 
     def times(self, count: int) -> Dims:
         """Returns the sizes of a call of `count` candidates."""
-        return self.dims if self.axis is None else self._with(self.axis, self.dims[self.axis] * count)
-
-    def of_rows(self, rows: int) -> Dims:
-        """Returns the sizes of a sum over `rows` rows."""
-        return self._with(0, rows)
-
-    def _with(self, axis: int, size: int) -> Dims:
-        return (*self.dims[:axis], size, *self.dims[axis + 1 :])
+        if self.axis is None:
+            return self.dims
+        return (*self.dims[: self.axis], self.dims[self.axis] * count, *self.dims[self.axis + 1 :])
 
 
-def layout_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> CandidateLayout:
+def layout_of(kernel: Kernel, dtype: str, result: str, width: int) -> CandidateLayout:
     """Returns the layout of one result. `width` 0 is the default length of rows and dot products."""
     op = kernel.op
     data = frozenset(operand.name for operand in op.operands if operand.role == "data")
@@ -87,33 +79,16 @@ def layout_of(kernel: Kernel, dtype: str, result: str, device: str, width: int) 
     if op.geometry.by_element:
         return CandidateLayout((1, 1), 1, data | {operand.name for operand in op.operands}, what="single elements")
     if result in summed_results(kernel):
-        return _sum_of_rows(kernel, dtype, result, device, width or WIDTH_SUMS)
+        dims = fitted(kernel, op.geometry.dims_of(ROWS_OF_SUMS, width or WIDTH_SUMS, WIDTH_SUMS))
+        if max(map(math.prod, op.shapes(dims, op.params).values())) > LIMIT:
+            most = f"at most {LIMIT // ROWS_OF_SUMS:,} for {result}"
+            raise UsageError(f"--width is {most}: a case spells out {ROWS_OF_SUMS} rows; received {width:,}")
+        return CandidateLayout(dims, None, what=f"sums over rows in cases of {list(dims)}")
     width = width or (WIDTH_FLOAT64 if dtype == "float64" else WIDTH)
     if op.geometry.named:
         return _of_function(kernel, dtype, result, width)
     what = "rows" if op.geometry.by_row else "dot products"
     return CandidateLayout(op.geometry.dims_of(1, width), 0, data, what=f"{what} of {width}")
-
-
-def _sum_of_rows(kernel: Kernel, dtype: str, result: str, device: str, width: int) -> CandidateLayout:
-    """Returns the layout of a sum over rows. Raises UsageError if a case could not spell out its rows."""
-    width = allowed(kernel, kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS), 1)
-    if width * PERIOD > LIMIT:
-        raise UsageError(
-            f"--width is at most {LIMIT // PERIOD:,} for {result}: a case spells out {PERIOD} rows; received {width:,}"
-        )
-    most = _MOST_ROWS_CPU if dtype == "float64" or device == "cpu" else _MOST_ROWS
-    dims = kernel.op.geometry.dims_of(PERIOD, width, WIDTH_SUMS)
-    return CandidateLayout(dims, None, most_rows=most, what=f"sums over rows of {width}")
-
-
-def allowed(kernel: Kernel, dims: Dims, axis: int) -> int:
-    """Returns the size of one axis, or the nearest size that the kernel's domain allows."""
-    for away in range(LIMIT if kernel.where else 1):
-        for size in (dims[axis] + away, dims[axis] - away):
-            if size > 0 and kernel.allows((*dims[:axis], size, *dims[axis + 1 :])):
-                return size
-    return dims[axis]
 
 
 def _of_function(kernel: Kernel, dtype: str, result: str, elements: int) -> CandidateLayout:
@@ -190,9 +165,6 @@ def copied(value: Tensor, count: int) -> Tensor:
 
 Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
 
-ROWS = "number of rows"  # key of a sum's number of rows, beside the shared variables: no operand has such a name
-# Kernels split their rows at such numbers. The hunt tries one row more and one row less.
-_SPLITS = (256, 8, 64, 4_096, 16, 128, 1_024, 32, 132, 65_536, 264)
 _LINE = 256  # an elementwise call is a matrix of this width: kernels have fast paths for very wide and very narrow ones
 
 
@@ -206,7 +178,6 @@ class Variable:
     role: str  # of the operand; "upstream" for an arriving gradient
     limit: int  # the largest ordinal to try: of the largest finite number, or of the user's `largest`
     row: bool  # True: its numbers are summed over. It is a row, a column, or a vector beside rows
-    columns_first: bool = False  # True: its columns are drawn and edited, not its rows
     least: int = 0  # the smallest magnitude to try beside 0, as an ordinal
     domain: Domain | None = None  # of the operand
 
@@ -216,8 +187,8 @@ class Variable:
 
     @property
     def lines(self) -> int:
-        """Returns the number of its rows, or of its columns if `columns_first`."""
-        return math.prod(self.shape[1:] if self.columns_first else self.shape[:-1])
+        """Returns the number of its rows."""
+        return math.prod(self.shape[:-1])
 
     def within(self, ordinals: Tensor) -> Tensor:
         """Moves ordinals into the range to try: large ones to the limit, small ones to 0, all into the domain."""
@@ -266,8 +237,8 @@ class SearchSpace:
 
     @property
     def changing(self) -> bool:
-        """True if candidates share a number of rows or integer operands, in which small steps lead nowhere."""
-        return bool(self.layout.most_rows) or any(operand.range is not None for operand in self.kernel.op.operands)
+        """True if candidates share integer operands, in which small steps lead nowhere."""
+        return any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property
     def side_by_side(self) -> bool:
@@ -313,24 +284,9 @@ class SearchSpace:
         fewer = range(count, 0, -1) if self.kernel.op.geometry.named else ()
         return next((size for size in fewer if self.kernel.allows(self.layout.times(size))), count)
 
-    def rows(self, turn: int, draws: Draws) -> int:
-        """Returns the number of rows of a climb: one beside a split in every second turn, otherwise any number."""
-        most = self.layout.most_rows
-        splits = [split for split in _SPLITS if split < most]
-        if turn % 2 == 0:
-            rows = splits[turn // 2 % len(splits)] + (-1 if turn // 2 // len(splits) % 2 else 1)
-        else:
-            rows = min(1 + int(draws.step(1, most.bit_length() - 1)[0]), most)
-        return allowed(self.kernel, self.layout.of_rows(rows), 0)
-
     def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
         """Returns the operands and the arriving gradients of one call."""
         inputs, upstream = self._tensors(population, shared)
-        if self.layout.most_rows:
-            rows = int(shared[ROWS])
-            data = {operand.name for operand in self.kernel.op.operands if operand.role == "data"}
-            upstream = {name: repeated(value, rows) for name, value in upstream.items()}
-            inputs |= {name: repeated(value, rows) for name in data if (value := inputs[name]) is not None}
         if self.kernel.op.derived:
             case = case_of(self.kernel, self.dtype, dims=self.layout.times(size_of(population)))
             inputs = derive_all(self.kernel.op, case, inputs, next(iter(population.values())).device)
@@ -339,13 +295,11 @@ class SearchSpace:
     def _tensors(
         self, population: Candidates, shared: Candidates
     ) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-        """Returns the same without repeated rows and derived operands."""
+        """Returns the same without derived operands."""
         inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
         upstream: dict[str, Tensor] = {}
         for variable in (*self.variables, *self.shared):
             tensor = self._laid(to_tensor((population | shared)[variable.name], variable.fmt), variable)
-            if self.layout.most_rows and variable.role in ("data", "upstream"):
-                tensor = tensor[: int(shared[ROWS])].contiguous()
             if variable.role == "upstream":
                 upstream[variable.name[1:]] = tensor
             else:
@@ -368,8 +322,6 @@ class SearchSpace:
             count, size = tensor.shape
             line = math.gcd(count, _LINE)
             return tensor.reshape(count // line, line, size).transpose(1, 2).reshape(count // line, size * line)
-        if variable.columns_first:
-            return tensor.reshape(variable.lines, -1).T
         return tensor.reshape(-1, *variable.shape[1:]) if variable.shape else tensor.reshape(())
 
     def per_candidate(self, flat: Tensor, count: int) -> Tensor:
@@ -386,8 +338,7 @@ class SearchSpace:
         inputs, upstream = self._tensors(many, shared)
         values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
         values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
-        dims = self.layout.of_rows(int(shared[ROWS])) if self.layout.most_rows else self.layout.times(copies)
-        return _case(self.kernel, self.dtype, dims, gradient=self.gradient, values=values)
+        return _case(self.kernel, self.dtype, self.layout.times(copies), gradient=self.gradient, values=values)
 
     def contexts(self) -> list[int]:
         """Returns the numbers of copies with which to run a candidate again: alone, then enough to fill a vector or a
@@ -477,7 +428,7 @@ def _narrowed(variable: Variable, least: float, most: float) -> Variable:
 def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, largest: Largest | None) -> SearchSpace:
     """Returns the space over all magnitudes up to `largest`."""
     op = kernel.op
-    layout = layout_of(kernel, dtype, result, device, width)
+    layout = layout_of(kernel, dtype, result, width)
     space = SearchSpace(kernel, dtype, result, named(dtype), layout, (), (), largest)
     call = (3, 16) if space.side_by_side else layout.times(space.fits(3))
     found = results_with(result, kernel, dtype, device, call)
@@ -496,7 +447,6 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
             role,
             _limit(fmt, up_to(largest, "" if role == "upstream" else name)),
             row=not space.side_by_side and math.prod(shapes[name]) > 1,
-            columns_first=bool(layout.most_rows) and role == "upstream",
             domain=None if role == "upstream" else op.domains.get(name),
         )
         for name, role, fmt in given
