@@ -14,8 +14,8 @@ from tests.laws.trial import attempt
 from verify.cases import Case
 from verify.declare.declaration import Kernel
 from verify.laws import registry
+from verify.laws.composition import excuse
 from verify.laws.engine import PROFILES, run_law
-from verify.laws.host import excuse
 from verify.laws.law import Broken, Subject, plain_case
 from verify.laws.locality import independent_rows
 

@@ -20,7 +20,7 @@ Details:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -37,11 +37,41 @@ from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
-from verify.laws.host import excuse
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_case, plain_cases, plain_space
+from verify.laws.law import Broken, Law, NotApplicable, Subject, demand_same, plain_case, plain_cases, plain_space
 from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth.formats import named, torch_dtype
+
+# operators whose result, or its shape, the host knows only after it has waited for the numbers
+_READING = ("_local_scalar_dense", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "equal")
+
+
+class _Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes the first operator that reads numbers on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.first = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.partition("::")[2]
+        moved = name == "_to_copy" and isinstance(result, Tensor) and result.is_cpu and not args[0].is_cpu
+        self.first = self.first or (name if name in _READING or moved else "")
+        return result
+
+
+def excuse(subject: Subject, case: Case) -> None:
+    """Raises NotApplicable if the kernel reads a number on the host in a case, such as `lengths.max().item()`.
+
+    Neither a CUDA graph nor a whole program of torch.compile can hold such a kernel, and no declaration promises it.
+    """
+    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
+    with suppress(KernelError), torch.no_grad(), _Reads() as seen:
+        call_tensors(subject.kernel, inputs, case.params, differentiate=False)
+    if seen.first:
+        raise NotApplicable(f"not applicable: the kernel reads a number on the host ({seen.first})")
+
 
 _FARTHER = 8.0  # another order of the same operators may round the scores of an attention where PyTorch's does not
 _DIMS: ByGeometry[Shapes] = ByGeometry(

@@ -36,7 +36,7 @@ from verify.cases.sizes import fitted_rows, sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.host import excuse
+from verify.laws.composition import excuse
 from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
