@@ -92,34 +92,29 @@ def _one(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
 # -- torch.compile -------------------------------------------------------------------------------------
 
 
-class _Programs:
-    """Holds the program that was compiled last. Cases with other values share it, because compiling takes seconds."""
-
-    def __init__(self) -> None:
-        # the kernel, the structure of its cases, and the compiled kernel
-        self._last: tuple[Kernel, Case, Kernel] | None = None
-
-    def program(self, kernel: Kernel, case: Case) -> Kernel:
-        """Returns the kernel under `torch.compile`. The program has only seen cases of this structure."""
-        structure = msgspec.structs.replace(case, seed=0, values={}, edits={})
-        if self._last is None or self._last[:2] != (kernel, structure):
-            self.forget()
-            compiled = replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))
-            self._last = (kernel, structure, compiled)
-        return self._last[2]
-
-    def forget(self) -> None:
-        """Drops the program. Programs of other cases must neither help nor use up the recompile limit."""
-        self._last = None
-        torch._dynamo.reset()
+# The program that was compiled last: the kernel, the structure of its cases, and the compiled kernel. Cases with other
+# values share it, because compiling takes seconds.
+_last: list[tuple[Kernel, Case, Kernel]] = []
 
 
-_PROGRAMS = _Programs()
+def _program(kernel: Kernel, case: Case) -> Kernel:
+    """Returns the kernel under `torch.compile`. The program has only seen cases of this structure."""
+    structure = msgspec.structs.replace(case, seed=0, values={}, edits={})
+    if not _last or _last[0][:2] != (kernel, structure):
+        _forget()
+        _last.append((kernel, structure, replace(kernel, function=torch.compile(kernel.function, backend="aot_eager"))))
+    return _last[0][2]
+
+
+def _forget() -> None:
+    """Drops the program. Programs of other cases must neither help nor use up the recompile limit."""
+    _last.clear()
+    torch._dynamo.reset()
 
 
 def _check_compiled(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
-    compiled = _PROGRAMS.program(kernel, case)
+    compiled = _program(kernel, case)
     # elements that a case spells out fit its own shape only
     larger = msgspec.structs.replace(case, dims=another(kernel, case.dims), values={}, edits={})
     refilled = msgspec.structs.replace(case, seed=case.seed + 1, values={}, edits={})
@@ -137,7 +132,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
             facts = {"dims": str(list(each.dims)), "call": call}
             demand_same(case, got, expected, rule, labels=("compiled", "eager"), facts=facts)
     except BaseException:
-        _PROGRAMS.forget()  # a program after a failure cannot be trusted
+        _forget()  # a program after a failure cannot be trusted
         raise
 
 
@@ -217,35 +212,27 @@ def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | 
 
 
 def _check_autocast(subject: Subject, case: Case) -> None:
+    """Compares calls under autocast with the three allowed results, then their error with PyTorch's."""
+    rule = "autocast gives neither the plain result nor that of operands cast throughout, nor one as close as PyTorch's"
     for dtype in (torch.bfloat16, torch.float16):
-        if dtype != torch_dtype(named(subject.dtype)):
-            _check_autocast_to(subject, case, dtype)
-
-
-def _check_autocast_to(subject: Subject, case: Case, dtype: torch.dtype) -> None:
-    """Compares a call under autocast to one dtype with the three allowed results, then its error with PyTorch's."""
-    got = _results(subject.kernel, subject, case, dtype)
-    closest: Broken | None = None
-    for prepare in (lambda x: x, lambda x: x.to(dtype), lambda x: x.float()):
-        try:
-            expected = _results(_with(subject.kernel, prepare), subject, case, None)
-            demand_same(
-                case,
-                got,
-                expected,
-                "autocast gives neither the plain result nor that of operands cast throughout, nor one as close as "
-                "PyTorch's",
-                labels=("under autocast", "without"),
-                facts={"autocast": str(dtype)},
-            )
-        except Broken as broken:
-            closest = closest or broken
-        except KernelError:
-            continue  # the kernel may refuse the other dtypes
-        else:
-            return
-    if closest is not None and not _is_as_close(subject, case, got, dtype):
-        raise closest
+        if dtype == torch_dtype(named(subject.dtype)):
+            continue
+        got = _results(subject.kernel, subject, case, dtype)
+        closest: Broken | None = None
+        for prepare in (lambda x: x, lambda x, to=dtype: x.to(to), lambda x: x.float()):
+            try:
+                expected = _results(_with(subject.kernel, prepare), subject, case, None)
+                labels, facts = ("under autocast", "without"), {"autocast": str(dtype)}
+                demand_same(case, got, expected, rule, labels=labels, facts=facts)
+            except Broken as broken:
+                closest = closest or broken
+            except KernelError:
+                continue  # the kernel may refuse the other dtypes
+            else:
+                closest = None
+                break
+        if closest is not None and not _is_as_close(subject, case, got, dtype):
+            raise closest
 
 
 def _is_as_close(subject: Subject, case: Case, got: dict[str, Tensor], dtype: torch.dtype) -> bool:

@@ -185,35 +185,30 @@ def _alone_on(device: str) -> Iterator[None]:
 
 
 def _check_far(subject: Subject, case: Case) -> None:
+    """Compares operands far into their storage, or with rows far apart, with contiguous copies."""
     kernel, device = subject.kernel, subject.backend.device
     plain = run_kernel(kernel, case, device)
     with _alone_on(device):
-        _compare_far(subject, case, plain)
-
-
-def _compare_far(subject: Subject, case: Case, plain: Measured) -> None:
-    """Compares operands far into their storage, or with rows far apart, with contiguous copies."""
-    kernel, device = subject.kernel, subject.backend.device
-    widest = max(value.numel() for value in plain.inputs.values() if value is not None)
-    store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
-    ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
-    named_dims = kernel.op.geometry.named
-    if not named_dims:
-        ways.append(("in rows 2^31 elements apart", _apart))
-    for label, place_ in ways:
-        for name in kernel.operands if named_dims else data_operands(kernel):
-            value = plain.inputs[name]
-            if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
-                continue
-            if place_ is _apart and name in kernel.contiguous:
-                continue
-            inputs = plain.inputs | {name: place_(store, value)}
-            graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
-            upstream = upstream_of(kernel.op, case, graph.values)
-            got = graph.values | gradients_of(kernel, graph, upstream)
-            facts = {"operand": f"{name} {label}"}
-            rule = "an operand far into memory gives other results"
-            demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
+        widest = max(value.numel() for value in plain.inputs.values() if value is not None)
+        store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
+        ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
+        named_dims = kernel.op.geometry.named
+        if not named_dims:
+            ways.append(("in rows 2^31 elements apart", _apart))
+        for label, place_ in ways:
+            for name in kernel.operands if named_dims else data_operands(kernel):
+                value = plain.inputs[name]
+                if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
+                    continue
+                if place_ is _apart and name in kernel.contiguous:
+                    continue
+                inputs = plain.inputs | {name: place_(store, value)}
+                graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
+                upstream = upstream_of(kernel.op, case, graph.values)
+                got = graph.values | gradients_of(kernel, graph, upstream)
+                facts = {"operand": f"{name} {label}"}
+                rule = "an operand far into memory gives other results"
+                demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
 
 
 # -- large tensors -------------------------------------------------------------------------------------

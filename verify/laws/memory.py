@@ -47,7 +47,7 @@ from verify.measure.call import (
     run_tensors,
     sent_all,
 )
-from verify.truth.ulp import bits_of, same_bits
+from verify.truth.ulp import pattern_at, same_bits
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
@@ -95,26 +95,17 @@ def _check_bounds(subject: Subject, case: Case) -> None:
 def _check_initialised(subject: Subject, case: Case) -> None:
     guards = Guard(NAN_FILL, watched=False), Guard(NUMBER_FILL, watched=False)
     with_nan, with_numbers = guarded_runs(subject, case, *guards)
+    rule, labels = "results depend on what lay in memory before the call", ("full of NaN", "full of numbers")
     try:
-        demand_same(
-            case,
-            with_nan,
-            with_numbers,
-            "results depend on what lay in memory before the call",
-            labels=("full of NaN", "full of numbers"),
-            facts=laid(case),
-        )
+        demand_same(case, with_nan, with_numbers, rule, labels=labels, facts=laid(case))
     except Broken as broken:
-        if broken.index is not None and _untouched(with_nan, with_numbers, broken.result, broken.index):
+        if broken.index is None:
+            raise
+        width = with_nan[broken.result].element_size()
+        fills = [int.from_bytes(bytes([fill] * width)) for fill in (NAN_FILL, NUMBER_FILL)]
+        if [pattern_at(some[broken.result], broken.index) for some in (with_nan, with_numbers)] == fills:
             raise broken.restated("an element of a result is never written", case, broken.facts) from None
         raise
-
-
-def _untouched(with_nan: dict[str, Tensor], with_numbers: dict[str, Tensor], name: str, index: int) -> bool:
-    held = [bits_of(results[name].reshape(-1)[index : index + 1]) for results in (with_nan, with_numbers)]
-    width = with_nan[name].element_size()
-    fills = [int.from_bytes(bytes([fill] * width), "little", signed=width == 8) for fill in (NAN_FILL, NUMBER_FILL)]
-    return [int(bits[0]) for bits in held] == fills
 
 
 def _check_overwritten(subject: Subject, case: Case) -> None:

@@ -149,24 +149,18 @@ class _Draft:
         values: dict[str, str] = {}
         edits: dict[str, dict[str, str]] = {}
         for name, tensor in self.tensors.items():
-            places = self._not_one(tensor) if name in self.ones else None
-            digits = tensor.element_size() * 2
-            if places is not None and len(places) * (digits + 9) <= tensor.numel() * digits and len(places) <= EDITS:
-                if places:
-                    text = spell(tensor.reshape(-1)[places])
-                    cut = [text[at : at + digits] for at in range(0, len(text), digits)]
-                    edits[name] = {str(place): item for place, item in zip(places, cut, strict=True)}
+            digits, bits = tensor.element_size() * 2, bits_of(tensor.reshape(-1))
+            places = torch.nonzero(bits != bits_of(torch.ones(1).to(tensor.dtype))).reshape(-1).tolist()
+            if name in self.ones and len(places) <= EDITS and len(places) * (digits + 9) <= tensor.numel() * digits:
+                text = spell(tensor.reshape(-1)[places])
+                cut = [text[at : at + digits] for at in range(0, len(text), digits)]
+                edits |= {name: dict(zip(map(str, places), cut, strict=True))} if places else {}
             elif tensor.numel() > LIMIT:
                 return None
             else:
                 values[name] = spell(tensor)
         upstream = "ones" if self.base.upstream else ""
         return msgspec.structs.replace(self.base, fill="ones", upstream=upstream, values=values, edits=edits, regime="")
-
-    @staticmethod
-    def _not_one(tensor: Tensor) -> list[int]:
-        one = bits_of(torch.ones(1).to(tensor.dtype))[0]
-        return [int(place) for place in torch.nonzero(bits_of(tensor.reshape(-1)) != one).reshape(-1)]
 
 
 class _SpentError(Exception):
@@ -380,17 +374,13 @@ class _Shrinker:
     def _merge(self) -> None:
         """Merges many dimensions to two, or to one for elementwise ops."""
         draft = self._required()
-        for chosen in self.op.geometry.merged(draft.base.dims):
-            merged = self._reshaped(draft, chosen)
-            if merged is not None and self._takes(merged):
-                return
-
-    def _reshaped(self, draft: _Draft, dims: tuple[int, ...]) -> _Draft | None:
-        shapes = self._shapes(draft.base, dims)
-        if any(math.prod(shapes[name]) != tensor.numel() for name, tensor in draft.tensors.items()):
-            return None
-        tensors = {name: tensor.reshape(shapes[name]) for name, tensor in draft.tensors.items()}
-        return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
+        for dims in self.op.geometry.merged(draft.base.dims):
+            shapes = self._shapes(draft.base, dims)
+            if all(math.prod(shapes[name]) == tensor.numel() for name, tensor in draft.tensors.items()):
+                tensors = {name: tensor.reshape(shapes[name]) for name, tensor in draft.tensors.items()}
+                base = msgspec.structs.replace(draft.base, dims=dims)
+                if self._takes(replace(draft, base=base, tensors=tensors)):
+                    return
 
     def _cut(self, dim: int, *, thorough: bool) -> None:
         """Tries fewer positions of one dimension.
@@ -426,22 +416,15 @@ class _Shrinker:
         """Replaces as many elements as possible by zeros and ones."""
         for number in (1.0, 0.0):  # ones need not be spelled out
             draft = self._required()
-            tensor = draft.tensors[name]
-            simple = self._plain_places(tensor)
-            left = [place for place in range(tensor.numel()) if place not in simple]
+            wide = widen(draft.tensors[name].reshape(-1))
+            left = torch.nonzero((wide != 0) & (wide != 1)).reshape(-1).tolist()
+
+            def keeps(kept: Sequence[int], draft: _Draft = draft, number: float = number, left: Any = left) -> bool:
+                changed = _filled(draft.tensors[name], number, sorted({*left} - {*kept}))
+                return self._takes(replace(draft, tensors={**draft.tensors, name: changed}))
+
             if left:
-                _minimise(left, partial(self._all_but, draft, name, number, left))
-
-    def _all_but(self, draft: _Draft, name: str, number: float, places: Sequence[int], kept: Sequence[int]) -> bool:
-        """Tries `number` at all of `places` that are not `kept`."""
-        stays = set(kept)
-        changed = _filled(draft.tensors[name], number, [place for place in places if place not in stays])
-        return self._takes(replace(draft, tensors={**draft.tensors, name: changed}))
-
-    @staticmethod
-    def _plain_places(tensor: Tensor) -> set[int]:
-        wide = widen(tensor.reshape(-1))
-        return {int(place) for place in torch.nonzero((wide == 0) | (wide == 1)).reshape(-1)}
+                _minimise(left, keeps)
 
 
 def _minimise(items: Sequence[int], attempt: Callable[[list[int]], bool], *, finest: int = LIMIT) -> list[int]:
