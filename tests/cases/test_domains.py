@@ -32,7 +32,7 @@ from verify.search.hunt.edits import fresh
 from verify.search.hunt.space import space_of
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
-from verify.search.sweep.scope import space_of as sweep_of
+from verify.search.sweep.serve import space_of as sweep_of
 from verify.truth.formats import Format, named, torch_dtype
 from verify.truth.ordinals import between, folded, moved_inside, of_tensor
 from verify.truth.ulp import bits_of, from_bits, widen

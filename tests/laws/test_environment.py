@@ -323,48 +323,16 @@ def large_silu_value(x, cut: bool):
     return y
 
 
-def large_norm(cut: bool) -> Kernel:
-    def norm(x, weight, bias, *, eps):
-        wide = x.double()
-        centred = wide - wide.mean(-1, keepdim=True)
-        y = centred * torch.rsqrt((centred * centred).mean(-1, keepdim=True) + eps) * weight.double() + bias.double()
-        if cut:  # row * N modulo what an offset can hold, as a wrapped address does
-            at = torch.arange(len(x), device=x.device) * x.shape[-1] % COUNTED // x.shape[-1]
-            y = y[at]
-        return y.to(x.dtype)
-
-    return verify.kernel(op="layer_norm", dtypes=["float32"], max_ulp=4, name="norm")(norm)
-
-
-def large_product(cut: bool) -> Kernel:
-    def product(x, weight):
-        y = (x.double() @ weight.double().T).to(x.dtype)
-        return torch.where((torch.arange(len(y), device=y.device) * y.shape[1] < COUNTED)[:, None] | (not cut), y, 0)
-
-    about = {"params": {"activation": "id"}, "operands": ["x", "weight"], "dtypes": ["float32"], "max_ulp": 64}
-    return verify.kernel(op="linear", name="product", **about)(product)
-
-
 @pytest.mark.usefixtures("roomy")
 def test_large_tensors_hold_for_what_counts_far_enough() -> None:
-    for kernel in (large_silu(""), large_norm(cut=False), large_product(cut=False)):
-        found = attempt("large tensors", kernel, profile=NIGHTLY)
-        assert found.status == "ok" and found.cases > 0, (kernel.name, found.message, found.facts)
+    found = attempt("large tensors", large_silu(""), profile=NIGHTLY)
+    assert found.status == "ok" and found.cases > 0, (found.message, found.facts)
 
 
 @pytest.mark.usefixtures("roomy")
-@pytest.mark.parametrize(
-    ("kernel", "result"),
-    [
-        (large_silu("forward"), "y"),
-        (large_silu("backward"), "dx"),
-        (large_norm(cut=True), "dx"),  # of the first rows, which the last ones were taken for
-        (large_product(cut=True), "y"),
-    ],
-    ids=["silu", "silu backward", "norm", "product"],
-)
-def test_elements_beyond_the_count_are_found_where_they_are_wrong(kernel: Kernel, result: str) -> None:
-    found = attempt("large tensors", kernel, profile=NIGHTLY)
+@pytest.mark.parametrize(("bug", "result"), [("forward", "y"), ("backward", "dx")])
+def test_elements_beyond_the_count_are_found_where_they_are_wrong(bug: str, result: str) -> None:
+    found = attempt("large tensors", large_silu(bug), profile=NIGHTLY)
     assert found.status == "broken"
     assert found.message.endswith("in a tensor of more than 2^31 elements")
     assert found.facts["at"].startswith(f"{result} [")
@@ -397,19 +365,11 @@ def test_rows_of_a_pytorch_function_are_found_where_they_are_wrong() -> None:
     summed = verify.kernel(like=lambda x: x.cumsum(0), shapes={"x": "n m"}, dtypes=["float32"], name="sums")
     kernel = summed(lambda x: x.double().cumsum(0).float())
     assert attempt("large tensors", kernel, profile=NIGHTLY).status == "ok"  # along m, whose indices are independent
-    even = verify.kernel(
-        like=lambda x: x.softmax(-1), shapes={"x": "n m"}, where="n % 4 == 0", dtypes=["float32"], name="even"
-    )
-    found = attempt("large tensors", even(lambda x: x.double().softmax(-1).float()), profile=NIGHTLY)
-    assert found.status == "ok" and found.cases > 0, found.message
     few = verify.kernel(
         like=lambda x: x.softmax(-1), shapes={"x": "n m"}, where="n < 100", dtypes=["float32"], name="few"
     )
     found = attempt("large tensors", few(lambda x: x.double().softmax(-1).float()), profile=NIGHTLY)
     assert found.status == "skipped" and "may be so long" in found.message
-    normed = verify.kernel(like=lambda x: x / x.norm(), shapes={"x": "n m"}, dtypes=["float32"], name="normed")
-    found = attempt("large tensors", normed(lambda x: (x.double() / x.double().norm()).float()), profile=NIGHTLY)
-    assert found.status == "skipped" and "independent indices" in found.message
 
 
 @pytest.mark.usefixtures("roomy")

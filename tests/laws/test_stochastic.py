@@ -260,34 +260,3 @@ def test_a_bad_declaration_is_an_error(what: str) -> None:
         declared(RIGHT["Philox"], **settings)
     with pytest.raises(UsageError, match="an op by name has no use for stochastic="):
         verify.kernel(op="gelu", stochastic="seed")
-
-
-KERNELS = """
-import torch, verify
-
-SETTINGS = {"shapes": {"x": "n", "seed": ""}, "integers": {"seed": "0 <= seed < 2**31"}, "stochastic": "seed",
-            "dtypes": ["float32"], "output_dtypes": {"y": "bfloat16"}, "gradients": False, "like": lambda x, seed: x}
-
-def rounded(x, seed):
-    random = verify.philox(seed, torch.arange(x.numel()))[0] & 0xFFFF
-    bits = x.contiguous().view(torch.int32)
-    return ((bits & -0x10000) + ((random < (bits & 0xFFFF)).to(torch.int32) << 16)).view(torch.float32).bfloat16()
-
-@verify.kernel(**SETTINGS)
-def ignored(x, seed):
-    return rounded(x, 0 * seed)
-
-@verify.kernel(**SETTINGS)
-def off(x, seed):
-    return rounded(1.1 * x, seed)
-"""
-
-
-@pytest.mark.slow
-def test_a_run_in_processes_tries_the_law_and_fails_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "k.py").write_text(KERNELS)
-    monkeypatch.chdir(tmp_path)
-    found = {kernel.name: kernel for kernel in verify.run("k.py", fail_fast=True).record.kernels}
-    assert [(law.law, law.status) for law in found["ignored"].laws] == [(LAW, "broken")], found["ignored"]
-    assert found["ignored"].status == found["off"].status == "wrong" and not found["off"].laws
-    assert any(note.startswith("the laws were not tried: a result is wrong") for note in found["off"].notes)

@@ -24,7 +24,7 @@ from verify.search.hunt.outcome import hunt
 from verify.search.hunt.requests import Hunt, Settings
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
-from verify.search.sweep.scope import space_of
+from verify.search.sweep.serve import space_of
 from verify.truth.formats import named
 from verify.truth.ulp import Yardstick, errors
 

@@ -23,7 +23,7 @@ from verify.measure.requests import Measure
 from verify.records.record import KernelRun, Result, replay_command
 from verify.report import words
 from verify.search.hunt.space import space_of
-from verify.search.sweep import scope, serve
+from verify.search.sweep import serve
 from verify.search.sweep.requests import ListSpaces
 
 TARGET = "tests/measure/mixed_rms.py::norm"
@@ -151,7 +151,7 @@ def test_a_hunt_searches_each_operand_in_its_own_dtype_and_a_sweep_refuses(backe
     with pytest.raises(
         UsageError, match="a sweep enumerates kernels of one dtype; .* has x2 as float32 beside bfloat16"
     ):
-        scope.space_of(gated, TARGET, "bfloat16")
+        serve.space_of(gated, TARGET, "bfloat16")
 
 
 # -- integers ------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from verify.records.record import value_of
 from verify.search.sweep import checking
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish, from_midpoint
-from verify.search.sweep.scope import shape_of, space_of
+from verify.search.sweep.serve import shape_of, space_of
 from verify.search.sweep.space import CHUNK, Partial, Space, bits_of_key, key_of_value
 
 CPU = Interpreter("cpu")

@@ -14,7 +14,7 @@ from verify.records.record import value_of
 from verify.search.sweep import finishing
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
-from verify.search.sweep.scope import space_of
+from verify.search.sweep.serve import space_of
 from verify.search.sweep.space import key_of_value
 from verify.truth.formats import named
 

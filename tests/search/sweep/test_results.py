@@ -10,7 +10,7 @@ from verify.backends import Backend
 from verify.records.record import Result
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
-from verify.search.sweep.scope import space_of
+from verify.search.sweep.serve import space_of
 
 
 def swept(kernel: verify.Kernel, backend: Backend, dtype: str, low: float, high: float) -> dict[str, Result]:

@@ -1,6 +1,6 @@
 """Sweeps exhaustively: judges every input of a kernel, so that its maximum error is proven.
 
-    space = scope.space_of(kernel, "accuracy.py::my_gelu", "bfloat16")
+    space = serve.space_of(kernel, "accuracy.py::my_gelu", "bfloat16")
     partial = checking.check(kernel, space, (0, space.chunks), backend)      # or chunk by chunk, anywhere, in any order
     done = finishing.finish(kernel, space, partial)                 # a verify.records.record.KernelRun
 

@@ -24,14 +24,15 @@ from verify.declare.standin import baseline_of
 from verify.errors import UsageError
 from verify.measure.call import Unchanged, call_tensors, gradients_of, no_gradient
 from verify.measure.counting import tally, top
-from verify.measure.curve import peaks
+from verify.measure.curve import edges_for, peaks
 from verify.measure.form import check_output
 from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak, Tally
+from verify.ops.geometry import Params
 from verify.ops.op import Op, Point, Problem
-from verify.records.readings import APART
-from verify.search.sweep.scope import curve_keys, part_named
-from verify.search.sweep.space import CHUNK, HARD_KEEP, PAIR_BITS, Part, Partial, Space
+from verify.records.readings import APART, BEYOND, NONFINITE
+from verify.records.record import CLASSES, EXTREME
+from verify.search.sweep.space import CHUNK, HARD_KEEP, PAIR_BITS, Part, Partial, Space, key_of_bits, key_of_value
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import Format, named, torch_dtype
@@ -346,3 +347,30 @@ class _Collector:
         found = top(nearness, HARD_KEEP)
         rows = zip(nearness[found].tolist(), places[found].tolist(), strict=True)
         return sorted((0.5 - near, place) for near, place in rows)
+
+
+# -- parts of a result ---------------------------------------------------------------------------------------
+
+
+def parts_of(regimes: Sequence[str]) -> list[str]:
+    """Returns the separately counted parts of a result: each regime with each class, then the special parts."""
+    return [*(part_named(regime, name) for regime in regimes for name in CLASSES), NONFINITE, BEYOND]
+
+
+def part_named(regime: str, of_class: str) -> str:
+    """Returns the name of a part in a partial result."""
+    return regime if regime in APART else f"{regime}: {of_class}"
+
+
+def part_of(name: str) -> tuple[str, str]:
+    """Returns the regime and the class of a part."""
+    if name in APART:
+        return name, EXTREME if name == NONFINITE else ""
+    regime, _, of_class = name.rpartition(": ")
+    return regime, of_class
+
+
+def curve_keys(op: Op, params: Params, fmt: Format) -> list[int]:
+    """Returns the keys at which the bins of the error curve begin, and the key that ends the last bin."""
+    edges = edges_for(op, params, fmt)
+    return [key_of_value(fmt, edge) for edge in edges[:-1]] + [key_of_bits(fmt, fmt.max_bits) + 1]

@@ -33,8 +33,17 @@ from verify.records.record import (
     number,
     value_of,
 )
-from verify.search.sweep.checking import BASELINE, format_of, gate_of, halves, judge_at, points_at, problem_at
-from verify.search.sweep.scope import part_of, parts_of
+from verify.search.sweep.checking import (
+    BASELINE,
+    format_of,
+    gate_of,
+    halves,
+    judge_at,
+    part_of,
+    parts_of,
+    points_at,
+    problem_at,
+)
 from verify.search.sweep.space import Part, Partial, Space, bits_of_key
 from verify.truth.enclosure import Enclosure
 from verify.truth.exact import Judged, digits, settle

@@ -5,21 +5,24 @@ from __future__ import annotations
 import shlex
 import sys
 import time
+from collections.abc import Sequence
+from typing import Literal
 
 from verify.backends import Backend, runs_on
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
+from verify.declare.promises import differing
 from verify.declare.sources import sources_of
 from verify.declare.target import Target
 from verify.errors import UsageError
+from verify.ops.op import Op
 from verify.records.commit import own_digest
 from verify.records.record import KernelRun, value_of
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.search.sweep.scope import apart, shape_of, space_of, undeclared
-from verify.search.sweep.space import Partial, Space
-from verify.truth.formats import named
+from verify.search.sweep.space import PAIR_BITS, Partial, Space, finite_keys, key_of_value
+from verify.truth.formats import Format, named
 from verify.workers.requests import OnProgress
 
 REPORT_SECONDS = 0.1  # between two reports of progress, each of which is an event of the cluster
@@ -119,3 +122,119 @@ def record(request: RecordSweep) -> KernelRun:
     kernel = load(Target.parse(request.space.target))[0]
     only = (request.result,)
     return finish(kernel, request.space, request.partial, seconds=request.seconds, curve=request.curve, only=only)
+
+
+# -- the space of one kernel in one dtype --------------------------------------------------------------------
+
+
+def shape_of(op: Op) -> Literal["unary", "pairs", "packed pairs"] | None:
+    """Returns how an op's inputs can be enumerated. None: they cannot."""
+    if not op.geometry.by_element or op.gate != "plain":
+        return None
+    if len(op.operands) == 1:
+        return "packed pairs" if op.geometry.packed else "unary"
+    return "pairs" if len(op.operands) == 2 else None
+
+
+def apart(kernel: Kernel, dtype: str) -> dict[str, str]:
+    """Maps each operand whose dtype differs from the case's to that dtype. Such operands have no common order."""
+    return differing(dtype, kernel.operand_dtypes.get(dtype, {}))
+
+
+def space_of(
+    kernel: Kernel,
+    target: str,
+    dtype: str,
+    *,
+    results: tuple[str, ...] = (),
+    bounds: tuple[float, float] | tuple[int, int] | str | None = None,
+    baseline: bool = False,
+    hardest: int = 0,
+) -> Space:
+    """Returns the space of one kernel in one dtype.
+
+    `bounds` are values, both included, or keys (as ints, half-open), or the name of a regime.
+    """
+    shape, fmt = shape_of(kernel.op), named(dtype)
+    who, again = f"kernel {kernel.name!r}", f"verify sweep {shlex.quote(target)}"
+    elsewhere = f"verify run {shlex.quote(target)}"
+    if shape is None:
+        raise UsageError(
+            f"a sweep enumerates the inputs of elementwise ops judged by the plain error; {who} computes "
+            f"{kernel.op.name}, which is not one",
+            hint=elsewhere,
+        )
+    if mixed := apart(kernel, dtype):
+        said = ", ".join(f"{name} as {item}" for name, item in mixed.items())
+        raise UsageError(
+            f"a sweep enumerates kernels of one dtype; {who} has {said} beside {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
+    if dtype not in kernel.dtypes:
+        raise undeclared(kernel, target, [dtype])
+    if fmt.bits > (32 if shape == "unary" else PAIR_BITS):
+        what = f"2^{fmt.bits}" if shape == "unary" else f"2^{2 * fmt.bits}"
+        raise UsageError(
+            f"{who} in {dtype} has {what} inputs, too many to enumerate", hint=f"{elsewhere} --dtype {dtype}"
+        )
+    known = tuple(name for name in kernel.outputs) + tuple("d" + operand.name for operand in kernel.differentiable)
+    for name in results:
+        if name not in known:
+            raise UsageError(
+                f"{who} has results {', '.join(known)}; received {name!r}", hint=f"{again} --result {known[0]}"
+            )
+    if shape != "unary" and fmt.bits != PAIR_BITS:
+        raise UsageError(
+            f"{who} has two operands, whose pairs are enumerated in 16-bit dtypes; received {dtype}",
+            hint=f"{elsewhere} --dtype {dtype}",
+        )
+    if hardest and shape != "unary":
+        raise UsageError(
+            f"the hardest inputs are listed for unary ops, as a pair's product ties trivially; {who} has two operands",
+            hint=f"{again} --pairs",
+        )
+    start, stop = 0, 1 << fmt.bits
+    if isinstance(bounds, str):
+        start, stop = _regime_keys(kernel, fmt, bounds, again)
+    elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
+        start, stop = int(bounds[0]), int(bounds[1])
+    elif bounds is not None:
+        start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
+    if not 0 <= start < stop <= 1 << fmt.bits:
+        asked = f"the regime {bounds!r}" if isinstance(bounds, str) else "the requested range"
+        raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
+    return Space(
+        target=target,
+        dtype=fmt.name,
+        results=results or known,
+        shape=shape,
+        start=start,
+        stop=stop,
+        baseline=baseline and not kernel.peer,
+        hardest=hardest,
+        regime=bounds if isinstance(bounds, str) else "",
+    )
+
+
+def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
+    """Returns the error about undeclared dtypes. Its hint names the first declared dtype that can be swept."""
+    most = 32 if shape_of(kernel.op) == "unary" else PAIR_BITS
+    declared, where = ", ".join(kernel.dtypes), shlex.quote(target)
+    able = next((name for name in kernel.dtypes if named(name).bits <= most), None)
+    return UsageError(
+        f"kernel {kernel.name!r} declares {declared}; received {', '.join(received)}",
+        hint=f"verify run {where}" if able is None else f"verify sweep {where} --dtype {able}",
+    )
+
+
+def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
+    """Returns the keys of a regime. Raises UsageError if the op has no such regime."""
+    regimes = kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))
+    for regime in regimes:
+        if regime.name == name:
+            return finite_keys(fmt, regime.low, regime.high)
+    known = ", ".join(repr(regime.name) for regime in regimes) or "none"
+    raise UsageError(
+        f"kernel {kernel.name!r}: op {kernel.op.name!r} has regimes {known}; received {name!r}",
+        hint=f"{again} --regime {shlex.quote(regimes[0].name)}" if regimes else again,
+    )
