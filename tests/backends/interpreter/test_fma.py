@@ -92,8 +92,8 @@ def test_fma_is_the_rounding_of_the_exact_sum(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("direction", ["rz", "rm", "rp"])
-@pytest.mark.parametrize("name", ["fp64", "fp32"])
-def test_directed_fma(name: str, direction: str) -> None:
+def test_directed_fma(direction: str) -> None:
+    name = "fp32"
     for x, y, z in adversaries(name, 1000)[:-1]:
         got = fma(x, y, z, name, direction)
         keep = np.isfinite(got) & (np.abs(got) < np.finfo(got.dtype).max)
@@ -135,4 +135,4 @@ def test_few_extreme_elements_leave_the_others_to_the_fast_path(monkeypatch: pyt
 
 def test_unknown_direction() -> None:
     with pytest.raises(ValueError, match="rounding direction is one of rn, rz, rm, rp; got 'up'"):
-        fma(np.ones(1), np.ones(1), np.full(1, 1e-30), "fp64", "up")
+        fma(*np.ones((3, 1), np.float32), "fp32", "up")

@@ -1,4 +1,4 @@
-"""Fused multiply-add with one rounding, on numpy arrays, in every format and rounding direction.
+"""Fused multiply-add with one rounding, on numpy arrays, in every format; of float32 in every rounding direction.
 
 float32, float16 and bfloat16: float64 holds the product of two 24-bit numbers exactly. Its sum with the third operand
 is rounded to odd in float64 and then once to the format (see `rounding`).
@@ -16,7 +16,7 @@ from functools import reduce
 import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen
-from verify.backends.interpreter.rounding import DIRECTIONS, F32, F64, Array, quiet, to_float32, to_odd, two_sum
+from verify.backends.interpreter.rounding import F32, F64, Array, quiet, to_float32, to_odd, two_sum
 
 _SPLITTER = 134217729.0  # 2^27 + 1: Veltkamp's constant for a 53-bit significand
 
@@ -24,15 +24,15 @@ _SPLITTER = 134217729.0  # 2^27 + 1: Veltkamp's constant for a 53-bit significan
 @quiet
 def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array:
     """Returns x * y + z with one rounding, in the storage of the Triton type `name`."""
-    if name == "fp64":
-        return fma_float64(x, y, z, direction)
+    if name == "fp64" and direction == "rn":
+        return fma_float64(x, y, z)
     if name == "fp32" and direction == "rn":
         return _float32(x, y, z)
     wide = fma_odd(widen(x, name), widen(y, name), widen(z, name))
     if direction == "rn":
         return narrow(wide, name)
     if name != "fp32":
-        raise NotImplementedError(f"fma: direction {direction} exists for fp32 and fp64; got {name}")
+        raise NotImplementedError(f"fma: direction {direction} exists for fp32; got {name}")
     return zero_sign(to_float32(wide, direction), wide == 0, x, y, z, direction)
 
 
@@ -73,26 +73,18 @@ def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: 
 
 
 @quiet
-def fma_float64(x: F64, y: F64, z: F64, direction: str = "rn") -> F64:
-    """Returns x * y + z in float64 with one rounding, subnormals and overflow included."""
+def fma_float64(x: F64, y: F64, z: F64) -> F64:
+    """Returns x * y + z in float64 with one rounding to nearest even, subnormals and overflow included."""
     sizes = [(np.abs(x), 2.0**400), (np.abs(y), 2.0**400), (np.abs(z), 2.0**800)]
     if all(_comfortable(size, limit) for size, limit in sizes):
-        if direction == "rn":
-            return _nearest(x, y, z)  # which splits each factor before it is broadcast
-        out, rest = _sum_of_product(x, y, z)
-        zero = out == 0
-        out = step(out, rest, direction)
-    else:
-        easy = reduce(np.logical_and, [(a < limit) & ((a > 1 / limit) | (a == 0)) for a, limit in sizes])
-        x, y, z = np.broadcast_arrays(x, y, z)
-        if direction == "rn" and x.size / 2 < np.count_nonzero(easy) < x.size:
-            out, hard = _nearest(*(np.where(easy, each, 1.0) for each in (x, y, z))), ~easy
-            out[hard] = fma_float64(x[hard], y[hard], z[hard])  # few infinities do not slow down thousands of others
-            return out
-        out, zero = _scaled(x, y, z, direction)
-    # An exact zero takes its sign from the plain sum; its product is exact in that case.
-    out = np.where(zero, x * y + z, out) if np.count_nonzero(zero) else out
-    return zero_sign(out, zero, x, y, z, direction)
+        return _nearest(x, y, z)  # which splits each factor before it is broadcast
+    easy = reduce(np.logical_and, [(a < limit) & ((a > 1 / limit) | (a == 0)) for a, limit in sizes])
+    x, y, z = np.broadcast_arrays(x, y, z)
+    if x.size / 2 < np.count_nonzero(easy) < x.size:
+        out, hard = _nearest(*(np.where(easy, each, 1.0) for each in (x, y, z))), ~easy
+        out[hard] = fma_float64(x[hard], y[hard], z[hard])  # few infinities do not slow down thousands of others
+        return out
+    return _scaled(x, y, z)
 
 
 def _nearest(x: F64, y: F64, z: F64) -> F64:
@@ -114,19 +106,6 @@ def _nearest(x: F64, y: F64, z: F64) -> F64:
         careful, _ = _sum_of_product(xd, yd, zd)
         out[doubtful] = np.where(careful == 0, xd * yd + zd, careful)
     return out
-
-
-def step(nearest: F64, rest: F64, direction: str) -> F64:
-    """Returns the directed rounding of nearest + rest, given its rounding to nearest."""
-    if direction == "rz":
-        wrong, target = (rest != 0) & ((rest < 0) == (nearest > 0)) & (nearest != 0), np.zeros(1)
-    elif direction == "rm":
-        wrong, target = rest < 0, np.full(1, -np.inf)
-    elif direction == "rp":
-        wrong, target = rest > 0, np.full(1, np.inf)
-    else:
-        raise ValueError(f"rounding direction is one of {', '.join(DIRECTIONS)}; got {direction!r}")
-    return np.where(wrong, np.nextafter(nearest, target), nearest)
 
 
 def _comfortable(size: F64, limit: float) -> bool:
@@ -154,8 +133,8 @@ def _two_product(x: F64, y: F64) -> tuple[F64, F64]:
     return p, ((xh * yh - p) + xh * yl + xl * yh) + xl * yl
 
 
-def _scaled(x: F64, y: F64, z: F64, direction: str) -> tuple[F64, Array]:
-    """Returns x * y + z of any values, computed on mantissas and exponents, and a mask of exact zeros."""
+def _scaled(x: F64, y: F64, z: F64) -> F64:
+    """Returns x * y + z of any values, computed on mantissas and exponents."""
     mx, ex = np.frexp(x)
     my, ey = np.frexp(y)
     mz, ez = np.frexp(z)
@@ -167,18 +146,13 @@ def _scaled(x: F64, y: F64, z: F64, direction: str) -> tuple[F64, Array]:
 
     out = np.ldexp(nearest, exponent)
     lost = nearest - np.ldexp(out, -exponent)  # the exact error of scaling into the subnormal range
-    if direction == "rn":
-        # A false tie: ldexp met exactly half a step, but the rest lies on the other side than the even number.
-        half_step = np.ldexp(0.5, -1074 - exponent)
-        false_tie = (np.abs(lost) == half_step) & (lost * rest > 0)
-        out = np.where(false_tie, np.nextafter(out, np.where(lost > 0, np.inf, -np.inf)), out)
-    else:
-        rest = np.where(lost == 0, rest, lost)
-        out = step(out, np.where(np.isinf(out), -np.sign(out), rest), direction)
+    # A false tie: ldexp met exactly half a step, but the rest lies on the other side than the even number.
+    half_step = np.ldexp(0.5, -1074 - exponent)
+    false_tie = (np.abs(lost) == half_step) & (lost * rest > 0)
+    out = np.where(false_tie, np.nextafter(out, np.where(lost > 0, np.inf, -np.inf)), out)
 
-    factor_zero = (mx == 0) | (my == 0)
-    out = np.where(factor_zero, x * y + z, out)
+    # A zero takes its sign from the plain sum; its product is exact in that case.
+    plain = (mx == 0) | (my == 0) | (nearest == 0)
     finite = np.isfinite(x) & np.isfinite(y)
-    out = np.where(finite & np.isfinite(z), out, np.where(finite, z, x * y + z))
-    exact_zero = np.where(factor_zero, z == 0, nearest == 0)
-    return out, exact_zero & finite & np.isfinite(z)
+    out = np.where(finite & ~np.isfinite(z), z, out)
+    return np.where((plain & np.isfinite(z)) | ~finite, x * y + z, out)

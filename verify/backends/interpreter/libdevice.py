@@ -1,9 +1,9 @@
-"""libdevice on the CPU: every symbol that a kernel can reach, as a function on numpy arrays.
+"""libdevice on the CPU: its symbols as functions on numpy arrays.
 
 `lookup("__nv_erff")(x)` takes and returns the arrays of Triton's interpreter. There are three kinds of symbols:
 
-- *exact* (arithmetic in a stated direction, fma, conversions, rounding to integers, bit operations): the hardware's
-  bits, checked for all 195 such symbols with 4,096 arguments each.
+- *exact* (arithmetic, of float32 in a stated direction too, fma, conversions, rounding to integers, bit operations):
+  the hardware's bits, checked for all 169 such symbols with 4,096 arguments each.
 - *evaluated* (erf, exp, tanh, ...): the correctly rounded value, from `functions`. The hardware's result differs by 1
   to 3 ULP for the measured float32 functions (more for lgamma, tgamma and integer powers). So results here do not show
   the hardware's error.
@@ -35,7 +35,7 @@ from verify.backends.interpreter.approximations import (
     upper_words,
 )
 from verify.backends.interpreter.casts import float_to_int, int64_parts
-from verify.backends.interpreter.fma import fma, fma_float64, step
+from verify.backends.interpreter.fma import fma, fma_float64
 from verify.backends.interpreter.minmax import maximum, minimum
 from verify.backends.interpreter.rounding import F32, F64, Array, flush, quiet, to_float32, to_odd, two_sum
 from verify.errors import UsageError
@@ -68,21 +68,27 @@ OPERATIONS32: dict[str, Callable[..., F64]] = {
 
 
 def arithmetic() -> dict[str, Function]:
-    """Returns the libdevice symbols of arithmetic and their functions."""
-    table: dict[str, Function] = {"__nv_fmaf": _fma32("rn"), "__nv_fma": _fma64("rn")}
+    """Returns the libdevice symbols of arithmetic and their functions: float32 in every direction, float64 to nearest.
+
+    No public kernel rounds float64 in another direction.
+    """
+    table: dict[str, Function] = {
+        "__nv_fmaf": _fma32("rn"),
+        **dict.fromkeys(("__nv_fma", "__nv_fma_rn"), fma_float64),
+        "__nv_dadd_rn": np.add,
+        "__nv_dsub_rn": np.subtract,
+        "__nv_dmul_rn": np.multiply,
+        "__nv_ddiv_rn": np.divide,
+        "__nv_drcp_rn": functions.reciprocal,
+        "__nv_dsqrt_rn": np.sqrt,
+    }
     for suffix, direction in DIRECTIONS.items():
         for name in ("mul", "div", "rcp", "sqrt"):
             table[f"__nv_f{name}_{suffix}"] = _directed(OPERATIONS32[name], direction)
-        for name in ("ddiv", "drcp", "dsqrt"):
-            table[f"__nv_{name}_{suffix}"] = _divide64(name, direction)
         table |= {
             f"__nv_fmaf_{suffix}": _fma32(direction),
-            f"__nv_fma_{suffix}": _fma64(direction),
             f"__nv_fadd_{suffix}": _add32(direction, 1),
-            f"__nv_dadd_{suffix}": _add64(direction, 1),
             f"__nv_fsub_{suffix}": _add32(direction, -1),
-            f"__nv_dsub_{suffix}": _add64(direction, -1),
-            f"__nv_dmul_{suffix}": _mul64(direction),
             f"__nv_double2float_{suffix}": _narrow(direction),
         }
     return table
@@ -105,55 +111,6 @@ def _add32(direction: str, sign: int) -> Function:
     def call(x: F32, y: F32) -> F32:
         addend = flush(y) if sign > 0 else -flush(y)
         return flush(fma(flush(x), np.ones_like(x), addend, "fp32", direction))
-
-    return call
-
-
-def _fma64(direction: str) -> Function:
-    return lambda x, y, z: fma_float64(x, y, z, direction)
-
-
-def _add64(direction: str, sign: int) -> Function:
-    return lambda x, y: fma_float64(x, np.ones_like(x), y if sign > 0 else -y, direction)
-
-
-def _mul64(direction: str) -> Function:
-    # The added zero has the sign of the product, so a zero product keeps its sign.
-    def call(x: F64, y: F64) -> F64:
-        zero = np.where(np.signbit(x) ^ np.signbit(y), -0.0, 0.0)
-        return fma_float64(x, y, zero, direction)
-
-    return call
-
-
-def _divide64(name: str, direction: str) -> Function:
-    """Returns a float64 quotient, reciprocal or root: the nearest on mantissas, moved by its exact residual."""
-    if direction == "rn":
-        nearest: dict[str, Function] = {"ddiv": np.divide, "drcp": functions.reciprocal, "dsqrt": np.sqrt}
-        return nearest[name]
-
-    def root(x: F64) -> tuple[F64, F64, Array]:
-        m, e = np.frexp(x)
-        odd = e % 2
-        m = np.ldexp(m, odd)
-        q = np.sqrt(m)
-        return q, fma_float64(-q, q, m), (e - odd) // 2
-
-    def quotient(x: F64, y: F64) -> tuple[F64, F64, Array]:
-        (mx, ex), (my, ey) = np.frexp(x), np.frexp(y)
-        q = mx / my
-        return q, fma_float64(-q, my, mx) * np.sign(my), ex - ey
-
-    def call(x: F64, y: F64 | None = None) -> F64:
-        top, bottom = (np.ones_like(x), x) if y is None else (x, y)
-        q, rest, exponent = root(x) if name == "dsqrt" else quotient(top, bottom)
-        out = np.ldexp(q, exponent)
-        lost = q - np.ldexp(out, -exponent)
-        rest = np.where(np.isinf(out), -np.sign(out), np.where(lost == 0, rest, lost))
-        plain = np.sqrt(x) if name == "dsqrt" else top / bottom
-        usable = np.isfinite(x) & (x > 0) if name == "dsqrt" else np.isfinite(top) & np.isfinite(bottom)
-        usable = usable & (top != 0) & (bottom != 0)
-        return np.where(usable, step(out, np.where(usable, rest, 0.0), direction), plain)
 
     return call
 
@@ -200,7 +157,7 @@ def _from_integer(source: str, target: str, suffix: str) -> Function:
         else:
             nearest, rest = exact.astype(np.float64), np.zeros(exact.shape)
         if target == "double":
-            return nearest if direction == "rn" else step(nearest, rest, direction)
+            return nearest
         return to_float32(to_odd(nearest, rest), direction)
 
     return call
@@ -213,7 +170,8 @@ def _conversions() -> dict[str, Function]:
             table[f"__nv_float2{integer}_{suffix}"] = _to_integer("fp32", integer, suffix)
             table[f"__nv_double2{integer}_{suffix}"] = _to_integer("fp64", integer, suffix)
             table[f"__nv_{integer}2float_{suffix}"] = _from_integer(integer, "float", suffix)
-            table[f"__nv_{integer}2double_{suffix}"] = _from_integer(integer, "double", suffix)
+            if suffix == "rn" or not integer.endswith("ll"):  # float64 holds every integer of 32 bits
+                table[f"__nv_{integer}2double_{suffix}"] = _from_integer(integer, "double", suffix)
     to_ll = _to_integer("fp64", "ll", "rz")
     table |= {
         "__nv_llrintf": _to_integer("fp32", "ll", "rn"),

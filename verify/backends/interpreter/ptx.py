@@ -140,7 +140,7 @@ def _float(base: str, flags: list[str], name: str) -> Instruction | None:
 
 def _float_function(base: str, flags: list[str], name: str, direction: str) -> tuple[int, Callable[..., Array] | None]:
     """Returns the number of sources and the function of a float instruction; None: unknown."""
-    if base in ("fma", "mad"):
+    if base in ("fma", "mad") and (direction == "rn" or name == "fp32"):
         return 3, (lambda x, y, z: fma(x, y, z, name, direction))
     if base in ("min", "max"):
         return 2, _extremum(base, flags, name)
