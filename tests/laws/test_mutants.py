@@ -221,4 +221,4 @@ def test_the_engine_reports_a_shrunk_case_for_a_mutant(backend: Backend) -> None
     subject = Subject(mutant.kernel, "float32", backend, CI.sizes[backend.scale])
     with pytest.raises(Broken) as again:
         registry.get("accuracy").check(subject, Case.from_json(run.case))
-    assert again.value.facts == run.facts
+    assert again.value.facts.items() <= run.facts.items()  # which also say what else is right
