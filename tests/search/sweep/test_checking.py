@@ -149,16 +149,6 @@ def test_any_split_gives_the_same_bytes() -> None:
     assert whole.parts["baseline y"].regimes.keys() == whole.parts["y"].regimes.keys()
 
 
-def test_a_span_that_ends_early_says_so_and_the_rest_completes_it() -> None:
-    border = (space_of(subjects.good, "k", "float32").format.sign_bit + 0x3F800000) // CHUNK * CHUNK
-    space = space_of(subjects.naive, "k", "float32", bounds=(border - 300, border + 200))
-    whole = check(subjects.naive, space, (0, 2), CPU)
-    first = check(subjects.naive, space, (0, 2), CPU, seconds=0.0)
-    assert first.chunks == [(0, 1)]
-    assert first.merge(check(subjects.naive, space, (1, 2), CPU)) == whole
-    assert check(subjects.naive, space, (0, 2), CPU, seconds=1e6) == whole
-
-
 def test_the_record_of_single_results_is_that_of_all() -> None:
     space = space_of(subjects.naive, "k", "bfloat16", baseline=True)
     partial = check(subjects.naive, space, 0, CPU)

@@ -21,14 +21,14 @@ from verify.workers.pool import Pool
 from verify.workers.requests import Died
 
 
-def driver(workers: int, *chunks: int) -> _Sharing:
-    """The policy of a sweep of several spaces, of which nothing is done."""
+def driver(*chunks: int) -> _Sharing:
+    """The policy of a sweep of several spaces, of which nothing is done, in spans of four chunks."""
     spaces = [
         _SweptSpace(Space(f"f.py::k{number}", "float32", ("y",), "unary", 0, count * CHUNK))
         for number, count in enumerate(chunks)
     ]
     shared = _Sharing(SweepSettings(spaces=ListSpaces([])))
-    shared.enqueue(spaces, workers)
+    shared.enqueue(spaces, 4)
     return shared
 
 
@@ -46,13 +46,13 @@ def _found(item: _SweptSpace, low: int, high: int) -> Partial:
 
 @pytest.mark.parametrize("chunks", [(0, 7), (1, 6), (0, 0)])
 def test_an_answer_about_other_chunks_is_an_error(chunks: tuple[int, int]) -> None:
-    item = driver(1, 9).spaces[0]
+    item = driver(9).spaces[0]
     with pytest.raises(RuntimeError, match="requested the chunks 0 to 5"):
         item.land((0, 6), _found(item, *chunks))
 
 
 class _Answers:
-    """A worker that does two chunks of a span at a time and records what it is given."""
+    """A worker that does spans and records what it is given."""
 
     alive = True
 
@@ -62,10 +62,9 @@ class _Answers:
     def ask(self, request: Any, **_: Any) -> Any:
         item = self.spaces[request.space.target]
         if isinstance(request, SweepChunks):
-            low, high = request.chunks
-            self.asked.append((item.space.target, (low, min(high, low + 2))))
+            self.asked.append((item.space.target, request.chunks))
             time.sleep(0.002)
-            return _found(item, low, min(high, low + 2))
+            return _found(item, *request.chunks)
         self.asked.append((item.space.target, request.result))
         notes = [f"{request.partial.chunks}"]
         return KernelRun(request.result, item.space.target, "silu", {}, "", status="ok", results=[], notes=notes)
@@ -82,7 +81,7 @@ def test_the_worst_status_of_all_dtypes_counts() -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_each_space_is_recorded_once_when_all_of_it_is_there(workers: int) -> None:
-    shared = driver(workers, 7, 30, 1)
+    shared = driver(7, 30, 1)
     asked: list[tuple[str, Any]] = []
     answering = [_Answers({item.space.target: item for item in shared.spaces}, asked) for _ in range(workers)]
     runs = swept(shared, answering)
@@ -98,7 +97,7 @@ def test_each_space_is_recorded_once_when_all_of_it_is_there(workers: int) -> No
 
 
 def test_an_error_in_one_worker_ends_those_that_wait_for_it() -> None:
-    shared = driver(3, 1)
+    shared = driver(1)
     asked: list[tuple[str, Any]] = []
 
     class Fails(_Answers):
@@ -112,7 +111,7 @@ def test_an_error_in_one_worker_ends_those_that_wait_for_it() -> None:
 
 
 def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
-    shared = driver(2, 6, 6)
+    shared = driver(6, 6)
 
     class Fails(_Answers):
         def ask(self, request: Any, **how: Any) -> Any:
@@ -127,7 +126,7 @@ def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
 
 
 def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on() -> None:
-    shared = driver(2, 6, 6, 6)
+    shared = driver(6, 6, 6)
     shared.settings.contain = True
 
     class Fails(_Answers):
@@ -156,8 +155,8 @@ def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on(
 def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared = driver(1, 1, 6, 4)
-    shared.settings.until = 10.0
+    shared = driver(1, 6, 4)
+    shared.settings.until = 13.0
     clock, real = [0.0], time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock[0] or real())
 
@@ -169,7 +168,7 @@ def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
     clock[0] = 1.0
     asked: list[tuple[str, Any]] = []
     Pool.of([Slow({item.space.target: item for item in shared.spaces}, asked)]).run(shared.take)
-    assert asked == [("f.py::k0", (0, 1)), ("f.py::k1", (0, 1)), ("f.py::k0", "y")]
+    assert asked == [("f.py::k0", (0, 1)), ("f.py::k0", "y"), ("f.py::k1", (0, 4))]
     assert [_gap(item) for item in shared.spaces] == [
         None,
         Gap("out of time", f"sweep of f.py::k1 float32: not finished: {SPENT}", "f.py::k1"),
@@ -211,7 +210,7 @@ class _Restarts(_Interrupts):
 
 
 def test_a_worker_that_starts_again_during_ctrl_c_is_stopped_again() -> None:
-    shared, restarts = driver(2, 4, 4), _Restarts()
+    shared, restarts = driver(4, 4), _Restarts()
     answering = [_Interrupts(restarts.asked), restarts]
     with pytest.raises(KeyboardInterrupt):
         swept(shared, answering)

@@ -9,8 +9,6 @@ A slab of points becomes the operands of one call. Single elements are found by 
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -196,16 +194,11 @@ def check(
     backend: Backend,
     *,
     progress: Progress = lambda done: None,
-    seconds: float = math.inf,
 ) -> Partial:
-    """Checks one chunk, or the chunks of a half-open interval.
-
-    After `seconds` it returns its findings so far: the partial result then covers only the first chunks, at least one.
-    """
+    """Checks one chunk, or the chunks of a half-open interval."""
     low, high = (chunks, chunks + 1) if isinstance(chunks, int) else chunks
     if not 0 <= low < high <= space.chunks:
         raise UsageError(f"the space has chunks 0 to {space.chunks - 1}; received {low} to {high - 1}")
-    until = time.monotonic() + seconds
     parts: dict[str, Part] = {}
     notes: set[str] = set()
     for number_ in range(low, high):
@@ -213,9 +206,6 @@ def check(
         parts = {name: parts.get(name, Part()).merge(part) for name, part in found.items()}
         notes |= said
         progress(number_ + 1 - low)
-        if time.monotonic() >= until:
-            high = number_ + 1
-            break
     kind = architecture(backend.device)
     return Partial(space=space.identity(), reference=kind, chunks=[(low, high)], parts=parts, notes=sorted(notes))
 

@@ -1,8 +1,8 @@
 """Drives a whole sweep from the parent: divides spaces into spans of chunks, merges and keeps findings, makes the
 record.
 
-The parent imports no torch. A worker gets its share of the unfinished chunks and returns its findings after two
-seconds. A worker that finds no chunk left makes the records, result by result, so that all workers end together.
+The parent imports no torch. A worker gets a span of a few unfinished chunks, so that findings are soon kept and all
+workers end together. After the last span of a space, workers make its records, result by result.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
 
-SPAN_SECONDS = 2.0  # after this time a worker returns its findings
-MOST = 1024  # chunks in a span
+SPAN, SPAN_CPU = 16, 1  # chunks of a span: some 0.3 s of a GPU, and 2 s of a core
 VERSION = 4  # of the form of partial results
 ANOTHER = "rerun without --resume, or name another file"
 # Entries of the environment on which no bit of a result depends.
@@ -63,14 +62,12 @@ Span = tuple[int, int]  # chunks of a space: the first, and one past the last
 
 @dataclass(eq=False)
 class _SweptSpace:
-    """Holds one space with its finished chunks, the spans that workers have, and the chunks that remain."""
+    """Holds one space with its findings and records."""
 
     space: Space
-    pending: list[Span] = field(default_factory=list)
-    # spans that workers have, with the number of chunks still to do
-    flying: dict[Span, int] = field(default_factory=dict)
+    left: int = 0  # spans without findings
     found: Partial | None = None
-    recorded: dict[str, KernelRun | None] = field(default_factory=dict)  # by result; None while a worker makes it
+    recorded: dict[str, KernelRun] = field(default_factory=dict)  # by result
     failed: NoResult | None = None  # why the space is given up
     seconds: float = 0.0
 
@@ -84,38 +81,14 @@ class _SweptSpace:
         """Returns the number of finished points."""
         return sum(self.space.chunk(high - 1)[1] - self.space.chunk(low)[0] for low, high in self.chunks)
 
-    @property
-    def unfinished(self) -> int:
-        """Returns the number of unfinished chunks."""
-        return 0 if self.failed else sum(high - low for low, high in self.pending) + sum(self.flying.values())
-
-    def take(self, share: int) -> Span | None:
-        """Returns the next span of about `share` chunks, or None. It includes a small remainder of its interval."""
-        if self.failed or not self.pending:
-            return None
-        low, high = self.pending.pop(0)
-        share = share if self.chunks else 1  # so that the first findings are soon kept
-        end = high if high - low <= share + share // 4 else low + share
-        if end < high:
-            self.pending.insert(0, (end, high))
-        self.flying[low, end] = end - low
-        return low, end
-
     def land(self, span: Span, found: Partial) -> None:
-        """Keeps the findings of a span. Chunks of the span that they leave out become pending again."""
-        low, high = span
-        end = max((stop for _, stop in found.chunks), default=low)
-        if found.chunks != [(low, end)] or not low < end <= high:
-            raise RuntimeError(f"requested the chunks {low} to {high - 1}, a worker answered with {found.chunks}")
+        """Keeps the findings of a span."""
+        if found.chunks != [span]:
+            raise RuntimeError(
+                f"requested the chunks {span[0]} to {span[1] - 1}, a worker answered with {found.chunks}"
+            )
         self.found = found if self.found is None else self.found.merge(found)
-        if end < high:
-            self.pending.insert(0, (end, high))
-
-    def next_result(self) -> str | None:
-        """Returns a result that is completely swept and has no record yet, or None."""
-        if self.failed or self.pending or self.flying:
-            return None
-        return next((name for name in self.space.results if name not in self.recorded), None)
+        self.left -= 1
 
 
 def sweep(settings: SweepSettings, command: str) -> Run:
@@ -200,19 +173,28 @@ class _Sharing(Source[_Task, Any]):
         self.depends_on = {"inputs": begun, "version": VERSION, **place}
         jobs = self.settings.jobs or (1 if named(about.backend).gpu else usable_cores())
         pool.grow(min(jobs, sum(space.chunks for space in found.spaces)))
-        spaces = list(map(_SweptSpace, found.spaces))
-        self.enqueue(spaces, len(pool.workers))
+        self.enqueue(list(map(_SweptSpace, found.spaces)), SPAN if named(about.backend).gpu else SPAN_CPU)
         return about
 
-    def enqueue(self, spaces: list[_SweptSpace], workers: int) -> None:
-        """Queues the unfinished chunks of these spaces for `workers` workers."""
-        self.spaces, self.workers = spaces, workers
+    def enqueue(self, spaces: list[_SweptSpace], most: int) -> None:
+        """Queues the unfinished chunks of these spaces in spans of at most `most`."""
+        self.spaces = spaces
         if self.kept is not None:
             self.kept.claim(self.depends_on, "sweep", ANOTHER)
         known = {} if self.kept is None else known_of(self.kept)
         for item in spaces:
             item.found = known.get(item.space.identity())
-            item.pending = left_over(item.space.chunks, item.chunks)
+            spans = [
+                (start, min(start + most, high))
+                for low, high in left_over(item.space.chunks, item.chunks)
+                for start in range(low, high, most)
+            ]
+            item.left = len(spans)
+            self.waiting += [_Task(item, span) for span in spans] or self.records_of(item)
+
+    def records_of(self, item: _SweptSpace) -> list[_Task]:
+        """Returns the tasks that make the records of a space."""
+        return [_Task(item, result=name) for name in item.space.results]
 
     def interrupted(self) -> bool:
         """Keeps the partial results, in a new file unless the caller named one. Then raises InterruptedSweepError."""
@@ -227,36 +209,23 @@ class _Sharing(Source[_Task, Any]):
         raise InterruptedSweepError(self.kept.path) from None
 
     def next(self, last: _Task | None) -> _Task | None:
-        """Returns a span or a result to record. None: nothing is free now, but a worker may return part of its span."""
-        if self.settings.until is None or time.monotonic() < self.settings.until:
-            item, span = self.next_span(None if last is None else last.item)
-            if item is not None and span is not None:
-                return _Task(item, span)
-        for item in self.spaces:
-            if (name := item.next_result()) is not None:
-                item.recorded[name] = None
-                return _Task(item, result=name)
-        return None
+        """Returns a span or a result to record, for few spaces by worker, as each compiles for the first span of one.
 
-    def next_span(self, last: _SweptSpace | None) -> tuple[_SweptSpace | None, Span | None]:
-        """Returns the next span for a worker: of its last space, else of a space with few workers.
-
-        A worker then compiles for few spaces, instead of every worker for every space.
+        No span begins after the time is spent. None: nothing is free now, but the last span of a space may come back.
         """
-        unfinished = sum(item.unfinished for item in self.spaces)
-        # Every worker gets an equal share, so that all end together.
-        share = max(1, min(MOST, -(-unfinished // self.workers)))
-        for item in sorted(self.spaces, key=lambda item: (item is not last, len(item.flying))):
-            span = item.take(share)
-            if span is not None:
-                return item, span
-        return None, None
+        until = self.settings.until
+        late = until is not None and time.monotonic() >= until
+
+        def ready(task: _Task) -> bool:
+            return bool(task.result) or not late
+
+        return self.take_nearest(last, ready) if any(map(ready, self.waiting)) else None
 
     def begin(self, task: _Task) -> SweepChunks | RecordSweep:
         """Returns the request for a span or for a record. Judging exactly takes time, so all workers make records."""
         item = task.item
         if task.span is not None:
-            return SweepChunks(item.space, task.span, SPAN_SECONDS)
+            return SweepChunks(item.space, task.span)
         seconds = item.seconds if task.result == item.space.results[0] else 0.0
         assert item.found is not None
         return RecordSweep(item.space, item.found, task.result, seconds, self.settings.curve)
@@ -270,10 +239,8 @@ class _Sharing(Source[_Task, Any]):
         item, count = task.item, int(text) if text.isdigit() else 0
         if task.span is None:
             return
-        low, high = task.span
+        low = task.span[0]
         part = item.space.chunk(low + count - 1)[1] - item.space.chunk(low)[0] if count else 0
-        if task.span in item.flying:
-            item.flying[task.span] = high - low - count
         self.settings.progress(item.space, item.done + part, item.space.points)
 
     def done(self, task: _Task, reply: Any, seconds: float) -> None:
@@ -282,9 +249,10 @@ class _Sharing(Source[_Task, Any]):
         if task.span is None:
             item.recorded[task.result] = reply
             return
-        del item.flying[task.span]
         item.land(task.span, reply)
         item.seconds += seconds
+        if not item.left:
+            self.waiting += self.records_of(item)
         if self.kept is not None:
             keep(self.kept, reply)
         self.settings.progress(item.space, item.done, item.space.points)
@@ -293,9 +261,8 @@ class _Sharing(Source[_Task, Any]):
         """Gives up the space of the task. The other spaces continue."""
         if task.span is None and why.kind is None:  # making a record calls no kernel, so the harness failed
             raise why.error
-        if task.span is not None:
-            del task.item.flying[task.span]
         task.item.failed = task.item.failed or why
+        self.waiting = [each for each in self.waiting if each.item is not task.item]
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """Returns one entry for each kernel, of all its dtypes, and the gaps."""
@@ -311,7 +278,7 @@ def _gap(item: _SweptSpace) -> Gap | None:
     name = f"sweep of {item.space.target} {item.space.dtype}"
     if item.failed and item.failed.kind:
         return Gap(item.failed.kind, f"{name}: {item.failed.message}", item.space.target)
-    if not item.failed and item.unfinished:
+    if not item.failed and item.left:
         begun = "not finished" if item.chunks else "not begun"
         return Gap("out of time", f"{name}: {begun}: {SPENT}", item.space.target)
     return None

@@ -36,11 +36,10 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
 
 
 class SweepChunks(Request[Partial], frozen=True, tag="sweep chunks"):
-    """Asks for the partial result of a half-open range of chunks. If they take long, the reply covers fewer."""
+    """Asks for the partial result of a half-open range of chunks."""
 
     space: Space
     chunks: tuple[int, int]
-    seconds: float
 
 
 class RecordSweep(Request[KernelRun], frozen=True, tag="sweep record"):

@@ -103,7 +103,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
 
 
 def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> Partial:
-    """Returns the partial result of some chunks, of only the first ones if all take longer than `seconds`."""
+    """Returns the partial result of some chunks."""
     kernel = load(Target.parse(request.space.target))[0]
     last = time.monotonic()
 
@@ -114,7 +114,7 @@ def chunks(request: SweepChunks, backend: Backend, progress: OnProgress) -> Part
             last = now
             progress(str(done))
 
-    return check(kernel, request.space, request.chunks, backend, progress=report, seconds=request.seconds)
+    return check(kernel, request.space, request.chunks, backend, progress=report)
 
 
 def record(request: RecordSweep) -> KernelRun:
