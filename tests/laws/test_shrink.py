@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 import verify
 from verify import backends
+from verify.backends import select
 from verify.cases import Case, inputs_of
 from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay
 from verify.errors import UsageError
 from verify.laws import engine, registry
+from verify.laws.engine import PROFILES, run_law
 from verify.laws.law import Broken, Subject
 from verify.laws.shrink import Shrunk, shrink_broken, shrink_element, shrink_law
 
@@ -214,3 +217,30 @@ def test_the_engine_calls_it_and_reports_the_smaller_case() -> None:
     assert found.status == "broken"
     case = Case.from_json(found.case)
     assert case.dims == (257,) and case.fill == "ones" and found.origin is not None and found.origin.law == "accuracy"
+
+
+def test_the_first_wrong_size_and_the_right_results_are_said() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sum(-1), x * 2
+
+    def kernel(x: Tensor) -> tuple[Tensor, Tensor]:
+        total = x.double().sum(-1)
+        if x.shape[1] > 128:
+            total = total - x[:, 128:].double().sum(-1)
+        return total.to(x.dtype), x * 2
+
+    declared = verify.kernel(
+        like=both, shapes={"x": "n s"}, outputs=["total", "twice"], dtypes=["float32"], gradients=False, name="k"
+    )(kernel)
+    found = run_law(registry.get("accuracy"), declared, "float32", select("interpreter"), PROFILES["ci"], "k.py::k")
+    assert found.status == "broken"
+    assert "wrong from s = 129 on, right up to 128, as far as tried" in found.facts["sizes"]
+    assert found.facts["right"] == "twice of the same call"
+
+
+def test_a_kernel_that_is_wrong_at_every_size_has_no_first_one() -> None:
+    declared = verify.kernel(like=torch.cos, shapes={"x": "n s"}, dtypes=["float32"], gradients=False, name="k")(
+        lambda x: torch.cos(x) * 1.001
+    )
+    found = run_law(registry.get("accuracy"), declared, "float32", select("interpreter"), PROFILES["ci"], "k.py::k")
+    assert found.status == "broken" and "sizes" not in found.facts and "right" not in found.facts
