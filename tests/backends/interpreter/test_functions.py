@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import re
 from collections.abc import Callable
 
 import mpmath as mp
@@ -10,6 +12,8 @@ import numpy as np
 import pytest
 
 from verify.backends.interpreter import functions, libdevice
+from verify.backends.interpreter.libdevice import lookup
+from verify.errors import UsageError
 
 RNG = np.random.default_rng(0)
 
@@ -114,3 +118,22 @@ def test_ieee_remainder_agrees_with_the_c_library() -> None:
     got = functions.remainder(x, y)
     want = np.array([math.remainder(a, b) for a, b in zip(x, y, strict=True)])
     assert np.array_equal(got.view(np.int64), want.view(np.int64))
+
+
+F = np.float32
+
+
+def test_every_cuda_libdevice_function_is_there_but_bessel_ones_and_directions_of_float64() -> None:
+    cuda = pytest.importorskip("triton.language.extra.cuda.libdevice")
+    symbols = set(re.findall(r"\"(__nv_\w+)\"", inspect.getsource(cuda)))
+    assert len(symbols) > 280
+    missing = {s for s in symbols if s not in libdevice.SYMBOLS}
+    left_out = r"__nv_((j0|j1|jn|y0|y1|yn|cyl_bessel_i[01])f?|(fma|d(add|sub|mul|div|rcp|sqrt)|u?ll2double)_r[zdu])"
+    assert missing == {s for s in symbols if re.fullmatch(left_out, s)}
+
+
+def test_an_unknown_symbol_is_named_with_the_way_to_add_it() -> None:
+    with pytest.raises(UsageError) as error:
+        lookup("__nv_besselkf")
+    assert "the interpreter backend has no __nv_besselkf" in str(error.value)
+    assert "next: add '__nv_besselkf' to SYMBOLS in verify/backends/interpreter/libdevice.py" in str(error.value)
