@@ -198,7 +198,7 @@ def _environment_of(backend: Backend) -> Future[dict[str, Any]]:
         from verify.records import commit
 
         with phase("worker: probe the environment"):
-            found = msgspec.to_builtins(probes.probe(backend.device))
+            found = probes.probe(backend.device)
             fingerprint = found.pop("fingerprint")  # the record has it beside the probes
             return {**fingerprint, **backend.environment(), **commit.current(config.find().root), "probes": found}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from pathlib import Path
@@ -16,11 +15,11 @@ from verify.backends.probes import fingerprint, probe
 
 def test_the_cpu_keeps_subnormals_and_full_precision(faithful: None) -> None:
     seen = probe("cpu")
-    assert (seen.torch_flushes_inputs, seen.torch_flushes_results) == (False, False)
-    assert (seen.triton_flushes_inputs, seen.triton_flushes_results) == (False, False)
-    assert seen.tf32_measured is False
-    assert seen.matmul_precision in ("highest", "high", "medium")
-    assert isinstance(seen.bf16_reduced_precision_reduction, bool)
+    assert (seen["torch_flushes_inputs"], seen["torch_flushes_results"]) == (False, False)
+    assert (seen["triton_flushes_inputs"], seen["triton_flushes_results"]) == (False, False)
+    assert seen["tf32_measured"] is False
+    assert seen["matmul_precision"] in ("highest", "high", "medium")
+    assert isinstance(seen["bf16_reduced_precision_reduction"], bool)
 
 
 def test_flush_to_zero_is_seen_when_it_is_on(faithful: None) -> None:
@@ -30,8 +29,8 @@ def test_flush_to_zero_is_seen_when_it_is_on(faithful: None) -> None:
         seen = probe("cpu")
     finally:
         torch.set_flush_denormal(False)
-    assert (seen.torch_flushes_inputs, seen.torch_flushes_results) == (True, True)
-    assert (seen.triton_flushes_inputs, seen.triton_flushes_results) == (True, True)
+    assert (seen["torch_flushes_inputs"], seen["torch_flushes_results"]) == (True, True)
+    assert (seen["triton_flushes_inputs"], seen["triton_flushes_results"]) == (True, True)
 
 
 def test_tf32_is_seen_in_a_product_and_not_in_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,13 +44,13 @@ def test_tf32_is_seen_in_a_product_and_not_in_a_flag(monkeypatch: pytest.MonkeyP
             bits = self.as_subclass(torch.Tensor).contiguous().view(torch.int32)
             return (bits & ~0x1FFF).view(torch.float32) @ other
 
-    assert probe("cpu").tf32_measured is False
+    assert probe("cpu")["tf32_measured"] is False
     monkeypatch.setattr(torch, "full", cut)
-    assert probe("cpu").tf32_measured is True
+    assert probe("cpu")["tf32_measured"] is True
 
 
 def test_a_missing_device_is_absent_and_everything_is_json() -> None:
-    seen = dataclasses.asdict(probe("cuda:99" if torch.cuda.is_available() else "cuda:0"))
+    seen = probe("cuda:99" if torch.cuda.is_available() else "cuda:0")
     text = json.dumps(seen, allow_nan=False)
     assert json.loads(text) == seen
     assert str(seen["torch_flushes_inputs"]).startswith("absent: ")
@@ -74,7 +73,7 @@ def test_a_probe_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("no such unit\nsecond line")
 
     monkeypatch.setattr(probes, "_tf32_measured", broken)
-    assert probe("cpu").tf32_measured == "absent: RuntimeError: no such unit"
+    assert probe("cpu")["tf32_measured"] == "absent: RuntimeError: no such unit"
 
 
 def test_the_products_of_the_probe_are_what_they_should_be() -> None:

@@ -1,6 +1,6 @@
 """Measures how a machine treats numbers: flush-to-zero, TF32, reduced-precision sums; and its fingerprint.
 
->>> probe("cpu").torch_flushes_results
+>>> probe("cpu")["torch_flushes_results"]
 False
 
 A flag shows a setting, a product shows the behaviour, so behaviour is measured if possible. No probe raises: a missing
@@ -16,7 +16,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,47 +28,33 @@ ABSENT = "absent"
 Seen = bool | str
 
 
-@dataclass(frozen=True)
-class Probes:
-    """The numerical environment of one device; plain values, ready for JSON."""
+def probe(device: str = "cpu") -> dict[str, Any]:
+    """Returns the numerical environment of one device, in plain values that are ready for JSON.
 
-    device: str
-    torch_flushes_inputs: Seen
-    torch_flushes_results: Seen
-    triton_flushes_inputs: Seen
-    triton_flushes_results: Seen
-    tf32_allowed: Seen
-    tf32_measured: Seen
-    matmul_precision: str
-    bf16_reduced_precision_reduction: Seen
-    fp16_reduced_precision_reduction: Seen
-    fingerprint: dict[str, str]
-
-
-def probe(device: str = "cpu") -> Probes:
-    """Measures a device. The Triton figures belong to the backend that is active in this process."""
+    The Triton figures belong to the backend that is active in this process.
+    """
     import torch
 
-    inputs, results = _attempt_pair(_torch_flushes, device)
-    triton_inputs, triton_results = _attempt_pair(_triton_flushes, device)
+    pairs = [_attempt(lambda: _flushes(device, operator.mul)), _attempt(lambda: _triton_flushes(device))]
+    of_torch, of_triton = (pair if isinstance(pair, tuple) else (pair, pair) for pair in pairs)  # a reason for both
 
     def flag(name: str) -> Seen:
         value = _attempt(lambda: getattr(torch.backends.cuda.matmul, name))
         return value if isinstance(value, bool) else str(value)
 
-    return Probes(
-        device=device,
-        torch_flushes_inputs=inputs,
-        torch_flushes_results=results,
-        triton_flushes_inputs=triton_inputs,
-        triton_flushes_results=triton_results,
-        tf32_allowed=flag("allow_tf32"),
-        tf32_measured=_attempt(lambda: _tf32_measured(device)),
-        matmul_precision=str(_attempt(torch.get_float32_matmul_precision)),
-        bf16_reduced_precision_reduction=flag("allow_bf16_reduced_precision_reduction"),
-        fp16_reduced_precision_reduction=flag("allow_fp16_reduced_precision_reduction"),
-        fingerprint=fingerprint(device),
-    )
+    return {
+        "device": device,
+        "torch_flushes_inputs": of_torch[0],
+        "torch_flushes_results": of_torch[1],
+        "triton_flushes_inputs": of_triton[0],
+        "triton_flushes_results": of_triton[1],
+        "tf32_allowed": flag("allow_tf32"),
+        "tf32_measured": _attempt(lambda: _tf32_measured(device)),
+        "matmul_precision": str(_attempt(torch.get_float32_matmul_precision)),
+        "bf16_reduced_precision_reduction": flag("allow_bf16_reduced_precision_reduction"),
+        "fp16_reduced_precision_reduction": flag("allow_fp16_reduced_precision_reduction"),
+        "fingerprint": fingerprint(device),
+    }
 
 
 def fingerprint(device: str = "cpu") -> dict[str, str]:
@@ -102,22 +87,11 @@ def _attempt(measure: Callable[[], Any]) -> Any:
     return ABSENT if value is None else value
 
 
-def _attempt_pair(measure: Callable[[str], tuple[Seen, Seen]], device: str) -> tuple[Seen, Seen]:
-    """Returns the pair, or twice the reason why there is none."""
-    value = _attempt(lambda: measure(device))
-    return value if isinstance(value, tuple) else (value, value)
-
-
 # -- measurements ---------------------------------------------------------------------------------
 
 #: (factor, factor): a subnormal argument with a normal product, and normal arguments with a subnormal one.
 _SUBNORMAL_INPUT = (2.0**-140, 2.0**20)
 _SUBNORMAL_RESULT = (2.0**-100, 2.0**-40)
-
-
-def _torch_flushes(device: str) -> tuple[Seen, Seen]:
-    """Returns whether torch flushes subnormal inputs, and subnormal results."""
-    return _flushes(device, operator.mul)
 
 
 def _triton_flushes(device: str) -> tuple[Seen, Seen]:

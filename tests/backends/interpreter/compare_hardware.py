@@ -10,7 +10,6 @@ test_hardware.py compares with the same kernels on the same inputs through the i
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -142,7 +141,7 @@ def main() -> int:
         from verify.backends.probes import probe
 
         part, parts = (int(n) for n in (rest[1] if len(rest) > 1 else "1/1").split("/"))
-        print(dataclasses.asdict(probe("cuda:0")))
+        print(probe("cuda:0"))
         recorded = run_all("cuda", part - 1, parts)
         np.savez_compressed(rest[0], **recorded)  # type: ignore[arg-type]
         return 0
