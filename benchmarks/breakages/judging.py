@@ -97,4 +97,4 @@ def blind_spots(kernel: Kernel, inputs: Results, upstream: Results, dtype: str) 
             for name, truth in evaluate(kernel.op, problem, dict.fromkeys(results, fmt)).items()
         ]
         found = named_errors(judged, limits, 1 << 16, least=0.0, constants=True)
-    return frozenset(each.words.partition(" 1% off")[0] for each in found)
+    return frozenset(words.partition(" 1% off")[0] for _, words in found)

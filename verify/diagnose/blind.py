@@ -41,4 +41,4 @@ def _of_case(kernel: Kernel, backend: Backend, case: Case) -> BlindSpots:
     limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
     spots = blind_spots([question.judged_by(name) for name in limits], limits, EVERY)
     tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
-    return BlindSpots(case.dtype, case.to_json(), tried, [each.words for each in spots])
+    return BlindSpots(case.dtype, case.to_json(), tried, [words for _, words in spots])

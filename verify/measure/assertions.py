@@ -25,9 +25,9 @@ from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, UsageError, closest, from_zero, said_by
 from verify.measure.call import Measured, run_tensors
-from verify.measure.case import BASELINE, KERNEL, Question, judge_case, question_of
+from verify.measure.case import Question, judge_case, question_of
 from verify.measure.element import worst_element
-from verify.measure.findings import Findings
+from verify.measure.findings import BASELINE, KERNEL, Findings
 from verify.measure.form import items_of, outputs_of, unlike_plain
 from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.kernel import SMALL
@@ -38,7 +38,7 @@ from verify.ops.graph.like import Definition
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op, Problem
 from verify.records.figure import UNIT, shown
-from verify.records.record import Origin, value_of
+from verify.records.record import Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import evaluate
 from verify.truth.ulp import Policy
@@ -109,31 +109,31 @@ def assert_ulp(
         failing = max(1, int((~(found.upper <= limit)).sum()))
         at = f"[{', '.join(map(str, worst.index))}]"
         off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"
-        lines = [
-            f"{definition.name}.{result} is {off}; {failing:,} of {actual.numel():,} elements fail",
-            *(f"  {name:<7} {text}" for name, text in worst.inputs.items()),
-            f"  got     {worst.got} ({worst.got_hex})",
-            f"  truth   {worst.truth}",
-            f"  explain {_explain(result, case, index)}",
-        ]
-        raise AssertionError("\n".join(lines))
+        first = f"{definition.name}.{result} is {off}; {failing:,} of {actual.numel():,} elements fail"
+        raise AssertionError("\n".join([first, *_shown(worst), f"  explain {_explain(result, case, index)}"]))
+
+
+def _shown(worst: Worst, at: str = "") -> list[str]:
+    """Returns the lines of a message about one element."""
+    inputs = [f"  {name:<7} {text}" for name, text in worst.inputs.items()]
+    return [*inputs, f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]
 
 
 def _problem(
     op: Op, inputs: Any, params: Mapping[str, Any], result: str, upstream: Any
 ) -> tuple[Problem, tuple[int, ...]]:
     """Returns the question about one result of an op by name, with the dims of its case."""
-    known = (*op.all_outputs, *op.gradients)
-    if result not in known:
-        near = closest(str(result), known)
-        raise UsageError(f"op {op.name!r} has results {', '.join(known)}; received {result!r}{near}")
-    names = {each.name: inspect.Parameter.empty if not each.optional else None for each in op.operands}
-    kind = inspect.Parameter.POSITIONAL_ONLY
-    signature = inspect.Signature([inspect.Parameter(name, kind, default=each) for name, each in names.items()])
+    names = (*op.all_outputs, *op.gradients)
+    if result not in names:
+        near = closest(str(result), names)
+        raise UsageError(f"op {op.name!r} has results {', '.join(names)}; received {result!r}{near}")
+    parameter, hint = inspect.Parameter, f"verify list --op {op.name}"
+    defaults = {each.name: None if each.optional else parameter.empty for each in op.operands}
+    of_op = [parameter(name, parameter.POSITIONAL_ONLY, default=each) for name, each in defaults.items()]
     integers = {each.name for each in op.operands if each.range is not None}
-    given = dict.fromkeys(names) | _inputs(f"op {op.name!r}", signature, inputs)
-    if wrong := [name for name, value in given.items() if value is None and names[name] is not None]:
-        raise UsageError(f"op {op.name!r} needs {', '.join(wrong)}; received None", hint=f"verify list --op {op.name}")
+    given = dict.fromkeys(defaults) | _inputs(f"op {op.name!r}", inspect.Signature(of_op), inputs)
+    if wrong := [name for name, value in given.items() if value is None and defaults[name] is not None]:
+        raise UsageError(f"op {op.name!r} needs {', '.join(wrong)}; received None", hint=hint)
     for name, value in given.items():
         if value is not None and not isinstance(value, Tensor):
             raise UsageError(f"op {op.name!r} takes tensors; received {value!r} as {name}")
@@ -144,10 +144,8 @@ def _problem(
     resolved = op.resolve(params)
     dims = _dims(op, shapes, resolved)
     if dims is None:
-        told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise UsageError(
-            f"op {op.name!r} takes no operands of these shapes: {told}", hint=f"verify list --op {op.name}"
-        )
+        words = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise UsageError(f"op {op.name!r} takes no operands of these shapes: {words}", hint=hint)
     outputs = op.outputs if isinstance(upstream, Mapping) else op.required_outputs
     arrived = _arrived(outputs, op.integers, op.result_shapes(dims, resolved), upstream)
     if result in op.gradients and not arrived:
@@ -234,20 +232,17 @@ class _Closeness:
         vacuous: Mapping[str, str] | None,
         check_dtype: bool,
     ) -> None:
+        hint = "verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))"
         if not callable(like):
-            raise UsageError(
-                f"like= is a PyTorch function or module; received {like!r}",
-                hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
-            )
-        self.label = name_of(like)
-        bound = _inputs(self.label, _signature(like), inputs)
+            raise UsageError(f"like= is a PyTorch function or module; received {like!r}", hint=hint)
+        self.label, signature = name_of(like), None
+        with suppress(TypeError, ValueError):  # Python knows no signature of some functions
+            signature = inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like)
+        bound = _inputs(self.label, signature, inputs)
         copied = {name: value.detach().clone() if isinstance(value, Tensor) else value for name, value in bound.items()}
         self.inputs = {name: value for name, value in copied.items() if isinstance(value, Tensor)}
         if not self.inputs:
-            raise UsageError(
-                f"inputs are the arguments of like=, at least one tensor; received {inputs!r}",
-                hint="verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))",
-            )
+            raise UsageError(f"inputs are the arguments of like=, at least one tensor; received {inputs!r}", hint=hint)
         self.check_dtype, self.like, self.given, self.vacuous = check_dtype, like, list(copied.values()), vacuous
         self.op = Definition(like, list(self.inputs), examples=[tuple(self.given)], **said).op()
         self.shapes = _shapes(self.op, (0,), {})
@@ -277,14 +272,13 @@ class _Closeness:
         if any(finite(each.parts).bias.sure > BIAS_LIMIT for each in found[KERNEL].values()):
             given[BASELINE] = self._theirs(declared, results)  # whose bias excuses one as large
             found = judge_case(declared, group, question.explaining(given), given, {})
-        judged, beside = found[KERNEL], found.get(BASELINE, {})
-        failed = [
-            text
-            for name, findings in judged.items()
-            if (text := self._failure(declared, question, name, findings, beside.get(name, Findings())))
+        own, beside = found[KERNEL], found.get(BASELINE, {})
+        failures = [
+            self._failure(declared, question, name, findings, beside.get(name, Findings()))
+            for name, findings in own.items()
         ]
-        if failed or set(judged) != set(results):
-            raise AssertionError("\n".join(failed) or "a result was not judged, which is no pass")
+        if any(failures) or set(own) != set(results):
+            raise AssertionError("\n".join(filter(None, failures)) or "a result was not judged, which is no pass")
 
     def _one(self) -> dict[str, Tensor]:
         """Returns 1 as the gradient that arrives at an only output of one number. Raises UsageError for others."""
@@ -366,9 +360,7 @@ class _Closeness:
         reason = found.reason.replace(" on ordinary inputs", "")
         lines = [f"{self.label}.{name} is {found.status}: {reason}"]
         for worst in findings.ordinary[:1]:
-            at = f" at [{', '.join(map(str, worst.index))}]" if worst.index else ""
-            lines += [f"  {operand:<7} {text}" for operand, text in worst.inputs.items()]
-            lines += [f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]
+            lines += _shown(worst, f" at [{', '.join(map(str, worst.index))}]" if worst.index else "")
         limit, gate = declared.limit(question.case.dtype, name), self.op.gate_of(name)
         also = f" or {declared.ulp_limit(question.case.dtype, name):g} ULP" if gate == "noise" else ""
         lines.append(f"  limit   {limit:g}{UNIT[gate]}{also}")
@@ -383,14 +375,6 @@ def _unlike(value: Any) -> str:
 
 
 # -- what belongs together: inputs and parameters, gradients and inputs or outputs -----------------------------------
-
-
-def _signature(like: Callable[..., Any]) -> inspect.Signature | None:
-    """Returns the signature of a function or module; None if Python does not know it."""
-    try:
-        return inspect.signature(like.forward if isinstance(like, torch.nn.Module) else like)
-    except (TypeError, ValueError):
-        return None
 
 
 def _inputs(label: str, signature: inspect.Signature | None, inputs: Any) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from verify.cases import Case
 from verify.cases.values import SIGNS
 from verify.measure.counting import tally
-from verify.measure.findings import Blind
 from verify.measure.judge import JudgedBy
 from verify.measure.result import rms_limit
 from verify.ops.graph.blind import mutated
@@ -38,8 +37,8 @@ def blind_spots(
     *,
     least: float = SEEN,
     constants: bool = False,
-) -> list[Blind]:
-    """Returns the errors that pass in all results of a case, starting with those closest to the limit.
+) -> list[tuple[float, str]]:
+    """Returns the errors that pass in all results of a case, with their share of the limit, the largest first.
 
     An error is omitted if it moves no result by `least` times the rms that noise and rounding explain. With
     `constants=True` only changed constants are tried.
@@ -59,7 +58,7 @@ def blind_spots(
         rms = max(each[1] for each in seen)
         if share <= 1.0 and least <= rms <= min(rms_limit(by.fmt.name) for by in wanted.values()):
             size = f"at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
-            found.append(Blind(share, f"{mutation.words} would pass on inputs of one ordinary case: {size}"))
+            found.append((share, f"{mutation.words} would pass on inputs of one ordinary case: {size}"))
     return sorted(found, reverse=True)
 
 

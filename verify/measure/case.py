@@ -31,7 +31,7 @@ from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
 from verify.measure.element import Whole, worst_element
-from verify.measure.findings import Findings, PartName, kept
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName, kept
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
@@ -56,11 +56,6 @@ ROUNDS_GRAPH = 1  # rounds of judging the candidates for the maximum
 OPEN_GRAPH = 16  # the limit in place of the three above
 
 Parts = tuple[tuple[Regime, str], ...]  # the parts of a result: a regime and a class each
-
-KERNEL, BASELINE = "kernel", "baseline"  # sources of results; a mode of inference is a source too
-
-
-CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
 class NoAnswer(Exception):
@@ -339,6 +334,8 @@ class _CaseJudge:
             worst=_new_worst(question, name, got, outcome, parts, before, each=own and not kernel.peer),
             escalated=outcome.escalated,
             certificates=[by.truth.certificate],
+            cases=[question.case],
+            format=by.fmt.name,
             n=got.numel(),
             whole=got.numel() if whole is None else math.prod(whole.shape),
             curve=curve,

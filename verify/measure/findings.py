@@ -20,18 +20,12 @@ from verify.records.figure import LEAST
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import Worst
 
+KERNEL, BASELINE = "kernel", "baseline"  # sources of results; a mode of inference, as under no_grad, is one too
 KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
 
 K = TypeVar("K")
 T = TypeVar("T")
 PartName = tuple[str, str]  # names of a regime and a class
-
-
-class Blind(msgspec.Struct, frozen=True, order=True):
-    """Holds one error that passes: its share of the limit, and its description."""
-
-    share: float
-    words: str
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -49,7 +43,7 @@ class Findings(msgspec.Struct, frozen=True):
     operand: str = ""  # format of the operand of the curve
     edges: tuple[float, ...] = ()  # edges of the bins of the curve
     trivial: dict[str, Tally] = {}  # tallies of trivial answers on ordinary inputs
-    blind: list[Blind] = []  # errors in the definition that would pass
+    blind: list[tuple[float, str]] = []  # errors in the definition that would pass: share of the limit, words
     mistake: str = ""  # how the kernel reads a quantised operand wrongly
     digest: str = ""  # digest of all elements, if only some of them were judged
     near: Peaks = {}  # the largest errors by neighbourhoods, of a kernel that is held against PyTorch
@@ -105,6 +99,9 @@ class Findings(msgspec.Struct, frozen=True):
     def special(self) -> list[Worst]:
         """Returns the worst elements with infinite or NaN inputs."""
         return [worst for _, (regime, _), worst in self.worst if regime == NONFINITE][:KEEP_SPECIAL]
+
+
+CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
 def kept(found: Iterable[tuple[float, PartName, T]], *, each: bool = True) -> list[tuple[float, PartName, T]]:

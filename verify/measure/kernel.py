@@ -7,18 +7,15 @@ import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
-from verify.cases.case import fingerprint
-from verify.cases.classes import deciding_operand
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
@@ -26,41 +23,25 @@ from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verd
 from verify.measure.blind import KEPT
 from verify.measure.budget import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
 from verify.measure.call import Measured, run_baseline
-from verify.measure.case import (
-    BASELINE,
-    KERNEL,
-    CaseFindings,
-    NoAnswer,
-    Question,
-    judge_case,
-    question_of,
-    sampled_question,
-)
+from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
 from verify.measure.case_runner import CaseRunner
-from verify.measure.curve import excess, recorded
-from verify.measure.digest import Digest
-from verify.measure.element import by_accuracy
-from verify.measure.findings import Findings
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.repeated import run_judged, running_here
 from verify.measure.requests import Measure
-from verify.measure.result import check_limit, result_of
+from verify.measure.result import GroupFindings
 from verify.measure.special import special_values
 from verify.ops.op import Problem
 from verify.records.record import (
-    ORDINARY,
     RESULT_STATUSES,
-    Basis,
     Gap,
     GapKind,
     KernelRun,
     LawRun,
     Result,
     SpecialValue,
-    number,
 )
-from verify.truth import formats
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
 from verify.workers.phases import phase
@@ -72,12 +53,12 @@ JUDGED = 0.95  # after this share of it, forks that judge are ended
 HALVED = 5  # at most this many plans of a case are tried, each with half the memory of the one before
 SMALL = 1 << 17  # up to this many elements, judging on a CPU is faster than launching its many steps on a GPU
 PARALLEL = 1 << 21  # the same limit if other cases run at the same time
-_TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
+Asked = tuple[GroupFindings, Given]  # a question's group and results
 LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
 
@@ -142,14 +123,14 @@ def judged_results(
     """
     dtype = kernel.dtypes[0]
     case = Case(dtype=dtype, dims=(0,), fill=fill)
-    group = _GroupFindings(Group((case,), pinned=True))
+    group = GroupFindings(kernel, dtype, Group((case,), pinned=True))
     runner = CaseRunner(kernel, "", functools.partial(run_judged, kernel, device=backend.device))
     effort = replace(Effort.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, exact=LITTLE)
     judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds))
     measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
-    for question, results in judging._questions(group.group, case, measured, given, effort):
-        _collect((group, case, results), judge_case(kernel, group.group, question, results, group.found))
-    return list(judging._results_of(dtype, group))
+    for question, results in judging._questions(group.of, case, measured, given, effort):
+        group.add(results, judge_case(kernel, group.of, question, results, group.found))
+    return list(group.results(0, label(backend.device), {}))
 
 
 def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:
@@ -172,7 +153,7 @@ def _baseline(kernel: Kernel, device: str, case: Case, measured: Measured | None
         raise NoAnswer(f"PyTorch refuses its inputs: {error}") from error
 
 
-@dataclass(frozen=True)
+@dataclass
 class Judging:
     """Measures one kernel: holds the settings, the kernel's calls and the findings so far."""
 
@@ -189,7 +170,7 @@ class Judging:
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
-    covered: dict[str, str] = field(default_factory=dict)  # "pairs": a note on the pairs that all dtypes so far cover
+    covered: str = ""  # a note on the pairs that all dtypes so far cover
     laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
 
     def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
@@ -209,32 +190,38 @@ class Judging:
 
     def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
-        kernel, groups = self.kernel, list[_GroupFindings]()
+        kernel, groups = self.kernel, list[GroupFindings]()
         unjudged = Counter[str]()  # number of cases without a verdict, by the reason
         left_out = 0
 
-        def lose(asked: Asked, reason: str) -> None:
-            asked[0].open -= 1
+        def take(of: Asked, findings: CaseFindings) -> None:
+            of[0].open -= 1
+            of[0].add(of[1], findings)
+
+        def lose(of: Asked, reason: str) -> None:
+            of[0].open -= 1
             unjudged[reason] += 1
 
         try:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
-            self.covered["pairs"] = planned[0].covered
-            groups += map(_GroupFindings, [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)])
-            numbers, total = itertools.count(1), sum(len(each.group.cases) for each in groups)
-            with ForkMap(self.judges, CaseFindings, _collect, lost=lose, until=self.until) as forks:
+            self.covered = planned[0].covered
+            planned = [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
+            groups += [GroupFindings(kernel, dtype, group) for group in planned]
+            numbers, total = itertools.count(1), sum(len(group.cases) for group in planned)
+            with ForkMap(self.judges, CaseFindings, take, lost=lose, until=self.until) as forks:
                 for each in groups:
-                    for case, following in itertools.zip_longest(each.group.cases, each.group.cases[1:]):
-                        if self.fail_fast and self._proven_wrong(dtype, each):
+                    for case, following in itertools.zip_longest(each.of.cases, each.of.cases[1:]):
+                        if self.fail_fast and each.proven_wrong():
                             break
                         number = next(numbers)
                         if self.allowance.is_spent(case.dims, number / total):
                             left_out += 1
                             continue
-                        verdict, wrong = self._so_far(dtype, each)
-                        text = f"{kernel.name} {dtype}, case {number} of {total}{verdict}"
-                        step = Step(text, "case", number, total, wrong=wrong)
+                        wrong = each.wrong_so_far()
+                        words = {None: "", "": ", no finding so far"}.get(wrong, ", wrong so far")
+                        text = f"{kernel.name} {dtype}, case {number} of {total}{words}"
+                        step = Step(text, "case", number, total, wrong=wrong or "")
                         progress(step)
                         self.allowance.cases = total - number + 1
                         try:
@@ -245,10 +232,6 @@ class Judging:
                     each.asked = True
         except TruthError as error:
             self._lost("harness error", f"{dtype}: {no_verdict(error)}")
-        measured = (one.cases for each in groups for one in each.found[KERNEL].values())
-        for case in itertools.chain.from_iterable(measured):
-            for name, size in zip(kernel.op.geometry.dims, case.dims, strict=True) if kernel.op.geometry.named else ():
-                self.sizes[name] = max(size, self.sizes.get(name, 0))
         if left_out:
             self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried: others took their time")
         for reason, count in unjudged.items():
@@ -256,13 +239,13 @@ class Judging:
         try:
             for each in groups:
                 if each.asked and not each.open:
-                    self.results.extend(self._results_of(dtype, each))
+                    self._add(each)
         except TruthError as error:
             self._lost("harness error", f"{dtype}: {no_verdict(error)}")
 
     def _in_turn(
         self,
-        judging: _GroupFindings,
+        group: GroupFindings,
         case: Case,
         forks: ForkMap[Asked, CaseFindings],
         report: Callable[[float], None],
@@ -288,7 +271,7 @@ class Judging:
                     forks.until += waited
                     report(waited)
                 try:
-                    self._ask(judging, case, forks)
+                    self._ask(group, case, forks)
                     return
                 except Exception as error:
                     if not ran_out(error):
@@ -298,15 +281,15 @@ class Judging:
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
-    def _ask(self, judging: _GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings]) -> None:
+    def _ask(self, group: GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings]) -> None:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
         Whatever a case holds is free when this returns.
         """
-        for question, given in self._called(judging.group, case) or ():
-            ask = functools.partial(judge_case, self.kernel, judging.group, question, given, judging.found)
-            judging.open += 1
-            forks.ask((judging, question.case, given), ask, here=not question.on_host)
+        for question, given in self._called(group.of, case):
+            ask = functools.partial(judge_case, self.kernel, group.of, question, given, group.found)
+            group.open += 1
+            forks.ask((group, given), ask, here=not question.on_host)
 
     def record(self) -> KernelRun:
         """Returns the record, without the time that the measurement took."""
@@ -338,7 +321,7 @@ class Judging:
             laws=self.laws,
             message=message,
             peer=kernel.peer,
-            notes=[*self.notes, *filter(None, self.covered.values())],
+            notes=[*self.notes, *filter(None, [self.covered])],
             unrepeatable=differs,
             unmeasured=runner.unmeasured,
             gaps=self.gaps,
@@ -353,14 +336,14 @@ class Judging:
             self.notes.append(text)
             self.gaps.append(gap)
 
-    def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]] | None:
-        """Calls the kernel and PyTorch on a case. Returns None if the kernel gave no result."""
+    def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]]:
+        """Calls the kernel and PyTorch on a case. Returns the questions about it; none if the kernel gave no result."""
         effort = self.effort
         try:
             with phase("judge: inputs, and the kernel's results"):
                 results = self.runner.measured(planned)
             if results is None:
-                return None
+                return []
             case, measured = results
             with phase("judge: PyTorch's results"):
                 given = self._given(case, measured)
@@ -377,7 +360,7 @@ class Judging:
                     effort = effort.halved()
         except NoAnswer as error:
             self._lost("no reference", f"no verdict where {error}")
-            return None
+            return []
         raise MemoryError
 
     def _given(self, case: Case, measured: Measured) -> Given:
@@ -442,116 +425,18 @@ class Judging:
             found.append((question.explaining(of_sample), of_sample))
         return found
 
-    def _proven_wrong(self, dtype: str, judging: _GroupFindings) -> str:
-        """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
-        beside = judging.found[BASELINE]
-        for name, each in judging.found[KERNEL].items():
-            theirs = beside[name].parts if name in beside else None
-            found = check_limit(self.kernel, dtype, name, each.parts, None, theirs).classes.get(ORDINARY)
-            if found is not None and found.reason:
-                return f"{name} {dtype}: {found.reason}"
-        return ""
-
-    def _so_far(self, dtype: str, judging: _GroupFindings) -> tuple[str, str]:
-        """Returns the verdict on the cases judged so far, for the line of progress, and the finding, or "".
-
-        The verdict is computed at most once a second: for many small cases that takes longer than to judge them.
-        """
-        now = time.monotonic()
-        if judging.found[KERNEL] and now >= judging.told[0] + _TELL_SECONDS:
-            wrong = self._proven_wrong(dtype, judging)
-            judging.told = now, ", wrong so far" if wrong else ", no finding so far", wrong
-        return judging.told[1], judging.told[2]
-
-    def _results_of(self, dtype: str, judging: _GroupFindings) -> Iterator[Result]:
-        """Yields the results of a group: the kernel's, then those of modes of inference."""
-        kernel, group, found = self.kernel, judging.group, judging.found
-        own = found[KERNEL]
-        blind = sorted((each for item in own.values() for each in item.blind), reverse=True)[:KEPT]
-        self.notes.extend(f"{dtype}: {each.words}" for each in blind)
-        whole = not group.only_gradients and not group.pinned
+    def _add(self, group: GroupFindings) -> None:
+        """Adds the results of a group with their special values, its largest sizes, and a note on blind spots."""
+        own, geometry = group.found[KERNEL], self.kernel.op.geometry
+        for case in itertools.chain.from_iterable(item.cases for item in own.values()) if geometry.named else ():
+            for name, size in zip(geometry.dims, case.dims, strict=True):
+                self.sizes[name] = max(size, self.sizes.get(name, 0))
+        blind = sorted((spot for item in own.values() for spot in item.blind), reverse=True)[:KEPT]
+        self.notes.extend(f"{group.dtype}: {words}" for _, words in blind)
         special = dict[str, list[SpecialValue]]()
-        if whole and own and not self.runner.ended:
+        if own and not group.of.only_gradients and not group.of.pinned and not self.runner.ended:
             try:
-                special = special_values(kernel, self.runner.target, dtype, self.runner.call)
+                special = special_values(self.kernel, self.runner.target, group.dtype, self.runner.call)
             except (KernelError, Died, Late, JudgeFailed) as error:
-                self.notes.append(f"{dtype}: special values were not tried one by one: {error}")
-        for name in own:
-            yield self._result(name, dtype, judging, special=special.get(name, []))
-        for mode in [by for by in found if by not in (KERNEL, BASELINE)]:
-            for name, item in found[mode].items():
-                properties = fingerprint(kernel, f"{name} {mode}", dtype, item.cases)
-                output = f"{group.named(name)} {mode}"
-                yield _of_inference(self._result(name, dtype, judging, mode, output=output, properties=properties))
-
-    def _result(self, name: str, dtype: str, judging: _GroupFindings, by: str = KERNEL, **more: Any) -> Result:
-        """Returns the entry of one result of a source, with its curve, its verdict and PyTorch's figures."""
-        kernel, group, found = self.kernel, judging.group, judging.found[by][name]
-        theirs = judging.found[BASELINE].get(name) if by == KERNEL else None
-        # Only cases that gave a result count, so a kernel that starts to refuse some becomes incomparable. All cases of
-        # the corpus count as one property, so pinning a case keeps its bound comparable.
-        entry = {"output": group.named(name), "bits": judging.digests[by, name].text, **more}
-        if "properties" not in entry:
-            of_cases = () if group.pinned else found.cases
-            space = group.space if group.pinned else ""
-            entry["properties"] = fingerprint(
-                kernel, group.named(name) if group.pinned else name, dtype, of_cases, space
-            )
-        if found.operand:
-            peaks, beside = formats.named(found.operand), None if theirs is None else theirs.curve
-            entry["curve"] = recorded(deciding_operand(kernel.op), peaks, found.edges, found.curve, beside)
-        if theirs is not None and found.near:
-            entry["excess"] = number(excess(found.near, theirs.near, kernel.limit(dtype, name)))
-        if found.whole > found.n:
-            basis = Basis("observed", found.n, self.seed, found.whole)
-        else:
-            basis = Basis("exhaustive", found.n) if group.exhaustive else Basis("observed", found.n, self.seed)
-        peer = None if theirs is None else (label(self.backend.device), theirs)
-        verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, theirs.parts if theirs else None)
-        return result_of(kernel, dtype, name, found, verdict, basis, peer, **entry)
-
-
-@dataclass
-class _GroupFindings:
-    """Holds a group of cases while it is judged."""
-
-    group: Group
-    # by source, then by result
-    found: dict[str, dict[str, Findings]] = field(default_factory=lambda: {KERNEL: {}, BASELINE: {}})
-    digests: dict[tuple[str, str], Digest] = field(default_factory=dict)  # of all results, by source and result
-    open: int = 0  # number of questions without an answer
-    asked: bool = False  # True: every case has been called
-    told: tuple[float, str, str] = (-math.inf, "", "")  # the verdict in the line of progress, and when it was computed
-
-
-Asked = tuple[_GroupFindings, Case, Given]  # a question's group, case and results
-
-
-def _collect(asked: Asked, found: CaseFindings) -> None:
-    """Adds the answer to a question to the findings of its group."""
-    judging, case, given = asked
-    judging.open -= 1
-    for by, of_results in found.items():
-        into = judging.found.setdefault(by, {})
-        for name, item in of_results.items():
-            got, fmt = given[by][name], formats.of(given[by][name].dtype)
-            mine = msgspec.structs.replace(item, cases=[case], format=fmt.name)
-            into[name] = into.get(name, Findings()).merge(mine)
-            digest = judging.digests.setdefault((by, name), Digest(fmt))
-            if item.digest:
-                digest.add_digest(item.digest)
-            else:
-                digest.add(got)
-
-
-def _of_inference(result: Result) -> Result:
-    """Returns the result of a mode of inference.
-
-    Only the law of accuracy calls the kernel in that mode, so it replays it.
-    """
-    return msgspec.structs.replace(
-        result,
-        worst=[*filter(None, map(by_accuracy, result.worst))],
-        classes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.classes],
-        regimes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in result.regimes],
-    )
+                self.notes.append(f"{group.dtype}: special values were not tried one by one: {error}")
+        self.results.extend(group.results(self.seed, label(self.backend.device), special))

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+from torch import Tensor
 
 from verify.cases import Case
+from verify.cases.case import fingerprint
 from verify.cases.classes import deciding_operand
+from verify.cases.plan import Group
 from verify.declare.declaration import Kernel
-from verify.measure.findings import Findings, PartName
+from verify.measure.curve import excess, recorded
+from verify.measure.digest import Digest
+from verify.measure.element import by_accuracy
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName
 from verify.measure.tally import BIAS_LIMIT, Tally
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.geometry import Geometry
@@ -30,6 +37,8 @@ from verify.records.record import (
     RegimeFigures,
     Result,
     ResultStatus,
+    SpecialValue,
+    number,
     value_of,
 )
 from verify.truth.formats import named
@@ -39,6 +48,7 @@ _MOST, _FEW = 2, 2  # statements; wrong cases, of which one is described
 _STEPS = (16, 32, 64, 128)
 
 Tried = tuple[Case, Mapping[str, int]]  # a case with its sizes by name
+_TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
 # limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
 RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
@@ -284,6 +294,90 @@ def result_of(
         classes=classes,
         **entry | more,
     )
+
+
+class GroupFindings:
+    """Holds the findings about a group of cases in one dtype, by source, then by result. Makes its entries of them."""
+
+    def __init__(self, kernel: Kernel, dtype: str, group: Group) -> None:
+        self.kernel, self.dtype, self.of = kernel, dtype, group
+        self.found: dict[str, dict[str, Findings]] = {KERNEL: {}, BASELINE: {}}
+        self.open = 0  # number of questions without an answer
+        self.asked = False  # True: every case has been called
+        self._digests: dict[tuple[str, str], Digest] = {}  # of all results, by source and result
+        self._so_far: tuple[float, str | None] = (-math.inf, None)  # when it was computed, and the finding
+
+    def add(self, given: Mapping[str, Mapping[str, Tensor]], findings: CaseFindings) -> None:
+        """Adds the findings about one case, whose results are `given`."""
+        for by, of_results in findings.items():
+            into = self.found.setdefault(by, {})
+            for name, item in of_results.items():
+                into[name] = into.get(name, Findings()).merge(item)
+                digest = self._digests.setdefault((by, name), Digest(named(item.format)))
+                if item.digest:
+                    digest.add_digest(item.digest)
+                else:
+                    digest.add(given[by][name])
+
+    def proven_wrong(self) -> str:
+        """Returns why a result is wrong on ordinary inputs, by the cases judged so far; "" if none is."""
+        for name, each in self.found[KERNEL].items():
+            theirs = self.found[BASELINE].get(name, Findings()).parts
+            ordinary = check_limit(self.kernel, self.dtype, name, each.parts, None, theirs).classes.get(ORDINARY)
+            if ordinary is not None and ordinary.reason:
+                return f"{name} {self.dtype}: {ordinary.reason}"
+        return ""
+
+    def wrong_so_far(self) -> str | None:
+        """Returns why a result is wrong, by the cases judged so far; "" if none is, None if no case is judged.
+
+        It is computed at most once a second: for many small cases that takes longer than to judge them.
+        """
+        now = time.monotonic()
+        if self.found[KERNEL] and now >= self._so_far[0] + _TELL_SECONDS:
+            self._so_far = now, self.proven_wrong()
+        return self._so_far[1]
+
+    def results(self, seed: int, baseline: str, special: Mapping[str, list[SpecialValue]]) -> Iterator[Result]:
+        """Yields the results: the kernel's beside PyTorch's, whose name is `baseline`, then those of inference."""
+        for by, of_results in self.found.items():
+            for name in of_results if by != BASELINE else ():
+                yield self._result(by, name, seed, baseline, special.get(name, []))
+
+    def _result(self, by: str, name: str, seed: int, baseline: str, special: list[SpecialValue]) -> Result:
+        kernel, group, dtype, found = self.kernel, self.of, self.dtype, self.found[by][name]
+        own, output, theirs = by == KERNEL, group.named(name), None
+        # Only cases that gave a result count, so a kernel that starts to refuse some becomes incomparable. All cases of
+        # the corpus count as one property, so pinning a case keeps its bound comparable.
+        if own and group.pinned:
+            properties = fingerprint(kernel, output, dtype, space=group.space)
+        else:
+            properties = fingerprint(kernel, name if own else f"{name} {by}", dtype, found.cases)
+        more: dict[str, Any] = {"bits": self._digests[by, name].text, "properties": properties}
+        if own:
+            theirs = self.found[BASELINE].get(name)
+            more["special"] = special
+        if found.operand:
+            fmt, beside = named(found.operand), None if theirs is None else theirs.curve
+            more["curve"] = recorded(deciding_operand(kernel.op), fmt, found.edges, found.curve, beside)
+        if theirs is not None and found.near:
+            more["excess"] = number(excess(found.near, theirs.near, kernel.limit(dtype, name)))
+        some = found.whole > found.n
+        basis = Basis("observed", found.n, seed, found.whole if some else 0)
+        if group.exhaustive and not some:
+            basis = Basis("exhaustive", found.n)
+        verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, theirs.parts if theirs else None)
+        peer = None if theirs is None else (baseline, theirs)
+        entry = result_of(kernel, dtype, name, found, verdict, basis, peer, **more)
+        if own:
+            return msgspec.structs.replace(entry, output=output)
+        return msgspec.structs.replace(  # only the law of accuracy calls the kernel for inference, so it replays it
+            entry,
+            output=f"{output} {by}",
+            worst=[*filter(None, map(by_accuracy, entry.worst))],
+            classes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in entry.classes],
+            regimes=[msgspec.structs.replace(each, worst=by_accuracy(each.worst)) for each in entry.regimes],
+        )
 
 
 def where(geometry: Geometry, cases: Sequence[Case], wrong: Sequence[bool]) -> str:

@@ -22,7 +22,7 @@ from verify.cases import case_of, inputs_of
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, Refused, TruthError, UsageError
 from verify.measure.budget import turn
-from verify.measure.case import BASELINE, KERNEL
+from verify.measure.findings import BASELINE, KERNEL
 from verify.measure.kernel import judged_results
 from verify.referee import chain
 from verify.referee.host import TimedChain
