@@ -241,7 +241,7 @@ def _call(request: measure.CallKernel, backend: Backend, progress: OnProgress) -
 
     let_go(backend)
     if not request.case:
-        return WithBytes(measure.Bits([], [], ()), ())
+        return WithBytes(measure.Bits([], ()), ())
     kernel, case = _one_case(request.target, request.case, backend)
     _compile_anew(case.dtype)
     reply = bits_of_results(run_judged(kernel, case, backend.device, again=request.again))

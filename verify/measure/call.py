@@ -182,8 +182,6 @@ def run_kernel(
 
     Takes the inputs of `made`, another kernel's results of the same case, if they are large.
     """
-    if kernel.encoding is not None:
-        return _run_quantiser(kernel, kernel.encoding, case, device, prepare)
     if case.fill in ENDLESS and device != "cpu":
         demand_numbers(kernel, case)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
@@ -191,21 +189,25 @@ def run_kernel(
     originals = made.inputs if large and made else inputs_of(op, case, device, shared=True)
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
+    results, unchanged = graph.values, Unchanged()
+    if kernel.encoding is not None:
+        demand_parts(kernel, kernel.encoding, case, results)
+        unchanged.watch_inputs(label, originals, given)
+        unchanged.demand()
+        # codes and scales may have any dtype of one byte; records know float8_e5m2, of which only the bits are used
+        bits = {name: each.view(torch.float8_e5m2) if each.itemsize == 1 else each for name, each in results.items()}
+        return Measured(given, {}, bits)
     for name, tensor in graph.outputs.items():
         shape = op.result_shapes(case.dims, op.resolve(case.params))[name]
         check_output(label, name, tensor, (shape, kernel.torch_dtype(case.dtype, name), device), about, hint=True)
     demand_own_memory(kernel, case, given, graph.outputs)
 
-    results = graph.values
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
     same = large and made is not None and all(_alike(results[name], value) for name, value in made.upstream.items())
     arriving = made.upstream if same and made else upstream_of(op, case, results, shared=small)
     upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
-    missing: tuple[str, ...] = ()
-    unchanged = Unchanged()
-    if upstream and graph.leaves:
-        gradients, missing = _gradients(kernel, graph, upstream, unchanged, originals=arriving)
-        results |= gradients
+    results |= gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=arriving)
+    missing = _missing(graph, results) if upstream else ()
     unchanged.watch_inputs(label, originals, given)
     (found,) = unchanged.demand(results)
     small = small and all(map(_is_small_on_host, (*arriving.values(), *found.values())))
@@ -234,28 +236,6 @@ def demand_numbers(kernel: Kernel, case: Case) -> None:
 
 def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
-
-
-def _run_quantiser(
-    kernel: Kernel, encoding: Encoding, case: Case, device: str, prepare: Callable[[Tensor], Tensor]
-) -> Measured:
-    """Runs a quantiser on a case. It may return codes and scales in any dtype of one byte.
-
-    Each byte is stored as float8_e5m2, a one-byte format that records know. Only its bits are used.
-    """
-    originals = inputs_of(kernel.op, case, device, shared=True)
-    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
-    returned = _call(kernel.function, [given[name] for name in kernel.operands], {}, kernel.name)
-    parts = outputs_of(returned, encoding.names, kernel.name, ())
-    demand_parts(kernel, encoding, case, parts)
-    results = {
-        name: (each.view(torch.float8_e5m2) if each.element_size() == 1 else each).detach()
-        for name, each in parts.items()
-    }
-    unchanged = Unchanged()
-    unchanged.watch_inputs(kernel.name, originals, given)
-    unchanged.demand()
-    return Measured(given, {}, results)
 
 
 def demand_parts(kernel: Kernel, encoding: Encoding, case: Case, parts: Mapping[str, Tensor]) -> None:
@@ -302,6 +282,8 @@ def call_tensors(
         arguments.append(value)
     keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
     returned = _call(kernel.function, arguments, keywords, kernel.name)
+    if kernel.encoding is not None:
+        return Graph(outputs_of(returned, kernel.encoding.names, kernel.name, ()), {})
     return Graph(outputs_of(returned, kernel.outputs, kernel.name, kernel.op.integers), leaves)
 
 
@@ -319,13 +301,48 @@ def gradients_of(
     unchanged: None compares `upstream` with its copies here. Otherwise the caller must call `unchanged.demand`.
     originals: the tensors that `upstream` was copied from. Without them, copies are made here.
     """
-    if not graph.leaves or not upstream:
+    label, leaves, required = kernel.name, graph.leaves, kernel.gradients != "auto"
+    if not leaves or not upstream:
         return {}
-    watched = Unchanged() if unchanged is None else unchanged
-    found, _ = _gradients(kernel, graph, upstream, watched, retain=retain, originals=originals)
+    attached = {name: tensor for name, tensor in graph.outputs.items() if tensor.requires_grad}
+    if not attached:
+        if required:
+            promised = f"{label} promises gradients for {', '.join(leaves)}"
+            raise KernelError(f"{promised}, but its output is not attached to autograd")
+        return {}
+    # copied: a backward pass that overwrites dy would otherwise change the input of the truth
+    arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
+    try:
+        arriving = tuple(upstream[name] for name in attached)
+        with device_of_module:
+            found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
+    except Exception as error:
+        raise _raised(f"{label} raised in backward: {describe(error)}", error, RefusedBackward) from error
+    gradients: dict[str, Tensor] = {}
+    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
+        if gradient is None:
+            continue
+        demand_values(label, "d" + name, gradient)
+        if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
+            raise KernelError(
+                f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "
+                f"{tuple(gradient.shape)} {gradient.dtype}"
+            )
+        gradients["d" + name] = gradient.detach()
+    if required and (missing := _missing(graph, gradients)):
+        raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
+    watched = unchanged or Unchanged()
+    watched.watch(
+        arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
+    )
     if unchanged is None:
         watched.demand()
-    return found
+    return gradients
+
+
+def _missing(graph: Graph, gradients: Mapping[str, Tensor]) -> tuple[str, ...]:
+    """Returns the gradients that autograd has no path to."""
+    return tuple("d" + name for name in graph.leaves if "d" + name not in gradients)
 
 
 def run_tensors(
@@ -374,53 +391,6 @@ def is_fault(error: BaseException) -> bool:
 def no_gradient(name: str) -> str:
     """Returns the note on a gradient that a kernel neither provides nor promises."""
     return f"no gradient {name}: autograd has no path to it"
-
-
-def _gradients(
-    kernel: Kernel,
-    graph: Graph,
-    upstream: Mapping[str, Tensor],
-    unchanged: Unchanged,
-    *,
-    retain: bool = False,
-    originals: Mapping[str, Tensor] | None = None,
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Runs the backward pass. Returns the gradients, and the names of those without a path."""
-    label, leaves, required = kernel.name, graph.leaves, kernel.gradients != "auto"
-    attached = {name: tensor for name, tensor in graph.outputs.items() if tensor.requires_grad}
-    if not attached:
-        if required:
-            raise KernelError(
-                f"{label} promises gradients for {', '.join(leaves)}, but its output is not attached to autograd"
-            )
-        return {}, tuple("d" + name for name in leaves)
-    # copied: a backward pass that overwrites dy would otherwise change the input of the truth
-    arrived = {name: _contiguous_copy(upstream[name]) if originals is None else originals[name] for name in attached}
-    try:
-        arriving = tuple(upstream[name] for name in attached)
-        with device_of_module:
-            found = autograd.gradients(tuple(attached.values()), tuple(leaves.values()), arriving, retain=retain)
-    except Exception as error:
-        raise _raised(f"{label} raised in backward: {describe(error)}", error, RefusedBackward) from error
-    unchanged.watch(
-        arrived, upstream, f"{label} must not change the gradient that arrives at {{name}}; it differs after backward"
-    )
-    gradients: dict[str, Tensor] = {}
-    missing: list[str] = []
-    for (name, leaf), gradient in zip(leaves.items(), found, strict=True):
-        if gradient is None:
-            missing.append("d" + name)
-            continue
-        demand_values(label, "d" + name, gradient)
-        if gradient.shape != leaf.shape or gradient.dtype != leaf.dtype:
-            raise KernelError(
-                f"{label} must return d{name} like {name}: {tuple(leaf.shape)} {leaf.dtype}; it returned "
-                f"{tuple(gradient.shape)} {gradient.dtype}"
-            )
-        gradients["d" + name] = gradient.detach()
-    if missing and required:
-        raise KernelError(f"{label} promises {', '.join(missing)}, but autograd has no path to it")
-    return gradients, tuple(missing)
 
 
 @lru_cache

@@ -7,6 +7,7 @@ nearest right one. The limit is 0, because every right code is known.
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 
@@ -25,7 +26,7 @@ from verify.declare.promises import DEFAULT_LIMIT, DEFAULT_NOISE
 from verify.measure.call import Measured, rows_and_columns
 from verify.measure.tally import octave_edges
 from verify.ops.op import Fast
-from verify.records.record import Basis, Figures, Histogram, LawRun, Origin, Result, number
+from verify.records.record import Basis, Figures, Histogram, LawRun, Origin, Result, ResultStatus, number
 from verify.truth import formats
 from verify.truth.codes import code_format
 from verify.truth.quantised import Encoding, Judged, Parts, Value, causes, judge
@@ -42,10 +43,10 @@ _EXTREME = ("tiny 1e-38", "huge 1e30")  # recipes for which a fused kernel promi
 
 
 @dataclass
-class _Found:
+class _Blocks:
     """Collects the verdicts on the cases of one output."""
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     elements: int = 0
     wrong: int = 0
     worst: float = 0.0
@@ -64,8 +65,7 @@ class _Found:
             why: the causes of wrong blocks
             planned: the plan of the case; None for a fused quantiser
         """
-        for name, count in judged.counts.items():
-            self.counts[name] = self.counts.get(name, 0) + count
+        self.counts.update(judged.counts)
         self.elements += judged.away.numel()
         self.tried += judged.kinds.numel() if planned is None else planned.tried
         self.exhaustive = self.exhaustive and planned is not None and planned.everything
@@ -95,24 +95,24 @@ class QuantiserJudging:
 
         A fused quantiser gets the cases of its function, others the cases of `block_cases`.
         """
-        found, fmt = dict[str, _Found](), formats.named(self.dtype)
-        if not self.encoding.fused:
+        blocks, fmt = defaultdict[str, _Blocks](_Blocks), formats.named(self.dtype)
+        if self.encoding.fused:
+            groups = plan(self.kernel, self.dtype, self.backend, self.seed)
+            for case in (case for group in groups for case in group.cases if case.fill not in _EXTREME):
+                self._judge(blocks["blocks"], case, None)
+        else:
             for planned in block_cases(self.encoding, fmt, self.kernel.allows, ROW_REGIMES):
-                self._judge(found.setdefault(_OUTPUTS[planned.kind], _Found()), self.case(planned), planned)
-        for group in plan(self.kernel, self.dtype, self.backend, self.seed) if self.encoding.fused else ():
-            for case in group.cases:
-                if case.fill not in _EXTREME:
-                    self._judge(found.setdefault("blocks", _Found()), case, None)
-        for output, each in found.items():
+                self._judge(blocks[_OUTPUTS[planned.kind]], self.case(planned), planned)
+        for output, each in blocks.items():
             if each.counts:
-                blocks = f"{sum(each.counts.values()):,} blocks, {counted(each.counts)}"
-                yield self._result(output, each), f"{self.dtype} {output}: {blocks}"
+                count = f"{sum(each.counts.values()):,} blocks, {counted(each.counts)}"
+                yield self._result(output, each), f"{self.dtype} {output}: {count}"
 
     def case(self, planned: BlockCase) -> Case:
         """Returns the case of a plan."""
         return case_of(self.kernel, self.dtype, seed=self.seed, dims=planned.dims, fill=planned.fill, upstream="")
 
-    def _judge(self, into: _Found, case: Case, planned: BlockCase | None) -> None:
+    def _judge(self, into: _Blocks, case: Case, planned: BlockCase | None) -> None:
         """Calls the quantiser on one case, judges its blocks and adds the verdict to `into`."""
         case = msgspec.structs.replace(case, upstream="")
         measured = self.call(case)
@@ -138,46 +138,39 @@ class QuantiserJudging:
         problem = problem_of(self.kernel.op, case, measured.inputs, {}, (name,))
         return _enclosed(self.kernel, self.encoding, self.kernel.op.fast(problem)[name].cpu())
 
-    def _result(self, output: str, found: _Found) -> Result:
+    def _result(self, output: str, blocks: _Blocks) -> Result:
         """Returns the entry of one output in the record."""
-        right = not found.counts["wrong"]
-        worst = number(found.worst if math.isfinite(found.worst) else math.nan)
-        figures = Figures(
-            n=found.elements,
-            max_ulp=worst,
-            max_upper=worst,
-            p999=0.0 if right else worst,
-            mean=0.0,
-            misrounded=found.wrong,
-            nonfinite=found.wrong if math.isinf(found.worst) else 0,
-        )
-        edges = octave_edges(4)
-        counts = [0, 0, found.elements - found.wrong, found.wrong]  # the bin that starts at 0 contains 0
-        wrong = f"{found.counts['wrong']:,} of {sum(found.counts.values()):,} blocks"
-        reason = "" if right else f"{wrong}: {'; '.join(found.causes)}. First wrong block: {found.facts}"
-        if right and found.zeros_pass:
-            reason = "zeros in place of all codes would be right too: these cases say nothing"
+        right, reason = not blocks.counts["wrong"], ""
+        status: ResultStatus = "ok"
+        if not right:
+            wrong = f"{blocks.counts['wrong']:,} of {sum(blocks.counts.values()):,} blocks"
+            status, reason = "wrong", f"{wrong}: {'; '.join(blocks.causes)}. First wrong block: {blocks.facts}"
+        elif blocks.zeros_pass:
+            status, reason = "vacuous", "zeros in place of all codes would be right too: these cases say nothing"
+        worst = number(blocks.worst if math.isfinite(blocks.worst) else math.nan)
+        nonfinite = blocks.wrong if math.isinf(blocks.worst) else 0
+        counts = [0, 0, blocks.elements - blocks.wrong, blocks.wrong]  # the bin that starts at 0 contains 0
+        # the declaration, by which the codes are judged, as text
+        named = [(each.name, getattr(self.encoding, each.name)) for each in fields(self.encoding)]
+        rules = str([(name, value.name if name == "data" else value) for name, value in named])
         return Result(
             output=output,
             dtype=self.dtype,
-            basis=Basis("exhaustive", found.tried) if found.exhaustive else Basis("observed", found.tried, self.seed),
+            basis=Basis("exhaustive", blocks.tried)
+            if blocks.exhaustive
+            else Basis("observed", blocks.tried, self.seed),
             gate="plain",
             limit=0.0,
-            status="wrong" if not right else "vacuous" if reason else "ok",
-            figures=figures,
+            status=status,
+            figures=Figures(blocks.elements, worst, worst, 0.0 if right else worst, 0.0, blocks.wrong, 0, nonfinite),
             regimes=[],
-            histogram=Histogram(edges, counts),
+            histogram=Histogram(octave_edges(4), counts),
             worst=[],
             escalated=0,
             certificate="exact",
             reason=reason,
-            properties=fingerprint(self.kernel, output, self.dtype, found.cases, self._rules()),
+            properties=fingerprint(self.kernel, output, self.dtype, blocks.cases, rules),
         )
-
-    def _rules(self) -> str:
-        """Returns the declaration, by which the codes are judged, as text."""
-        named = [(each.name, getattr(self.encoding, each.name)) for each in fields(self.encoding)]
-        return str([(name, value.name if name == "data" else value) for name, value in named])
 
     # -- laws -------------------------------------------------------------------------------------
 
@@ -198,18 +191,15 @@ class QuantiserJudging:
         assert drawn is not None
         x = in_blocks(widen(drawn), self.encoding, 0.0)
         x = x * torch.exp2((torch.arange(len(x)) % 7 - 3).double())[:, None]  # so that neighbours have other scales
-        case = _spelled(base, from_blocks(x, self.encoding, dims).to(drawn.dtype))
-        before = self.call(case)
-        if before is None:
+        before = self.call(_spelled(base, from_blocks(x, self.encoding, dims).to(drawn.dtype)))
+        if before is None or (held := before.inputs["x"]) is None:
             return []
-        held = before.inputs["x"]
-        assert held is not None
-        laws = _Laws(self, base, widen(held.cpu()), parts_of(before), drawn.dtype)
+        laws = _QuantiserLaws(self, base, widen(held.cpu()), parts_of(before), drawn.dtype)
         return [law for law in laws.all() if law is not None]
 
 
 @dataclass(frozen=True)
-class _Laws:
+class _QuantiserLaws:
     """Tries the laws of one quantiser on the numbers `x`, for which it returned `parts`."""
 
     judging: QuantiserJudging

@@ -56,7 +56,7 @@ def bits_of_results(measured: Measured) -> WithBytes:
         Stored(name, str(item.dtype), tuple(item.shape), mode, place)
         for ((mode, name), item), place in zip(held.items(), places, strict=True)
     ]
-    return WithBytes(Bits(list(measured.results), stored, measured.missing), parts)
+    return WithBytes(Bits(stored, measured.missing), parts)
 
 
 def let_go(backend: Backend) -> None:
@@ -115,7 +115,7 @@ class RemoteKernel:
             self._begun = expected.to_json(), self._begin_call(expected.to_json(), most)
         elif any(item.lent for item in bits.stored):
             self._reply("", 0)
-        results = {name: found["", name].to(device) for name in bits.order if ("", name) in found}
+        results = {name: tensor.to(device) for (mode, name), tensor in found.items() if not mode}
         inputs = sent_all(inputs_of(op, case, device, shared=True), device)
         if kernel.encoding is not None:
             demand_parts(kernel, kernel.encoding, case, results)

@@ -56,9 +56,8 @@ class Stored(Form, frozen=True):
 
 
 class Bits(msgspec.Struct, frozen=True):
-    """Describes the results of a call. The bits follow in the order of `stored`."""
+    """Describes the results of a call, outputs before gradients. The bits follow in the order of `stored`."""
 
-    order: list[str]  # names of the results: outputs, then gradients
     stored: list[Stored]
     missing: tuple[str, ...]  # gradients that autograd has no path to
 
