@@ -13,8 +13,7 @@ from verify.declare.target import Declared
 from verify.errors import SPENT
 from verify.laws.profiles import remaining
 from verify.laws.requests import TryLaw
-from verify.measure.session import longest_first
-from verify.measure.source import NoResult, Work, collect
+from verify.measure.source import KINDS, NoResult, Work, collect
 from verify.measure.units import KernelUnits, Unit, Units
 from verify.records.record import KernelRun, LawRun, Run
 from verify.workers.pool import Pool
@@ -55,7 +54,7 @@ class _Laws(Units[_Tried, LawRun]):
         """Queues every law of every kernel in every dtype."""
         about, laws = pool.about(), remaining(self.settings.without)
         kernels = [KernelUnits(each) for each in self.declared]
-        longest = sorted(kernels, key=lambda of: longest_first(of.kernel.kind, ""))
+        longest = sorted(kernels, key=lambda of: KINDS.index(of.kernel.kind))
         units = [
             _Tried(of, dtype, f"{dtype} {law}", f"{of.kernel.target} {dtype} {law}", law=law)
             for of in longest

@@ -121,7 +121,7 @@ class KernelProcesses:
         targets = targets_of(asked)
         if isinstance(asked, Forget) and self._kernel is not None:
             self._kernel.stop()
-            self._kernel, self._targets = None, []
+            self._kernel = None
         if not targets:
             return self._handler.answer(asked, self.backend, progress)
         beside = list(asked.beside) if isinstance(asked, Time) else []
@@ -159,10 +159,12 @@ class KernelProcesses:
     def _process(self, targets: list[str], *, laws: bool) -> Fork:
         """Returns the process of these targets: the current one if it fits, else a new fork."""
         shared = laws and self.backend.forks  # a new process has already imported the modules of the laws
-        same = self._targets == targets or (self._listed and not shared and _files(self._targets) == _files(targets))
+        before, files = ({Target.parse(each).source for each in some} for some in (self._targets, targets))
+        same = self._targets == targets or (self._listed and not shared and before == files)
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
-            self._tests, self._traces = _mentions(targets, _TESTS), _mentions(targets, _DEFINITION)
+            text = _text_of(targets)
+            self._tests, self._traces = bool(re.search(_TESTS, text)), bool(re.search(_DEFINITION, text))
             first, self._first = self._first, None
             if first is not None and first.ended:
                 first.stop()
@@ -224,14 +226,14 @@ class KernelProcesses:
             until += getattr(text, "waited", 0.0)
             progress(text)
 
-        said = list[Printed | None]()
+        texts = list[Printed | None]()
 
         def replace_ended() -> bool:
             """Starts a new process if the last one ended. False if the kernel has used up its processes."""
             nonlocal kernel
-            if kernel.ended and len(said) < MOST_ENDED - 1:
+            if kernel.ended and len(texts) < MOST_ENDED - 1:
                 kernel.stop()
-                said.append(kernel.output.taken())
+                texts.append(kernel.output.taken())
                 kernel = self._kernel = self._fork(laws=bool(request.laws))
             return not kernel.ended
 
@@ -268,11 +270,9 @@ class KernelProcesses:
         breaks = "; ".join(each.text for each in left if each.breaks)
         if breaks and done.status in ("ok", *UNPROVEN):
             done = msgspec.structs.replace(done, status="error", message=f"{CHANGED}; it {breaks}")
-        said.append(kernel.output.taken())
-        printed = [each for each in said if each]
-        return msgspec.structs.replace(
-            done, left=left, printed=functools.reduce(Printed.plus, printed) if printed else None
-        )
+        parts = [each for each in (*texts, kernel.output.taken()) if each]
+        printed = functools.reduce(Printed.plus, parts) if parts else None
+        return msgspec.structs.replace(done, left=left, printed=printed)
 
     def _with_laws(
         self, done: KernelRun, request: Measure, kernel: Fork, until: float, progress: OnProgress
@@ -404,10 +404,6 @@ class _Subject:
             raise KernelError(f"{CHANGED}; it {changed}" if changed else str(error)) from None
 
 
-def _files(targets: Sequence[str]) -> set[str]:
-    return {Target.parse(each).source for each in targets}
-
-
 def targets_of(asked: Any) -> list[str]:
     """Returns the targets whose modules a request needs."""
     target = getattr(getattr(asked, "space", asked), "target", "")
@@ -438,12 +434,11 @@ def _begin_beside(first: Callable[[], object]) -> None:
     threading.Thread(target=begin, daemon=True).start()
 
 
-def _mentions(targets: Sequence[str], pattern: bytes) -> bool:
-    """True if the text of a target's file matches a regular expression. Nothing is imported for that."""
-    files = [target.file for target in map(Target.parse, targets) if target.file is not None]
+def _text_of(targets: Sequence[str]) -> bytes:
+    """Returns the text of the targets' files. Nothing is imported for that."""
     with contextlib.suppress(OSError):
-        return any(re.search(pattern, file.read_bytes()) for file in files)
-    return False
+        return b"\n".join(each.file.read_bytes() for each in map(Target.parse, targets) if each.file is not None)
+    return b""
 
 
 def _share(given: bytes) -> None:

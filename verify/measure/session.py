@@ -22,7 +22,7 @@ from verify.declare.target import Declared, Target
 from verify.errors import UsageError
 from verify.measure.progress import Progress
 from verify.measure.requests import Measure
-from verify.measure.source import NoResult, Source, Work, collect, crashes, gaps_of_laws
+from verify.measure.source import KINDS, NoResult, Source, Work, collect, crashes, gaps_of_laws
 from verify.records.commit import digest, own_digest
 from verify.records.merge import together
 from verify.records.part_store import PartStore
@@ -128,15 +128,6 @@ def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[
     return list({part.key: part for part in found}.values())
 
 
-_KINDS = ("graph", "rowwise", "contraction", "elementwise")  # kinds of ops, by the time of their kernels, descending
-_SLOWEST = ("float64", "float32")  # dtypes, by the amount of exact arithmetic, descending
-
-
-def longest_first(kind: str, dtype: str) -> tuple[int, int]:
-    """Returns a sort key by which long work comes first, so that no worker has some left at the end."""
-    return _KINDS.index(kind), _SLOWEST.index(dtype) if dtype in _SLOWEST else len(_SLOWEST)
-
-
 class Measuring(Source[_Part, KernelRun]):
     """Holds the parts of a run. A worker prefers its last kernel.
 
@@ -194,9 +185,13 @@ class Measuring(Source[_Part, KernelRun]):
         for part in parts:
             if part.key not in self.ended and (unfit := self._unfit(part)) is not None:
                 self._end(part, unfit)
-        # kernels come before peers, in case time runs out
-        rest = [part for part in parts if part.key not in self.ended]
-        self.waiting = sorted(rest, key=lambda part: (part.kernel.peer, longest_first(part.kernel.kind, part.dtype)))
+
+        def turn(part: _Part) -> tuple[bool, int, int]:
+            """Sorts kernels before peers, in case time runs out; the dtypes with most exact arithmetic come first."""
+            by_dtype = ("float64", "float32", part.dtype).index(part.dtype)
+            return part.kernel.peer, KINDS.index(part.kernel.kind), by_dtype
+
+        self.waiting = sorted((part for part in parts if part.key not in self.ended), key=turn)
 
     def next(self, last: _Part | None) -> _Part | None:
         """Takes the next part. Peers come when no other kernel waits."""

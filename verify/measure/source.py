@@ -26,6 +26,9 @@ from verify.workers.pool import Job, Pool, using
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, Died, Late, Request
 
+# kinds of ops, by the time of their kernels, descending: long work comes first, so that no worker idles at the end
+KINDS = ("graph", "rowwise", "contraction", "elementwise")
+
 
 @dataclass(kw_only=True)
 class Work:

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 
 from verify.declare.target import Declared
 from verify.errors import SPENT
-from verify.measure.session import longest_first
-from verify.measure.source import NoResult, Source, Work, crashes, gaps_of_laws
+from verify.measure.source import KINDS, NoResult, Source, Work, crashes, gaps_of_laws
 from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Status, unrepeatable
 
 GIVEN_UP = 3  # a kernel may crash or hang this often; each time costs a new process or the whole time limit
@@ -51,7 +50,7 @@ class Unit:
     @property
     def length(self) -> tuple[int, bool]:
         """Returns a key. Units with the same one take about as long, on the same hardware."""
-        return longest_first(self.of.kernel.kind, "")[0], self.dtype == "float64"
+        return KINDS.index(self.of.kernel.kind), self.dtype == "float64"
 
 
 U = TypeVar("U", bound=Unit)
