@@ -9,8 +9,7 @@ import msgspec
 
 from tests.golden import answers
 from tests.records.bounds.gate_records import figures, kernel, result, run, worst
-from verify.measure import result as judging
-from verify.records.contradictions import FEWEST, RMS_LIMIT, contradictions, contradictions_of
+from verify.records.contradictions import contradictions, contradictions_of
 from verify.records.readings import NONFINITE
 from verify.records.record import Basis, ClassFigures, Curve, Gap, Histogram, KernelRun, LawRun, RegimeFigures, Result
 
@@ -55,7 +54,6 @@ def test_what_cannot_be_is_named_with_its_place() -> None:
 
 
 def test_a_root_mean_square_that_nothing_judges_may_be_large() -> None:
-    assert (FEWEST, RMS_LIMIT) == (judging.FEWEST, judging.RMS_LIMIT)
     for item in (in_noise(2.0), in_noise(9.0, weighed=15), in_noise(9.0, limit=None)):
         assert not any("rms" in place for place, _ in contradictions(kernel(item)))
 

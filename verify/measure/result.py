@@ -20,7 +20,7 @@ from verify.measure.curve import excess, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import by_accuracy
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName
-from verify.measure.tally import BIAS_LIMIT, Tally
+from verify.measure.tally import BIAS_LIMIT, Tally, rms_limit
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.geometry import Geometry
 from verify.ops.op import Regime
@@ -50,9 +50,7 @@ _STEPS = (16, 32, 64, 128)
 Tried = tuple[Case, Mapping[str, int]]  # a case with its sizes by name
 _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
 KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
-# limits of the root mean square: for wide formats, and for 16 bits, where correct kernels reach 1.2
-RMS_LIMIT, RMS_LIMIT_NARROW = 3.0, 1.4
-RANDOMLY = 1.5  # times these limits for results that are rounded at random
+RANDOMLY = 1.5  # times the limits of the root mean square for results that are rounded at random
 _UNBOUNDED = Regime("", math.nan, math.nan)
 
 
@@ -115,11 +113,6 @@ def check_limit(
     findings.sort(key=lambda each: each[0] != "wrong")  # stable: within a status the classes keep their order
     status, reason, special_only = findings[0] if findings else ("ok", "", False)
     return LimitCheck(reason, special_only, classes, status, accepted if vacuous else limits.unseen(trivial))
-
-
-def rms_limit(dtype: str) -> float:
-    """Returns the limit of the root mean square of errors, in units of noise and rounding."""
-    return RMS_LIMIT if named(dtype).bits > 16 else RMS_LIMIT_NARROW
 
 
 class _Limits:

@@ -14,7 +14,9 @@ from collections.abc import Iterable
 import msgspec
 
 from verify.records.figure import ordered
+from verify.records.readings import RMS_LIMIT
 from verify.records.record import Figures, Histogram, Number, number, value_of
+from verify.truth.formats import named
 
 SUB_BITS = 5  # 32 bins per octave: a quantile is exact to within 3%
 LOWEST, HIGHEST = -24, 64  # errors below 2^-24 ULP share the first bin, above 2^64 the last
@@ -27,6 +29,7 @@ KEEP = 10  # leaders of a tally
 SURE, FEWEST_TRUTHS, FEWEST_BLOCKS = 3.0, 64, 8
 # The bias, in ULP, that a result of up to 16 bits may surely have. Rounding to nearest has 0, cutting off digits -0.5.
 BIAS_LIMIT = 0.25
+RMS_LIMIT_NARROW = 1.4  # limit of the root mean square for 16 bits, where correct kernels reach 1.2
 
 BinCounts = list[tuple[int, int]]  # (bin, count) of the bins in use, ascending
 
@@ -229,6 +232,11 @@ class Peak(msgspec.Struct, frozen=True, array_like=True):
         """Returns the bin of both sets together."""
         taken = max(self, other, key=lambda peak: (ordered(value_of(peak.ulp)), -peak.place))
         return Peak(self.bin, self.count + other.count, taken.ulp, taken.place, taken.bits)
+
+
+def rms_limit(dtype: str) -> float:
+    """Returns the limit of the root mean square of errors, in units of noise and rounding."""
+    return RMS_LIMIT if named(dtype).bits > 16 else RMS_LIMIT_NARROW
 
 
 def merged_peaks(a: Iterable[Peak], b: Iterable[Peak]) -> list[Peak]:

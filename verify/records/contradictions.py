@@ -10,10 +10,9 @@ import math
 import re
 from collections.abc import Iterator
 
-from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, judged
+from verify.records.readings import APART, BEYOND, FEWEST, NONFINITE, RMS_LIMIT, judged
 from verify.records.record import EXTREME, RESULT_STATUSES, UNPROVEN, Figures, KernelRun, Number, Result, Run, value_of
 
-RMS_LIMIT = 3.0  # the rule of `verify.measure.result` for a root mean square
 ROUNDED_UP = 1.01  # rounding up to three digits enlarges a number by at most this factor
 Found = Iterator[tuple[str, str]]  # the place below the object that is checked, and the contradiction
 

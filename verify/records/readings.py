@@ -38,6 +38,7 @@ WHOLE = "all"  # the regime of results without regimes, and of elements that lie
 APART = NONFINITE, BEYOND = ("infinite or NaN input", "beyond the declared magnitude")
 UNKNOWN = "unknown"
 FEWEST = 16  # fewer elements than this have no verdict on their root mean square
+RMS_LIMIT = 3.0  # the limit of that root mean square, for formats of more than 16 bits
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
 FAILED = ("error", "crashed", "timeout")
 
