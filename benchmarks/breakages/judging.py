@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
-from verify.measure.blind import blind_spots as named_errors
 from verify.measure.budget import Effort
 from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.result import FEWEST, check_limit
+from verify.measure.trivial import blind_spots as named_errors
 from verify.measure.trivial import trivial_answers
 from verify.ops.op import Problem
 from verify.records.record import ORDINARY, value_of

@@ -8,10 +8,10 @@ from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import BlindSpots
 from verify.errors import UsageError
-from verify.measure.blind import blind_spots, case_of
 from verify.measure.call import run_kernel
 from verify.measure.case import question_of
 from verify.measure.kernel import SMALL
+from verify.measure.trivial import blind_spots, case_of
 from verify.ops.graph.blind import mutations
 
 EVERY = 1 << 16  # limit of changed definitions: all of them

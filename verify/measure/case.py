@@ -24,8 +24,6 @@ from verify.cases.classes import class_of, class_of_recipe, classed, deciding_va
 from verify.cases.plan import Group
 from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
-from verify.measure.blind import blind_spots
-from verify.measure.blind import case_of as blind_case
 from verify.measure.budget import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
 from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
@@ -35,7 +33,8 @@ from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, Pa
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
 from verify.measure.tally import KEEP, Peak, Tally
-from verify.measure.trivial import mistake, trivial_at_ordinary
+from verify.measure.trivial import blind_spots, mistake, trivial_at_ordinary
+from verify.measure.trivial import case_of as blind_case
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Op, Problem, Regime, remembering
 from verify.records.readings import APART

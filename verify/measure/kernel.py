@@ -20,7 +20,6 @@ from verify.cases.plan import Group, captured, pinned, plan
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
-from verify.measure.blind import KEPT
 from verify.measure.budget import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
 from verify.measure.call import Measured, run_baseline
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
@@ -32,6 +31,7 @@ from verify.measure.repeated import run_judged, running_here
 from verify.measure.requests import Measure
 from verify.measure.result import GroupFindings
 from verify.measure.special import special_values
+from verify.measure.trivial import KEPT
 from verify.ops.op import Problem
 from verify.records.record import (
     RESULT_STATUSES,

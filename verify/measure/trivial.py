@@ -8,21 +8,25 @@ The other answers tell what the limit cannot see: a softcap of small numbers dif
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from verify.cases import counter
+from verify.cases import Case, counter
 from verify.cases.classes import class_of
+from verify.cases.values import SIGNS
 from verify.declare.quantiser import Encoded
 from verify.measure.counting import tally
 from verify.measure.judge import JudgedBy
-from verify.measure.tally import Tally
+from verify.measure.tally import Tally, rms_limit
+from verify.ops.graph.blind import mutated
 from verify.ops.op import Kept, Op, Problem, Regime
+from verify.records.figure import UNIT, shown
 from verify.records.readings import APART
-from verify.records.record import ORDINARY
+from verify.records.record import ORDINARY, value_of
 from verify.truth.formats import Format, torch_dtype
 from verify.truth.quantised.causes import misread
 from verify.truth.ulp import ulp_exponent
@@ -128,3 +132,54 @@ def _off(got: Tensor, numbers: Tensor) -> float:
     room = _NEAR * (size.abs() + size.square().mean().sqrt())
     same = (got == numbers) | (torch.isnan(got) & torch.isnan(numbers))
     return float((~(same | ((got - numbers).abs() <= room))).double().mean())
+
+
+BUDGET = 24  # the number of changed definitions tried in one case
+KEPT = 5
+_MOST = 1 << 14  # the largest product of a case's sizes
+# The least rms of a change that is reported, in units of the rms that noise and rounding explain. No accuracy could
+# show a smaller change.
+LEAST_SEEN = 0.5
+
+
+def blind_spots(
+    results: Sequence[JudgedBy],
+    limits: Mapping[str, float],
+    budget: int = BUDGET,
+    *,
+    least: float = LEAST_SEEN,
+    constants: bool = False,
+) -> list[tuple[float, str]]:
+    """Returns the errors that pass in all results of a case, with their share of the limit, the largest first.
+
+    An error is omitted if it moves no result by `least` times the rms that noise and rounding explain. With
+    `constants=True` only changed constants are tried.
+    """
+    if not results or (op := results[0].op).gate != "noise":
+        return []
+    program, run = op.program(results[0].problem)
+    numbers = {by.result: by for by in results if by.result not in op.integers}
+    spots = []
+    for mutation, values in mutated(program, run, list(numbers), budget, constants=constants):
+        figures_of = []
+        for name, by in numbers.items():
+            # the host's operands make the changed result, while the truth of a large one stays on the GPU
+            changed = values[name].to(by.truth.value.device, torch_dtype(by.fmt))
+            figures = tally(by.compared(changed)[1])[0].figures()
+            figure = value_of(figures.scaled_max or 0.0)
+            figures_of.append((figure / limits[name], figures.rms or 0.0, figure, limits[name]))
+        share, _, figure, limit = max(figures_of)
+        rms = max(each[1] for each in figures_of)
+        if share <= 1.0 and least <= rms <= min(rms_limit(by.fmt.name) for by in numbers.values()):
+            size = f"at most {shown(figure)}{UNIT['noise']}, the limit is {limit:g}"
+            spots.append((share, f"{mutation.words} would pass on inputs of one ordinary case: {size}"))
+    return sorted(spots, reverse=True)
+
+
+def case_of(cases: Sequence[Case]) -> Case | None:
+    """Returns the largest case with ordinary inputs and at most `_MOST` elements, for this search; None if there is
+    none.
+    """
+    ordinary = [case for case in cases if case.fill in ("randn", SIGNS) and not case.values]
+    fit = [case for case in ordinary if 0 < math.prod(case.dims) <= _MOST]
+    return max(fit, key=lambda case: (bool(case.upstream), math.prod(case.dims)), default=None)

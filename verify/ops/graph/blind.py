@@ -1,6 +1,6 @@
 """Evaluates definitions that contain one error each, to test whether a limit notices the error.
 
-An error scales one constant or one step of the program by 1%, or leaves one step out. `verify.measure.blind` judges the
+An error scales one constant or one step of the program by 1%, or leaves one step out. `verify.measure.trivial` judges the
 results as if a kernel had returned them. No kernel is involved.
 """
 
