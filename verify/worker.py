@@ -236,8 +236,8 @@ def _measure(request: measure.Measure, backend: Backend, progress: OnProgress) -
 
 def _call(request: measure.CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
     from verify.measure.budget import give_back
+    from verify.measure.call import run_judged
     from verify.measure.remote_call import bits_of_results, let_go
-    from verify.measure.repeated import run_judged
 
     let_go(backend)
     if not request.case:

@@ -16,8 +16,7 @@ from verify.laws import registry
 from verify.laws.accuracy import fetched, judge_measured
 from verify.laws.law import Broken, Subject, demand_same
 from verify.measure import judge
-from verify.measure.call import Measured
-from verify.measure.repeated import INFERENCE
+from verify.measure.call import INFERENCE, Measured
 from verify.truth.ulp import bits_of
 
 HUGE = (65504.0, 65504.0, 4.0, 1.5), (65504.0, -65504.0, 480.0, 32.0)  # factors of 4 products: their sum is 1,968

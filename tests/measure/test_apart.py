@@ -20,9 +20,9 @@ from verify.declare.requests import Describe, ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
 from verify.errors import KernelError, UsageError
+from verify.measure.call import run_judged
 from verify.measure.kernel import measure_kernel
 from verify.measure.remote_call import RemoteKernel, bits_of_results
-from verify.measure.repeated import run_judged
 from verify.measure.requests import CallKernel, Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Printed, SideEffect

@@ -32,8 +32,8 @@ from verify.declare.declaration import Kernel, kernel
 from verify.measure import budget as budgeting
 from verify.measure import kernel as measuring
 from verify.measure.budget import DIFFERING, Effort, _line, cuts_of, differing, sampled, turn
+from verify.measure.call import run_judged
 from verify.measure.kernel import measure_kernel
-from verify.measure.repeated import run_judged
 from verify.measure.requests import Measure
 from verify.ops.graph import sampled as sampling
 from verify.ops.graph import slices

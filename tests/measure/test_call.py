@@ -19,8 +19,17 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
 from verify.errors import LONGEST, KernelError, Refused
 from verify.measure import call as measure
-from verify.measure.call import Unchanged, copies, describe, run_baseline, run_kernel, run_tensors
-from verify.measure.repeated import INFERENCE, inferred, run_judged
+from verify.measure.call import (
+    INFERENCE,
+    Unchanged,
+    copies,
+    describe,
+    inferred,
+    run_baseline,
+    run_judged,
+    run_kernel,
+    run_tensors,
+)
 from verify.truth import ulp
 from verify.truth.ulp import bits_of, same_bits
 from verify.workers.requests import Failure

@@ -21,13 +21,12 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import label
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.budget import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
-from verify.measure.call import Measured, run_baseline
+from verify.measure.call import Measured, run_baseline, run_judged, running_here
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
 from verify.measure.case_runner import CaseRunner
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
-from verify.measure.repeated import run_judged, running_here
 from verify.measure.requests import Measure
 from verify.measure.result import GroupFindings
 from verify.measure.special import special_values
