@@ -22,7 +22,7 @@ from verify.cli import main
 from verify.cli.door import LONGEST, VERSIONS, Door
 from verify.cli.tools import TOOLS, Answer, options_of, schema_of
 from verify.errors import UsageError
-from verify.measure.progress import Progress
+from verify.measure.session import Progress
 from verify.records import files
 from verify.workers import process_tree
 from verify.workers.lanes import Stopped, Task

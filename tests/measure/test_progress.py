@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from verify.measure.progress import Progress
+from verify.measure.session import Progress
 from verify.workers.requests import Step
 
 
