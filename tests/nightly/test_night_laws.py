@@ -20,7 +20,7 @@ from verify.errors import IN_ERROR, SPENT, InternalError, KernelError, TruthErro
 from verify.laws import engine, schedule
 from verify.laws.law import Law
 from verify.laws.requests import TryLaw
-from verify.measure import session, units
+from verify.measure import session, source
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun
 from verify.workers.pool import Pool
@@ -147,7 +147,7 @@ def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_
     assert len(once.kernels[0].laws) == 3
     always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
     done = tried(always)
-    assert sum(unit[0] == "small" for unit in always.asked) == units.GIVEN_UP
+    assert sum(unit[0] == "small" for unit in always.asked) == source.GIVEN_UP
     assert any(text.startswith("small: ") and text.endswith(": it failed 3 times") for text in texts(done))
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 

@@ -13,8 +13,7 @@ from verify.declare.target import Declared
 from verify.errors import SPENT
 from verify.laws.profiles import remaining
 from verify.laws.requests import TryLaw
-from verify.measure.source import KINDS, NoResult, Work, collect
-from verify.measure.units import KernelUnits, Unit, Units
+from verify.measure.source import KINDS, KernelUnits, NoResult, Unit, Units, Work, collect
 from verify.records.record import KernelRun, LawRun, Run
 from verify.workers.pool import Pool
 from verify.workers.requests import About

@@ -14,8 +14,7 @@ import pytest
 from tests.workers.dask_cluster import connected
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
-from verify.measure.source import NoResult
-from verify.measure.units import KernelUnits
+from verify.measure.source import KernelUnits, NoResult
 from verify.records.part_store import PartStore
 from verify.records.record import Run
 from verify.search.hunt import schedule

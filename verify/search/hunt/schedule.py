@@ -1,6 +1,6 @@
 """Runs many hunts in worker processes and makes one record of them. `verify hunt` and the nightly run use it.
 
-A unit (`verify.measure.units`) is the hunt of one result in one dtype. The best find of a hunt that failed becomes a
+A unit (`verify.measure.source`) is the hunt of one result in one dtype. The best find of a hunt that failed becomes a
 note. Ctrl-C asks the running hunts to stop and to report their finds; a second Ctrl-C abandons them.
 """
 
@@ -18,8 +18,7 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.errors import UsageError
-from verify.measure.source import NoResult, Work, collect
-from verify.measure.units import KernelUnits, Unit, Units
+from verify.measure.source import KernelUnits, NoResult, Unit, Units, Work, collect
 from verify.records.record import Gap, KernelRun, Run, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned, Settings
 from verify.workers.pool import Pool
