@@ -235,8 +235,8 @@ def _measure(request: measure.Measure, backend: Backend, progress: OnProgress) -
 
 
 def _call(request: measure.CallKernel, backend: Backend, progress: OnProgress) -> WithBytes:
-    from verify.measure.budget import give_back
     from verify.measure.call import run_judged
+    from verify.measure.effort import give_back
     from verify.measure.remote_call import bits_of_results, let_go
 
     let_go(backend)
@@ -284,7 +284,7 @@ def _time(request: measure.Time, backend: Backend, progress: OnProgress) -> list
 def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:
     """Returns the kernel and the case of a request. Raises UsageError if the case does not fit the kernel."""
     from verify.cases import Case
-    from verify.measure.budget import total_memory
+    from verify.measure.effort import total_memory
     from verify.truth.formats import named
 
     kernel, case = _one(target), Case.from_json(text)

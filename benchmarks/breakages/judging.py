@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verify.declare.declaration import Kernel
-from verify.measure.budget import Effort
+from verify.measure.effort import Effort
 from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.result import FEWEST, check_limit
 from verify.measure.trivial import blind_spots as named_errors

@@ -15,7 +15,7 @@ from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
 from verify.laws import accuracy, engine, profiles, registry, special, suite
 from verify.laws.law import Broken, Law, Subject, plain_case
-from verify.measure.budget import Effort
+from verify.measure.effort import Effort
 from verify.measure.requests import Measure
 from verify.records.record import KernelRun, LawRun
 from verify.report.present import law_counts

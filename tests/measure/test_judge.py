@@ -15,8 +15,8 @@ from tests.truth.every_value import all_values
 from verify import ops
 from verify.errors import BeyondEffort, KernelError, TruthError
 from verify.measure import judge as judging
-from verify.measure.budget import Effort
 from verify.measure.counting import tally
+from verify.measure.effort import Effort
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition

@@ -53,9 +53,9 @@ from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
 from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, space_of
-from verify.measure.budget import Effort, beyond, differing, sampled
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
+from verify.measure.effort import Effort, beyond, differing, sampled
 from verify.measure.element import Whole, worst_element
 from verify.measure.judge import JudgedBy, judge_by
 from verify.records.figure import UNIT

@@ -36,7 +36,6 @@ from verify.laws.accuracy import broken_by
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
 from verify.laws.law import Broken, Law, Subject, demand_same, has_gradients, laid, space_of
 from verify.laws.locality import data_operands
-from verify.measure.budget import distances
 from verify.measure.call import (
     Measured,
     Unchanged,
@@ -47,6 +46,7 @@ from verify.measure.call import (
     run_tensors,
     sent_all,
 )
+from verify.measure.effort import distances
 from verify.truth.ulp import pattern_at, same_bits
 
 _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")

@@ -1,8 +1,8 @@
 """Runs a kernel, or an op's baseline, on a case. Collects its outputs and gradients and checks its contract.
 
 A kernel breaks its contract if it returns the wrong number of tensors, a wrong shape, dtype or device, or something
-that is not a tensor, or if it changes its inputs. `KernelError` then gives the rule and what was received. This module
-does not decide what is numerically right.
+that is not a tensor, if it changes its inputs, or if a later call changes what an earlier one returned. `KernelError`
+then gives the rule and what was received. This module does not decide what is numerically right.
 """
 
 from __future__ import annotations

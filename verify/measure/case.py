@@ -24,10 +24,10 @@ from verify.cases.classes import class_of, class_of_recipe, classed, deciding_va
 from verify.cases.plan import Group
 from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
-from verify.measure.budget import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
 from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
+from verify.measure.effort import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
 from verify.measure.element import Whole, worst_element
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName, kept
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by

@@ -257,7 +257,15 @@ def bias_of(
     segments: Tensor | None,
     n_segments: int,
 ) -> list[Bias]:
-    """Returns the bias of each segment.
+    """Returns the bias of each segment: which way a result is rounded wrongly, away from zero or toward it.
+
+    A correctly rounded result has no bias, whatever the inputs: the count is of elements that are rounded wrongly, away
+    from zero minus toward it. A kernel that rounds to nearest after accurate steps is wrong on both sides equally
+    often. A kernel that cuts off digits is wrong at half of the elements, all of them toward zero.
+
+    Two kinds of repetition would make a chance look like a rule. Many elements may have one truth, such as log 2 at all
+    tiny inputs. So of elements with the same rounded truth one counts. And the elements of a row, or of a column, may
+    share a rounding, such as that of the row's mean. So the standard error comes from sums of rows or columns.
 
     value: the truth of each element, of which one per rounded number counts.
     apart: True if no two elements share a step, so that each is an observation of its own.

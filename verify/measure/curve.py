@@ -144,7 +144,12 @@ def coordinate(op: Op, problem: Problem, truth: Tensor) -> Tensor:
 
 
 def peaks_of(found: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks:
-    """Returns the largest error in each part. The elements in the mask `apart` are excluded."""
+    """Returns the largest error in each neighbourhood, for kernels that are held against PyTorch.
+
+    PyTorch may be beyond the limit too: its gelu loses its tail. That excuses a kernel there and nowhere else. A
+    neighbourhood is 1/32 of an octave, or as much more as gives PyTorch some elements, of the operand of an elementwise
+    function, else of the exact result. The elements in the mask `apart` are excluded.
+    """
     size = found.least[-1].double()
     size = torch.where(found.nonfinite | found.nan | torch.isnan(size), math.inf, size).reshape(-1)
     numbers = coordinates.reshape(-1).to(size.device).double()

@@ -20,8 +20,8 @@ from torch import Tensor
 from verify.cases import counter
 from verify.declare.promises import default_noise
 from verify.errors import KernelError
-from verify.measure.budget import Effort
 from verify.measure.counting import bias_of, of_judged, tally, top
+from verify.measure.effort import Effort
 from verify.measure.tally import KEEP, Tally
 from verify.ops.op import Op, Problem
 from verify.truth.exact import Judged, judge_known

@@ -18,8 +18,8 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.case import operand_dtype
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError
-from verify.measure.budget import give_back
 from verify.measure.call import INFERENCE, Measured, demand_parts, is_first, rows_and_columns, sent_all
+from verify.measure.effort import give_back
 from verify.measure.form import check_output
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.measure.tensors import KINDS, borrowed, bytes_in, lent, tensor_of, view_of

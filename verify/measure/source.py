@@ -267,11 +267,15 @@ class Unit:
 
 
 U = TypeVar("U", bound=Unit)
-Reply = TypeVar("Reply")
 
 
-class Units(Source[U, Reply]):
-    """Hands out each unit once, with its share of the remaining time."""
+class Units(Source[U, R]):
+    """Hands out units of many kernels, such as their laws, each once and with its share of the remaining time.
+
+    A unit that crashes, hangs or has no verdict costs itself alone. All units wait in one queue, the longest first, so
+    that no worker idles at the end. Among units of the same length, a worker stays with the kernel whose process it
+    has. With `until`, the units that have not begun share the time left. The record names the units that had no time.
+    """
 
     gap: str  # text of the gap of a unit without a verdict
 

@@ -70,7 +70,12 @@ def _is_away(tensor: Tensor) -> bool:
 
 
 def lent(tensor: Tensor) -> Lent | None:
-    """Returns the handle and the place of a contiguous tensor; None if no other process can reach it."""
+    """Returns the handle and the place of a contiguous tensor; None if no other process can reach it.
+
+    Gigabytes then never cross the host. The kernel's process keeps the tensor until the judge has copied it. The judge
+    opens the memory, copies it and closes it, so the kernel cannot change what is judged. This calls CUDA's driver:
+    with PyTorch's own functions the judge would open files that the kernel's process names.
+    """
     driver = _driver() if _is_away(tensor) and tensor.numel() else None
     if driver is None:
         return None

@@ -1,9 +1,10 @@
-"""Judges trivial answers, such as zeros, to find limits that say nothing.
+"""Judges other answers than the kernel's: trivial ones, those of changed definitions, and those of known mistakes.
 
 If zeros keep a limit, then a kernel that keeps it proves nothing. So zeros, half the truth, the mean, copies of
 operands, and the truth with errors of several sizes are judged on ordinary inputs as if a kernel had returned them. A
 result is vacuous if zeros or halves would pass, unless they are right. Zeros are right for the gradient of a constant.
-The other answers tell what the limit cannot see: a softcap of small numbers differs little from a copy.
+The other answers tell what the limit cannot see: a softcap of small numbers differs little from a copy. So do blind
+spots: errors in the definition that the limit would not catch.
 """
 
 from __future__ import annotations
@@ -104,6 +105,8 @@ _WRONG, _LEFT = 0.05, 0.01  # how many elements are wrong, and how many may stay
 def mistake(encoded: Encoded, op: Op, problem: Problem, result: str, got: Tensor, truth: Tensor) -> str:
     """Returns the mistakes that explain a result, in words; empty if nothing is wrong or nothing explains it.
 
+    Each mistake of reading a quantised operand that `verify.truth.quantised.misread` lists makes other numbers of it.
+    PyTorch computes the result of these in float64, and the kernel's is compared with it.
     Several may make the same numbers: scales half as large, or codes of a format with half their values.
     """
     if result in op.integers or not got.numel() or _off(got, truth) <= _WRONG:
@@ -151,6 +154,9 @@ def blind_spots(
     constants: bool = False,
 ) -> list[tuple[float, str]]:
     """Returns the errors that pass in all results of a case, with their share of the limit, the largest first.
+
+    Each constant and each step of a `like=` program is changed by 1% or left out. The result is judged on the inputs of
+    one case as if a kernel had returned it.
 
     An error is omitted if it moves no result by `least` times the rms that noise and rounding explain. With
     `constants=True` only changed constants are tried.

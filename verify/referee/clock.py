@@ -21,7 +21,7 @@ from verify.backends import Backend
 from verify.cases import case_of, inputs_of
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, Refused, TruthError, UsageError
-from verify.measure.budget import turn
+from verify.measure.effort import turn
 from verify.measure.findings import BASELINE, KERNEL
 from verify.measure.kernel import judged_results
 from verify.referee import chain

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import verify
 from tests.ops.graph.fp8_sums import added
-from verify.measure.budget import Effort
+from verify.measure.effort import Effort
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.like import Definition

@@ -1,7 +1,7 @@
 """Evaluates definitions that contain one error each, to test whether a limit notices the error.
 
-An error scales one constant or one step of the program by 1%, or leaves one step out. `verify.measure.trivial` judges the
-results as if a kernel had returned them. No kernel is involved.
+An error scales one constant or one step of the program by 1%, or leaves one step out. `verify.measure.trivial` judges
+the results as if a kernel had returned them. No kernel is involved.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ from verify import backends
 from verify.backends import Backend
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
-from verify.measure import budget as budgeting
+from verify.measure import effort as effort_limits
 from verify.measure import kernel as measuring
-from verify.measure.budget import DIFFERING, Effort, _line, cuts_of, differing, sampled, turn
 from verify.measure.call import run_judged
+from verify.measure.effort import DIFFERING, Effort, _line, cuts_of, differing, sampled, turn
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.ops.graph import sampled as sampling
@@ -130,7 +130,7 @@ def test_forks_judge_the_chosen_elements(
     monkeypatch.setattr(measuring, "judge_case", functools.partial(elsewhere, measuring.judge_case))
     evaluated = sampling._evaluated
     for on_host in (0, 1 << 20)[name == "gelu" :]:  # so many numbers are evaluated in forks too
-        monkeypatch.setattr(budgeting, "_ON_HOST", on_host)
+        monkeypatch.setattr(effort_limits, "_ON_HOST", on_host)
         monkeypatch.setattr(sampling, "_evaluated", functools.partial(elsewhere, evaluated) if on_host else evaluated)
         by_forks = measure_kernel(called, Measure("a.py::called", judges=3), backend, effort=TINY)
         assert by_forks.status == at_once.status and len(by_forks.results) == len(at_once.results)
@@ -326,7 +326,7 @@ PEAK = """
 import torch, verify
 from verify import backends
 from verify.measure import kernel as measuring
-from verify.measure.budget import Effort, peak_memory
+from verify.measure.effort import Effort, peak_memory
 from verify.measure.requests import Measure
 
 plan = measuring.plan
@@ -388,8 +388,8 @@ def gpu(backend: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ba
     class Gpu(type(backend)):  # type: ignore[misc]
         streams = gpu = True
 
-    monkeypatch.setattr(budgeting, "_LITTLE", 0)
-    monkeypatch.setattr(budgeting, "total_memory", lambda backend: 1 << 40)
+    monkeypatch.setattr(effort_limits, "_LITTLE", 0)
+    monkeypatch.setattr(effort_limits, "total_memory", lambda backend: 1 << 40)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
@@ -451,7 +451,7 @@ def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
         with turn(backend, need):
             yield
 
-    monkeypatch.setattr(budgeting, "_LARGE", 0)
+    monkeypatch.setattr(effort_limits, "_LARGE", 0)
     monkeypatch.setattr(measuring, "sampled", scarce)
     monkeypatch.setattr(measuring, "turn", late)
     monkeypatch.setattr(measuring.time, "sleep", waits.append)
