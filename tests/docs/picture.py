@@ -6,6 +6,7 @@ tell without Chromium whether the page has changed since.
 
 from __future__ import annotations
 
+import base64
 import html
 import os
 import re
@@ -68,11 +69,8 @@ def taken(page: Path, browser: Browser) -> bytes:
     tab.media(scheme="light")
     tab.open(page)
     end = tab.evaluate("document.querySelector('section.worst').getBoundingClientRect().bottom + window.scrollY")
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "top.png"
-        tab.resize(WIDTH, int(end) + MARGIN)
-        tab.screenshot(file, whole=False)
-        picture = file.read_bytes()
+    tab.resize(WIDTH, int(end) + MARGIN)
+    picture = base64.b64decode(tab.send("Page.captureScreenshot", format="png")["data"])
     tab.close()
     return with_text(picture, shown_text(page.read_text(encoding="utf-8")))
 

@@ -22,7 +22,11 @@ def test_links_lead_to_what_the_site_has() -> None:
     pages = {f"docs/{path.name}" for path in DOCS}
     beside = set[str]().union(*map(HOOK.linked_from, pages))
     beside |= set[str]().union(*(HOOK.linked_from(page) for page in beside if page.endswith(".md")))
-    there = {"report.png", *(HOOK.site_name(path) for path in pages | beside)}
+    there = {
+        "report.png",
+        *(f"gallery/{path.name}" for path in (ROOT / "docs" / "gallery").iterdir()),
+        *(HOOK.site_name(path) for path in pages | beside),
+    }
     for page in pages | {path for path in beside if path.endswith(".md")}:
         folder = posixpath.dirname(HOOK.place(page))
         text = HOOK.relinked((ROOT / page).read_text(encoding="utf-8"), page)
