@@ -79,6 +79,7 @@ test-machines: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/generate_cli.py
 	$(BIN)/python docs/generate_laws.py
+	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_figures.py
 
 # The bounds come first: `verify bounds propose RUN`, then `verify gate RUN`. The record lies beside its page.

@@ -17,12 +17,9 @@ from verify.cli import exits, parser
 PAGE = Path(__file__).with_name("cli.md")
 HEAD = """# Command line
 
-`python docs/generate_cli.py` writes this page from the parser; `verify COMMAND --help` prints the same. An option has
-one spelling and one meaning in all commands. Results go to stdout. Progress goes to stderr if that is a terminal.
-`NO_COLOR` is honoured.
-
-`--json PATH` writes the whole result for programs; `--html` and `--markdown` write its report. The path `-` writes to
-stdout and suppresses other output there. Paths are relative to the working directory.
+Every command and option, as `verify COMMAND --help` prints them. An option has one spelling and one meaning in all
+commands. Results go to stdout, progress to stderr if that is a terminal. `NO_COLOR` is honoured. The path `-` of
+`--json`, `--html` or `--markdown` writes to stdout and suppresses other output there.
 
 {codes}
 A command's description names exit codes with another meaning.
@@ -32,7 +29,11 @@ A command's description names exit codes with another meaning.
 def page() -> str:
     """Returns the whole reference."""
     top = parser()
-    codes = ["| exit code | |", "|---|---|", *(f"| {code} | {meaning} |" for code, meaning in exits.MEANING.items())]
+    codes = [
+        "| exit code | meaning |",
+        "|---|---|",
+        *(f"| {code} | {meaning} |" for code, meaning in exits.MEANING.items()),
+    ]
     parts = [HEAD.format(codes="\n".join(codes) + "\n")]
     for group in top._subparsers._group_actions if top._subparsers else []:
         parts.append(", ".join(f"[{name}](#verify-{name})" for name in group.choices) + "\n")  # type: ignore[union-attr]
@@ -48,7 +49,7 @@ def _command(name: str, command: argparse.ArgumentParser, level: int = 2) -> str
     actions = [a for a in command._actions if not isinstance(a, (argparse._HelpAction, argparse._SubParsersAction))]
     shown = [action for action in actions if action.help != argparse.SUPPRESS]
     if shown:
-        lines += ["| | |", "|---|---|"]
+        lines += ["| argument | what it does |", "|---|---|"]
         lines += [f"| `{_flags(action)}` | {_help(action)} |" for action in shown]
         lines.append("")
     for group in nested:

@@ -39,13 +39,12 @@ PACKAGES = (
 )
 HEAD = """# Findings
 
-Errors that `verify` found in PyTorch and other packages. Each entry has the command that shows it.
+Errors that `verify` found in PyTorch and other packages. Each entry has the `verify replay` command that shows it.
 
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
-is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU: PyTorch's own CPU
-kernels, and Triton kernels through the faithful interpreter. "cpu" has no Triton kernels. An entry without "Intended?"
-has no known report. Most of these inputs are rare: for nearly all ordinary inputs these kernels are right to within a
-few roundings. A listed package was examined closely; it is not worse than others.
+is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU, with Triton kernels
+through the faithful interpreter. An entry without "intended?" has no known report. Most of these inputs are rare. A
+listed package was examined closely; it is not worse than others.
 """
 
 
@@ -201,7 +200,11 @@ def _place_row(environment: dict[str, str]) -> str:
 
 def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
     answers = {name: place["answers"].get(finding["id"]) for name, place in sorted(places.items())}
-    lines = ["", f"### {finding['title']}", "", f"`{finding['target']}`, {_subject(finding)}. {finding['what']}", ""]
+    threads = ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])
+    facts = {"kernel": f"`{finding['target']}`, {_subject(finding)}", "inputs": finding["what"]}
+    facts |= {"cause": finding["cause"], "intended?": finding["design"], "threads": threads}
+    rows = [f"| {name} | {text.replace('|', '&#124;')} |" for name, text in facts.items() if text]
+    lines = ["", f"### {finding['title']}", "", "| fact | text |", "|---|---|", *rows, ""]
     if "result" in finding:
         lines += [
             "| on | largest error | NaN, ∞ | misrounded | worst input | got | exact |",
@@ -209,14 +212,10 @@ def _section(finding: dict[str, Any], places: dict[str, Any]) -> list[str]:
         ]
         lines += [_judged_row(name, answer) for name, answer in answers.items() if answer]
     else:
-        lines += ["| on | |", "|---|---|"]
+        lines += ["| on | what happened |", "|---|---|"]
         lines += [f"| {name} | {_said(answer)} |" for name, answer in answers.items() if answer]
     lines += ["", "```sh", command(finding, answers), "```", ""]
-    lines += [f"**Cause.** {finding['cause']}", ""] if finding["cause"] else []
     lines += ["```python", finding["snippet"].strip(), "```", ""] if "snippet" in finding else []
-    lines += [f"**Intended?** {finding['design']}", ""] if finding["design"] else []
-    if finding["threads"]:
-        lines += ["Threads: " + ", ".join(f"[{_short(url)}]({url})" for url in finding["threads"])]
     return lines[:-1] if not lines[-1] else lines
 
 

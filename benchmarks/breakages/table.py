@@ -170,19 +170,19 @@ def _of_programs(measured: Sequence[Measured]) -> Iterator[str]:
 
 
 def _slips(measured: Sequence[Measured], blind: Collection[str]) -> Iterator[str]:
-    yield "Constants and faults that pass on ordinary inputs:"
-    yield ""
+    yield "| constants and faults that pass on ordinary inputs | figure | |"
+    yield "| --- | --- | --- |"
     found = [(each, one) for each, one in _slipped(measured) if one.breakage in ("constant 1% off", "own fault")]
     for each, one in found:
         text = f"{each.program}: {one.name}"
-        yield f"- {text} ({shown(one.figure)})" + (", a named blind spot" if text in blind else "")
+        yield f"| {text} | {shown(one.figure)} | {'a named blind spot' if text in blind else ''} |"
     if not found:
-        yield "- none"
+        yield "| none | | |"
 
 
 def _findings(findings: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    yield "Faults of PyTorch's own kernels, and how many of their results each explains:"
-    yield ""
-    yield from (f"- {cause}: {len(some)}" for cause, some in findings.items())
+    yield "| faults of PyTorch's own kernels | results that it explains |"
+    yield "| --- | --- |"
+    yield from (f"| {cause} | {len(some)} |" for cause, some in findings.items())
     if not findings:
-        yield "- none"
+        yield "| none | 0 |"

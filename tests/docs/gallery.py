@@ -6,6 +6,7 @@ Each picture is the top of the report that a command writes, as in the README, a
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -78,10 +79,11 @@ def report(entry: Entry, folder: Path) -> Path:
 
 def section(entry: Entry) -> str:
     """Returns the part of the page about an entry."""
-    place = f"gallery/{entry.name}.png"
+    place, shown = f"gallery/{entry.name}.png", picture.text_of(file_of(entry).read_bytes())
+    verdict = re.split(r" The (?:worst result|result closest)", shown)[0]
     return (
         f"### {entry.title}\n\n{entry.shows}\n\n```sh\nverify run {entry.arguments} --html report.html\n```\n\n"
-        f'<img src="{place}" width="620" alt="The report: {picture.text_of(file_of(entry).read_bytes())[:160]}">\n'
+        f'<img src="{place}" width="620" alt="{verdict}">\n'
     )
 
 

@@ -62,11 +62,16 @@ def module(path: Path) -> ModuleType:
 # -- generated parts ------------------------------------------------------------------------------------
 
 CLI = module(ROOT / "docs" / "generate_cli.py")
+REFERENCE = module(ROOT / "docs" / "generate_reference.py")
 FIGURES = module(ROOT / "docs" / "generate_figures.py")
 
 
 def test_the_command_line_reference_is_current() -> None:
     assert CLI.PAGE.read_text() == CLI.page(), "run: python docs/generate_cli.py"
+
+
+def test_the_reference_of_public_names_is_current() -> None:
+    assert REFERENCE.PAGE.read_text() == REFERENCE.page(), "run: python docs/generate_reference.py"
 
 
 def test_a_bar_in_the_reference_is_escaped_once() -> None:

@@ -1,9 +1,8 @@
 """Accuracy: every output and gradient is within the kernel's own limit of the exact answer.
 
 `accuracy` varies shapes, strides, values, parameters and absent operands, and looks for a large error. In rows with
-one confident logit it judges only gradients, by a limit that is wider by 32 ULP. Beyond the `largest` magnitude that
-a kernel declares, the limit is wider by the same factor. `mixed dtypes` computes the truth from the given weights, so
-a kernel that rounds them first exceeds its limit.
+one confident logit it judges only gradients, by a limit that is wider by 32 ULP. `mixed dtypes` computes the truth
+from the given weights, so a kernel that rounds them first exceeds its limit.
 
 Details:
 

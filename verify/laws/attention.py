@@ -1,7 +1,7 @@
 """Attention: laws for kernels whose program takes a softmax over products of queries and keys.
 
 The program decides whether these laws apply; names of operands do not matter. A kernel with a special path for one
-query breaks `decode equals prefill`. If that is intended, `--without "decode equals prefill"` omits the law.
+query breaks `decode equals prefill`; `--without "decode equals prefill"` omits the law.
 
 Details:
 

@@ -1,9 +1,8 @@
 """Batch invariance: the result of a row (of an element, for elementwise ops) depends on that row alone.
 
-The law runs all rows at once, each half of them, one row alone, and that row among replaced rows. Results of the row
-must have the same bits each time. If this fails, a model that is served in batches gives different answers, and a NaN
-in one request reaches other requests. A PyTorch function that sums may differ within the kernel's limit for another
-number of rows, never for other values in the other rows.
+The law runs all rows at once, each half of them, one row alone, and that row among replaced rows. If the bits of the
+row differ, a model that is served in batches gives different answers, and a NaN in one request reaches others. A
+PyTorch function that sums may differ within the kernel's limit for another number of rows.
 
 Details:
 

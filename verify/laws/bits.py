@@ -1,8 +1,8 @@
 """Same bits: a setting that the kernel promises to agree on changes no bit of a result.
 
-`same_bits=` names the settings: how many rows there are, the place of a row among them, the layout of the operands, the
-configuration of an autotuner. `same_bits_as=` names functions with the same bits, such as the decode kernel beside
-the one of prefill. The message names both settings and the first element that differs.
+`same_bits=` names the settings: the number of rows, the place of a row, the layout of the operands, the configuration
+of an autotuner. `same_bits_as=` names functions with the same bits. The message names both settings and the first
+element that differs.
 
 Details:
 

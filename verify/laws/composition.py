@@ -1,8 +1,8 @@
 """Composition: the kernel also works with other parts of PyTorch.
 
-`compiled` uses the backend "aot_eager", which traces the kernel and changes nothing else. It tries a first shape,
-another shape, and other values in the first shape. `autocast` tries float16 and bfloat16. A kernel may cast its
-operands to float32 instead, or be about as accurate as PyTorch's function under autocast.
+`compiled` uses the backend "aot_eager", which traces the kernel and changes nothing else. `autocast` tries float16
+and bfloat16. A kernel may cast its operands to float32 instead, or be about as accurate as PyTorch's function under
+autocast.
 
 Details:
 

@@ -1,8 +1,7 @@
 """Configuration independence: no configuration of an autotuner makes a kernel wrong.
 
-Timing decides which configuration an autotuner uses. The law runs the kernel with each configuration and, on a GPU,
-with 1, 2, 4 and 8 warps. An elementwise op must give the same bits each time. Results of other ops must be within the
-kernel's limit, because the block size may change the order of a sum.
+The law runs the kernel with each configuration and, on a GPU, with 1, 2, 4 and 8 warps. An elementwise op must give
+the same bits each time, other ops results within the kernel's limit.
 
 Details:
 

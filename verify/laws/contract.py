@@ -1,9 +1,8 @@
 """Error contract: a call with invalid operands raises a Python error and changes nothing.
 
 The law tries integers, an operand that is one element too long or too short, an odd packed dimension, and an operand
-on another device (`meta`). Each must raise an exception with a message and change no operand, and the next valid call
-must give the same bits as before. A call may succeed if its result is right: PyTorch's own function may accept the
-operand too, or the kernel may compute integers within its limit.
+on another device (`meta`). Each must raise an exception with a message and change no operand. A call may succeed if
+its result is right: PyTorch's own function may accept the operand too.
 
 Details:
 

@@ -1,8 +1,7 @@
 """Run-to-run determinism: the same call gives the same bits, however often, and whatever was called in between.
 
-The law calls the kernel, repeats the call, and repeats it again after a call on another shape. All three must have
-the same bits, gradients included. One case of three elements is called 300 times first, so that state which builds up
-over many calls shows.
+The law repeats a call, and repeats it again after a call on another shape. All must have the same bits, gradients
+included. One case of three elements is called 300 times first, so that state which builds up over many calls shows.
 
 Details:
 

@@ -1,7 +1,6 @@
 """Permutation of experts: experts in another order, with their columns of the gate, give the same results.
 
-Results must have the same bits or be within the kernel's limit, gradients included, because a kernel may add up in
-another order.
+Results must have the same bits or be within the kernel's limit, gradients included.
 
 Details:
 

@@ -1,9 +1,8 @@
 """Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
 
 `torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth.
-`gradgradcheck` does the same for the gradient of the gradient. A kernel whose backward pass has no autograd, such as
-one with `once_differentiable` or a launch without a formula, promises no second derivatives. `gradgradcheck` does not
-apply to it.
+`gradgradcheck` does the same for the gradient of the gradient, and does not apply to a backward pass without
+autograd.
 
 Details:
 

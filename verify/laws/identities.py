@@ -1,8 +1,7 @@
 """Exact identities: equations between two calls of one kernel, which need no truth.
 
 Floating-point arithmetic that rounds to nearest is symmetric in sign and in powers of two. So y(2^k x, 4^k eps) = y
-of layer norm and similar identities hold bit for bit. Exceptions are the sign of a zero and, with powers of two,
-overflow and subnormals.
+of layer norm and similar identities hold bit for bit, but for the sign of a zero, overflow and subnormals.
 
 Details:
 

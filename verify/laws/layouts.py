@@ -1,9 +1,9 @@
 """Layout independence: results depend on a tensor's values, not on its strides.
 
 Operands and upstream gradients are strided, offset, padded, transposed or expanded. Every result must have the bits
-of the result for contiguous copies. Where `layouts=` declares an operand contiguous, alone or with all others, the
-kernel must refuse other layouts with an error, or be right. Results of a PyTorch function that sums may have other
-bits within the kernel's limit.
+of the result for contiguous copies. Where `layouts=` declares an operand contiguous, the kernel must refuse other
+layouts with an error, or be right. Results of a PyTorch function that sums may have other bits within the kernel's
+limit.
 
 Details:
 

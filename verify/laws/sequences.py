@@ -1,8 +1,8 @@
 """Varlen equals padded: a sequence alone has the same results, and padding behind it changes none.
 
-Packed sequences lie one behind the other, and their lengths add up to the number of tokens. Alone each has the bits
-that it has among others, or results within the kernel's limit. Padded sequences have a number of places each
-(`integers={"lengths": "1 <= lengths <= s"}` beside `"b s d"`). Numbers behind them change no bit.
+Alone each packed sequence has the bits that it has among others, or results within the kernel's limit. Padded
+sequences have a number of places each (`integers={"lengths": "1 <= lengths <= s"}` beside `"b s d"`). Numbers behind
+them change no bit.
 
 Details:
 

@@ -1,9 +1,8 @@
 """Special values: NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result.
 
-Each case puts every kind of special value into ordinary data. Each operand and the upstream gradient get them in
-turn. A result must be NaN exactly where the real function has no value, and infinite where it is infinite. Elsewhere
-it must be a number within the kernel's limit. The kernel's policy decides about subnormals and the sign of a zero. An
-operand with a domain gets only special values inside it.
+Each case puts every kind of special value into ordinary data, in each operand and the upstream gradient in turn. A
+result must be NaN exactly where the real function has no value, and infinite where it is infinite. The kernel's
+policy decides about subnormals and the sign of a zero.
 
 Details:
 
