@@ -35,7 +35,7 @@ from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
 from verify.records.record import ORDINARY
-from verify.truth.formats import FORMATS, named, torch_dtype
+from verify.truth.formats import named, torch_dtype
 from verify.truth.quantised.encoding import Encoding
 from verify.truth.ulp import Policy
 
@@ -230,6 +230,8 @@ class Kernel:
             parts.append(f"same bits: {', '.join(self.same_bits)}")
         if self.rounds:
             parts.append(f"rounds {self.rounds}")
+        if self.op.meaning.ties:
+            parts.append(f"ties {self.op.meaning.ties}")
         if self.where:
             parts.append(f"sizes: {self.where}")
         if writing := getattr(self.function, "writing", None):
@@ -280,6 +282,7 @@ def kernel(
     same_bits: Iterable[str] = (),
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
     rounds: Literal["", "as like", "once"] = "",
+    ties: Literal["", "as like"] = "",
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -340,6 +343,8 @@ def kernel(
     same_bits_as: a function of the same operands, or several, that return the same bits.
     rounds: with like=, where numbers are rounded to 16 bits: "as like", where eager PyTorch rounds in the function, or
         "once", at the end alone (docs/contracts.md).
+    ties: with like=, "as like" demands PyTorch's own slope at a kink, such as 0 of relu at 0, and of max for equal
+        numbers. By default either side is right (docs/like.md).
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """
@@ -356,6 +361,7 @@ def kernel(
         "examples": examples is not None,
         "accumulate": accumulate != "float32",
         "intermediate": intermediate,
+        "ties": ties,
         "writes": writes,
         "into": into,
         "derive": derive,
@@ -404,15 +410,15 @@ def kernel(
             all_derived = {**(derive or {}), **quantised.derive}
             written = by_operand(about, called, quantised.like, quantised.shapes, all_derived, quantised.raw)
             called = written.function
+            fused = promises.intermediate(rounds, max_ulp, stochastic)
             said = {
                 "derive": all_derived,
                 "where": quantised.where,
                 "shown": quantised.shown,
                 "integers": integers,
                 "examples": examples,
-                **promises.of_program(about, accumulate, intermediate),
+                **promises.of_program(about, accumulate, intermediate or fused, ties),
             }
-            said["intermediate"] = intermediate or promises.intermediate(rounds, max_ulp, stochastic)
             definition = op_of(label, written, taken, returns, said)
             taken = None
         else:
@@ -422,7 +428,7 @@ def kernel(
         returned = promises.outputs(about, definition, returns)
         floating = [o.name for o in definition.operands if o.name in taken and not o.range]
         numbers = [item for item in returned if item not in definition.integers]
-        promised = _dtypes(about, dtypes, DEFAULT_DTYPES if floating or numbers else DEFAULT_DTYPES[:1])
+        promised = promises.dtypes(about, dtypes, DEFAULT_DTYPES if floating or numbers else DEFAULT_DTYPES[:1])
         definition, others, integral = promises.whole_dtypes(about, definition, taken, operand_dtypes)
         of_operands = promises.other_dtypes(about, "operand_dtypes", others, promised, floating)
         of_operands = quantised.with_scales(of_operands, promised)
@@ -551,21 +557,6 @@ def _takes(where: str, declared: Kernel) -> None:
 def _kinds(dtype: str, names: Sequence[str], others: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Maps operands to PyTorch's dtypes in the cases of a dtype."""
     return {name: torch_dtype(named(others.get(dtype, {}).get(name, dtype))) for name in names}
-
-
-def _dtypes(where: str, dtypes: Iterable[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    if dtypes is None:
-        return default
-    names = []
-    for item in promises.strings(where, "dtypes", dtypes):
-        try:
-            names.append(named(item).name)
-        except UsageError:
-            raise UsageError(
-                f"{where}: dtypes are floating-point formats, {', '.join(FORMATS)}; received {item!r}",
-                hint=f"dtypes={list(DEFAULT_DTYPES)!r}, which is also what is measured without dtypes=",
-            ) from None
-    return tuple(names)
 
 
 def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tuple[str, ...] | Literal["auto"]:

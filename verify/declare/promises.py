@@ -162,11 +162,28 @@ def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in each.items()}
 
 
-def of_program(where: str, accumulate: Any, intermediate: Any) -> dict[str, Any]:
-    """Returns accumulate= and intermediate= by name. Raises UsageError if one is unknown."""
+def dtypes(where: str, dtypes: Iterable[str] | None, default: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the dtypes that a kernel promises. Raises UsageError if one is no floating-point format."""
+    if dtypes is None:
+        return default
+    names = []
+    for item in strings(where, "dtypes", dtypes):
+        try:
+            names.append(named(item).name)
+        except UsageError:
+            raise UsageError(
+                f"{where}: dtypes are floating-point formats, {', '.join(FORMATS)}; received {item!r}",
+                hint=f"dtypes={list(default)!r}, which is also what is measured without dtypes=",
+            ) from None
+    return tuple(names)
+
+
+def of_program(where: str, accumulate: Any, intermediate: Any, ties: Any = "") -> dict[str, Any]:
+    """Returns accumulate=, intermediate= and ties= by name. Raises UsageError if one is unknown."""
     return {
         "accumulate": one_of(where, "accumulate", accumulate, get_args(Accumulate)),
         "intermediate": one_of(where, "intermediate", intermediate, ("", "eager", "float32")),
+        "ties": one_of(where, "ties", ties, ("", AS_LIKE)),
     }
 
 

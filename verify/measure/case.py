@@ -216,7 +216,9 @@ def judge_case(
     own, rules = judged.get(KERNEL, {}), judge.rules.get(KERNEL, {})
     for name, item in own.items():
         wrong = check_limit(kernel, case.dtype, name, item.parts).status == "wrong"
-        own[name] = msgspec.structs.replace(item, wrong=[wrong])
+        slopes = question.others.get(KERNEL, question).problem.kept.slopes.get(name)
+        counts = {} if slopes is None else {slopes.tie: slopes.elements}
+        own[name] = msgspec.structs.replace(item, wrong=[wrong], slopes=counts)
     if kernel.peer or question.whole is not None:
         return {by: judged[by] for by in given}
     if kernel.encoded is not None and class_of_recipe(case.regime or case.fill) == ORDINARY:

@@ -432,6 +432,10 @@ class Judging:
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
         blind = sorted((spot for item in own.values() for spot in item.blind), reverse=True)[:KEPT]
         self.notes.extend(f"{group.dtype}: {words}" for _, words in blind)
+        for name, item in own.items():
+            for tie, count in item.slopes.items():
+                text = f"{name} {group.dtype}: at equal numbers the slope is not PyTorch's in {count:,} elements"
+                self.notes.append(f"{text}, as of {tie}; ties='as like' demands PyTorch's")
         special = dict[str, list[SpecialValue]]()
         if own and not group.of.only_gradients and not group.of.pinned and not self.runner.ended:
             try:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from verify.errors import UsageError, closest
 from verify.ops.domain import Domain
@@ -165,6 +165,13 @@ class Point:
     arb: Callable[[int], Any]
 
 
+class Slopes(NamedTuple):
+    """Holds the elements of a gradient that follow from a kernel's own choice at exact ties, and one such tie."""
+
+    elements: int
+    tie: str
+
+
 @dataclass
 class Kept:
     """What the evaluations of one problem share."""
@@ -176,6 +183,7 @@ class Kept:
     choices: list[Any] | None = None  # the choices that a kernel has at ties, none or one; None: not looked for
     totals: dict[Any, Any] = field(default_factory=dict)  # long sums, see `verify.ops.graph.steps.Run`
     exact: dict[Any, Any] = field(default_factory=dict)  # what exact values of elements share
+    slopes: dict[str, Slopes] = field(default_factory=dict)  # by gradient: where a kernel's choice is not PyTorch's
 
 
 @dataclass(frozen=True)
@@ -215,6 +223,7 @@ class Meaning:
     with no indices to prepare the part that the points of a problem share.
     """
 
+    ties: str = ""  # "as like": gradients at exact ties are PyTorch's own
     shipped: ClassVar[bool] = False  # True: landmarks and scales are known, and every case is judged whole
 
     def program(self, problem: Problem) -> tuple[Any, Any]:

@@ -75,6 +75,7 @@ class Choices:
     # id(step) -> how far a kernel's numbers may be from the real ones; see `verify.ops.graph.noise`
     reach: Mapping[Hashable, Tensor]
     noise: Mapping[str, Tensor]
+    pinned: bool = False  # True: exactly equal numbers are decided as in PyTorch
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> the numbers that decide, undisturbed
     base: dict[str, Tensor] = field(default_factory=dict)  # the results under PyTorch's own decisions
     nears: dict[int, Tensor] = field(default_factory=dict)  # cache of `_near`
@@ -87,9 +88,11 @@ class Choices:
         wanted: Sequence[str],
         reach: Mapping[Hashable, Tensor],
         noise: Mapping[str, Tensor],
+        *,
+        pinned: bool = False,
     ) -> Choices | None:
         """Returns the choices of a program, or None if no decision is free."""
-        found = cls(program, replace(run, maps={}), list(wanted), reach, noise)
+        found = cls(program, replace(run, maps={}), list(wanted), reach, noise, pinned)
         if not found.deciding:
             return None
         kept = {id(each) for step in found.deciding for each in step.inputs} | set(map(id, found.sources))
@@ -120,16 +123,16 @@ class Choices:
     @property
     def outputs(self) -> list[str]:
         """The results that are no gradient of an operand."""
-        return list(filter(self._is_output, self.wanted))
+        return list(filter(self.is_output, self.wanted))
 
-    def _is_output(self, name: str) -> bool:
+    def is_output(self, name: str) -> bool:
         leaves = self.program.leaves
         return not (name.startswith("d") and name[1:] in leaves and f"grad {name}" not in leaves)
 
     @cached_property
     def forward(self) -> set[int]:
         """The ids of the steps that outputs depend on."""
-        return set(map(id, self.program.needed_for(list(filter(self._is_output, self.program.results)))))
+        return set(map(id, self.program.needed_for(list(filter(self.is_output, self.program.results)))))
 
     @cached_property
     def _flat(self) -> set[int]:
@@ -157,7 +160,7 @@ class Choices:
     def _ties(self) -> dict[int, Tensor]:
         """Maps ids of the decisions that outputs depend on to masks of those on equal numbers that no kernel rounds."""
         steps = [step for step in self.program.needed_for(self.outputs) if step in self.deciding]
-        ties = {id(step): self._is_tie(step, [self.numbers[id(each)] for each in step.inputs]) for step in steps}
+        ties = {id(step): self.is_tie(step, [self.numbers[id(each)] for each in step.inputs]) for step in steps}
         return {key: mask.expand(self.run.decisions[key].shape) for key, mask in ties.items() if bool(mask.any())}
 
     def _deciding(self, decisions: Decisions) -> Run:
@@ -165,10 +168,7 @@ class Choices:
         return replace(self.run, decisions={id(step): decisions[id(step)] for step in self.deciding}, maps={})
 
     def values(self, decisions: Decisions, numbers: dict[int, Tensor] | None = None) -> dict[str, Tensor]:
-        """Returns the results under some decisions, and fills in the numbers of the sources.
-
-        What follows from the decisions is decided anew.
-        """
+        """Returns the results under decisions and what follows from them. Fills in the numbers of the sources."""
         run, kept = self._deciding(decisions), set(map(id, self.sources)) if numbers is not None else ()
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -218,7 +218,7 @@ class Choices:
 
     # -- which decisions are free ---------------------------------------------------------------------------
 
-    def _near(self, step: Step) -> Tensor:
+    def near(self, step: Step) -> Tensor:
         """Returns how far a kernel's numbers may be from the real ones: if at all, then no less than float64 tells."""
         if id(step) not in self.nears:
             found, x = self.reach.get(id(step)), self.numbers.get(id(step))
@@ -228,35 +228,36 @@ class Choices:
             self.nears[id(step)] = none if found is None else found
         return self.nears[id(step)]
 
-    def _is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
+    def is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
 
         An output has the value that PyTorch's convention gives it there, and so has a number that decides later. Only a
         derivative has two sides.
         """
         if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
-            exact = (self._near(step.inputs[0]) == 0) & (self._near(step.inputs[1]) == 0)
+            exact = (self.near(step.inputs[0]) == 0) & (self.near(step.inputs[1]) == 0)
             if not self._wide:  # of a number that is 0 in PyTorch's own choice no noise is known
                 exact = exact & is_held(given[0])
             return (given[0] - given[1] == 0) & exact
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
-            return (given[0] == 0) & (self._near(step.inputs[0]) == 0)
+            return (given[0] == 0) & (self.near(step.inputs[0]) == 0)
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
 
     def _free(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the free decisions of a step on some numbers; for an order, of the rows with one."""
-        x, near = given[0], self._near(step.inputs[0])
+        x, near = given[0], self.near(step.inputs[0])
         if isinstance(step, Order):
             ordered, places = ranked(step, x).sort(-1, descending=True)
             reach = near.expand(x.shape).gather(-1, places)
             close = ordered[..., :-1] - reach[..., :-1] <= ordered[..., 1:] + reach[..., 1:]
-            if step.stable:  # equal numbers that no kernel rounds keep their order
+            if self._is_ordered(step):  # equal numbers that no kernel rounds keep their order
                 close = close & ((reach[..., :-1] > 0) | (reach[..., 1:] > 0))
             return close.any(-1)
         assert isinstance(step, Map)
+        tie = self.is_tie(step, given)
         if step.function in COMPARISONS:
             reach = self.reach.get(-id(step), torch.zeros(()))
-            return ((given[0] - given[1]).abs() <= reach) & ~self._follows(step, given)
+            return ((given[0] - given[1]).abs() <= reach) & ~self._follows(step, given) & ~(tie & self.pinned)
         if step.function == "integer":
             return ~step.holds(x)
         low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
@@ -264,14 +265,18 @@ class Choices:
         if (grid := GRIDS.get(step.function.removeprefix("to "))) is not None:  # the noise passes several spacings
             size = x.abs().clamp(min=2.0**grid.least)
             free = free & ((high - low).abs() <= SPACINGS * 2.0**-grid.precision * size)
-        return free | self._is_tie(step, given)
+        return free & ~tie if self.pinned else free | tie
+
+    def _is_ordered(self, step: Order) -> bool:
+        """True if the place of equal numbers is defined: by a stable order, and PyTorch's largest is the first."""
+        return step.stable or (self.pinned and isinstance(step, First))
 
     def _jumps(self, step: Map, given: Sequence[Tensor], side: float) -> Tensor:
         """Returns the decision of a step of one number, or of a quotient, where that number has moved to one side."""
-        x = given[0] + side * self._near(step.inputs[0])
+        x = given[0] + side * self.near(step.inputs[0])
         if step.function in (*QUOTIENTS, *REMAINS):
             by = given[1]
-            turned = (x / by) * self._near(step.inputs[1]) / by.abs()
+            turned = (x / by) * self.near(step.inputs[1]) / by.abs()
             down = {**QUOTIENTS, **REMAINS}[step.function]
             x = x + side * turned.abs().nan_to_num(0.0) * by.abs()
             return torch.div(x, by, rounding_mode=down)
@@ -302,7 +307,7 @@ class Choices:
             if id(step) in deciding:
                 own, other = run.decisions[id(step)], proposal.decisions[id(step)]
                 found = run.decisions[id(step)] = self._admitted(step, given, own, other)
-                reverted[id(step)] = torch.where(self._is_tie(step, given), own, found)
+                reverted[id(step)] = torch.where(self.is_tie(step, given), own, found)
                 changed[id(step)] = (
                     (found != other) & ((found == found) | (other == other)) & ~self._follows(step, given)
                 )
@@ -321,13 +326,13 @@ class Choices:
         These are integers in range, equal numbers kept in order, and what a kernel rounds from numbers that it has
         exactly: 2.0 has the floor 2, whichever of several 2.0 wins.
         """
-        if isinstance(step, Order) and step.stable:
-            rounded = (self._near(step.inputs[0]).expand(given[0].shape) > 0).any(-1)
+        if isinstance(step, Order) and self._is_ordered(step):
+            rounded = (self.near(step.inputs[0]).expand(given[0].shape) > 0).any(-1)
             return ~(rounded if isinstance(step, First) else rounded[..., None])
         follows = torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
         if isinstance(step, Map) and (step.function not in COMPARISONS or self._is_settled(step)):
-            near = sum(map(self._near, step.inputs))
-            follows = follows | (near == 0) & ~self._is_tie(step, given)
+            near = sum(map(self.near, step.inputs))
+            follows = follows | (near == 0) & ~self.is_tie(step, given)
         return follows
 
     def _stays(self, step: Step, given: Sequence[Tensor], decided: Mapping[int, Tensor]) -> Tensor | None:
@@ -353,7 +358,7 @@ class Choices:
         """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
         least = torch.full((parts.count,), 0.5, dtype=torch.float64, device=self.run.device)
         for step in self.sources:
-            near = self._near(step)
+            near = self.near(step)
             moved = (taken.numbers[id(step)] - taken.real[id(step)]).abs()
             share = torch.where(near > 0, near / moved, math.inf).nan_to_num(math.inf, math.inf)
             if share.numel():
@@ -368,11 +373,11 @@ class Choices:
 
     def _admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
         """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
-        x, near = given[0], self._near(step.inputs[0])
+        x, near = given[0], self.near(step.inputs[0])
         if isinstance(step, Order):
             reach = near.expand(x.shape)
             right = is_sorted(step, x, reach, proposed)
-            if step.stable:
+            if self._is_ordered(step):
                 right = right & (reach > 0).any(-1)
             return torch.where(right if isinstance(step, First) else right[..., None], proposed, own)
         assert isinstance(step, Map)
@@ -380,7 +385,7 @@ class Choices:
         if step.function not in (*COMPARISONS, "integer"):
             low, high = self._jumps(step, given, -1.0), self._jumps(step, given, 1.0)
             if step.function == "sign":
-                tie = self._is_tie(step, given)
+                tie = self.is_tie(step, given)
                 low, high = torch.where(tie, -1.0, low), torch.where(tie, 1.0, high)
             if not step.real:
                 low, high = torch.zeros_like(low), torch.ones_like(high)
@@ -472,7 +477,7 @@ class Choices:
             return torch.ones_like(self.numbers[id(step.inputs[0])])
         x = self.numbers[id(step)]
         if not _breaks_ties(step):
-            near = self._near(step).expand(x.shape)
+            near = self.near(step).expand(x.shape)
             own = self.reach.get(("own", id(step)))
             return near if own is None else torch.minimum(near, own)
         size = x.abs().nan_to_num(0.0, 0.0, 0.0)

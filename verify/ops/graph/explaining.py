@@ -18,8 +18,10 @@ from torch import Tensor
 
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken
 from verify.ops.graph.parts import Parts
-from verify.ops.graph.selecting import Order, ramp
-from verify.ops.graph.steps import Leaf, moved_from
+from verify.ops.graph.selecting import First, Order, ramp
+from verify.ops.graph.steps import Leaf, Step, moved_from
+from verify.ops.graph.wording import words
+from verify.ops.op import Slopes
 
 _AWAY = 2.0**-30  # a relative change by less is none
 _PLACES = 64  # most numbers of a part that are exchanged, where they tie in one of the first
@@ -38,6 +40,24 @@ def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
     if search.is_explained(choices.base):
         return choices.run.decisions
     return search.find()
+
+
+def slopes_of(choices: Choices, decisions: Decisions) -> dict[str, Slopes]:
+    """Returns, by gradient, the elements that other decisions on exactly equal numbers than PyTorch's change."""
+    plain, moved = dict(decisions), list[Step]()
+    for step in choices.deciding:
+        own, found = choices.run.decisions[id(step)], decisions[id(step)]
+        given = [choices.numbers[id(each)] for each in step.inputs]
+        tie = choices.is_tie(step, given)
+        if isinstance(step, First):
+            tie = ~(choices.near(step.inputs[0]).expand(given[0].shape) > 0).any(-1)
+        plain[id(step)] = torch.where(tie, own, found)
+        moved += [step] if bool((plain[id(step)] != found).any()) else []
+    if not moved:
+        return {}
+    values, others = choices.values(decisions), choices.values(plain)
+    counts = {name: int((values[name] != others[name]).sum()) for name in values if not choices.is_output(name)}
+    return {name: Slopes(number, words(moved[0])) for name, number in counts.items() if number}
 
 
 class _Search:

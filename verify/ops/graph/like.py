@@ -21,7 +21,7 @@ from verify.ops.geometry import Elementwise, Shape
 from verify.ops.graph.called import Callee, moved_module, name_of
 from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
-from verify.ops.graph.explaining import explaining
+from verify.ops.graph.explaining import explaining, slopes_of
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
 from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.reducing import Contract
@@ -56,6 +56,7 @@ class Definition:
     name: str = ""
     accumulate: Accumulate = "float32"
     intermediate: str = ""
+    ties: str = ""
     derive: Mapping[str, Any] | None = None
     hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
     shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
@@ -72,6 +73,7 @@ class Definition:
         table = table and table.with_ranges(ranges)
         labels = tuple(self.outputs) if self.outputs else None
         made = _Like(callee, table, ranges, labels, products=self.accumulate, fused=self.intermediate == "float32")
+        made.ties = self.ties
         made.derived, made.hidden, made.shown = derived, tuple(self.hidden), self.shown
         return made.op(fuses=not self.intermediate)
 
@@ -139,6 +141,7 @@ class _Like(Meaning):
     identities: dict[Shape, str] = field(default_factory=dict, repr=False)  # by sizes; see `identity`
     by_noise: bool = False  # True: errors are measured in units of the program's noise
     products: Accumulate = "float32"  # how products of matrices are added up
+    ties: str = ""  # see `Meaning`
     fused: bool = False  # True: no result between operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
@@ -176,7 +179,7 @@ class _Like(Meaning):
                 sums = narrow.sums(list(narrow.results))
         self.by_noise = sums
         self.fused = self.fused or (fuses and (program.rounds or program.quantises))
-        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}"
+        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}{self.ties}"
         return Op(
             name=f"like {self.callee.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
             geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
@@ -387,7 +390,7 @@ class _Like(Meaning):
                 noise, reach = noise_of(program, run, problem.results, self._rounding(program, run))
             if program.decides and problem.kept.choices is None:
                 deviations = {name: each.deviation for name, each in noise.items()}
-                choices = Choices.of(program, run, problem.results, reach, deviations)
+                choices = Choices.of(program, run, problem.results, reach, deviations, pinned=bool(self.ties))
                 problem.kept.choices = [] if choices is None else [choices]
             spans = program.spans(run, problem.results)
         found = {name: Fast.within(span) for name, span in spans.items()}
@@ -414,9 +417,10 @@ class _Like(Meaning):
         choices: Choices = problem.kept.choices[0]
         with torch.no_grad():
             decisions = explaining(choices, got)
-        if decisions is choices.run.decisions:
-            return problem
-        return replace(problem, kept=replace(problem.kept, decisions=decisions, totals={}, exact={}))
+            if decisions is choices.run.decisions:
+                return problem
+            slopes = slopes_of(choices, decisions)
+        return replace(problem, kept=replace(problem.kept, decisions=decisions, totals={}, exact={}, slopes=slopes))
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
         stored = {} if self.fused else program.stored

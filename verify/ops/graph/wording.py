@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.selecting import First
 from verify.ops.graph.steps import Leaf, Move, Plain, Step
 
 _EXACT = ("where", "negative", "magnitude", "maximum", "minimum", "integer", "number", "wrap")
@@ -54,6 +55,8 @@ def _text(step: Step, given: Sequence[str]) -> str:
         return given[0] if len(given) == 1 else _cut(f"({', '.join(given)})")
     if isinstance(step, Contract):
         return " @ ".join(given)
+    if isinstance(step, First):
+        return _cut(f"{'argmax' if step.largest else 'argmin'}({', '.join(given)})")
     if isinstance(step, Map) and step.function in _SIGNS and len(given) == 2:
         return f"{given[0]} {_SIGNS[step.function]} {given[1]}"
     name = {Running: "running sum", Spread: "sum by place"}.get(type(step), getattr(step, "function", "") or "chosen")
