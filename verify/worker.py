@@ -423,7 +423,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.Explain: _explain,
     diagnose.FindBlindSpots: lambda it, on, say: _in("diagnose.blind").every_blind_spot(_one(it.target), on, it.dtypes),
     diagnose.FindContract: lambda it, on, say: _in("diagnose.contracts").contract_of_target(
-        _one(it.target), it.layer, on, it.dtype
+        _one(it.target), it.layer, on, it.dtype, it.gradients
     ),
     diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
         _one(it.target), on, it.dtype, it.case, say

@@ -47,6 +47,37 @@ def test_the_rounding_of_llamas_norm_is_found_and_where_a_fused_one_parts() -> N
     assert found.layer.evaluations + found.kernel.evaluations < 50
 
 
+class FusedGate(torch.autograd.Function):
+    """Rounds its result once, and in its backward pass the product of dy and u, as eager PyTorch does."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, u: Tensor) -> Tensor:
+        ctx.save_for_backward(g, u)
+        return (functional.silu(g.float()) * u.float()).to(g.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:
+        g, u = ctx.saved_tensors
+        s = torch.sigmoid(g.float())
+        wide = (dy * u).float() * s * (1 + g.float() * (1 - s))
+        return wide.to(g.dtype), (dy.float() * (g.float() * s)).to(g.dtype)
+
+
+def test_gradients_have_a_contract_of_their_own() -> None:
+    def gated(g: Tensor, u: Tensor) -> Tensor:
+        return functional.silu(g) * u
+
+    found = verify.contract(gated, FusedGate.apply, drawn("r r", 0, BF16), gradients=True)
+    assert found.first == "g * sigmoid(g): the layer keeps it in bfloat16, the kernel in float32"
+    assert min(found.layer.unseen, found.kernel.unseen) > 0.999
+    assert list(found.kernel.formats.values()) == ["bfloat16"] and "dy * u" in found.kernel.like
+    assert "dy = " in found.shown
+    two = verify.contract(
+        lambda x, r: (x * r, x + r), lambda x, r: (x * r, x + r), drawn("r r", 0, BF16), gradients=True
+    )
+    assert two.same and two.layer.like.startswith("def contract(x, r, dy1, dy2):")
+
+
 def test_the_printed_program_is_a_definition_that_the_kernel_keeps() -> None:
     x, w = drawn("r n", 0, BF16)
     found = verify.contract(llama_norm, llama_norm, (x, w))

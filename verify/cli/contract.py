@@ -7,13 +7,14 @@ two differ, and an input that shows it. This is a report and no verdict: the exi
 
     verify contract torch.nn.functional.silu accuracy.py::my_silu
     verify contract model.py::RMSNorm accuracy.py::my_norm --dtype bfloat16
-    verify contract like accuracy.py::my_norm
+    verify contract like accuracy.py::my_norm --gradients
 
 layer: LAYER  the PyTorch function: FILE.py::NAME, a dotted name, or `like` for the kernel's own definition
 target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
 --dtype --backend
 --timeout: the search
 --json: what was found
+--gradients  compare the gradients in place of the results; an upstream gradient is an operand, dy
 """
 
 from __future__ import annotations
@@ -26,6 +27,6 @@ from verify.diagnose.requests import FindContract
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    found = replay.ask(options, FindContract(options.target, options.layer, options.dtype))
+    found = replay.ask(options, FindContract(options.target, options.layer, options.dtype, options.gradients))
     sinks.deliver_data(options, found, found.lines)
     return exits.PASS

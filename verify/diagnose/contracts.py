@@ -12,10 +12,12 @@ recipes, and what they refute joins the search. At last each rounding that expla
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, cast
@@ -100,7 +102,9 @@ class Comparison:
         return "\n".join([*lines, *([f"    {self.shown}"] if self.shown else [])])
 
 
-def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequence[Tensor]) -> Comparison:
+def contract(
+    layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequence[Tensor], *, gradients: bool = False
+) -> Comparison:
     """Finds where a PyTorch layer and a kernel round, and where they part.
 
         print(verify.contract(layer, kernel, (x, w)))
@@ -108,6 +112,8 @@ def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequ
     layer: the PyTorch function or module, whose program is searched for both.
     kernel: what is compared with it: a function of the same tensors with as many results.
     inputs: tensors in the shapes and dtypes of interest, 16,384 elements or more for a sure answer.
+    gradients: True compares the gradients of floating-point inputs in place of the results. The upstream gradients
+        become further operands, dy or dy1, dy2.
 
     The printed program, given to `like=`, predicts the kernel's bits: `unseen` says how many, on inputs of other
     recipes. Float32 results of exp, erf and tanh differ by library, so fewer are equal.
@@ -118,10 +124,18 @@ def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequ
             f"inputs are the tensors that the layer takes; received {inputs!r}",
             hint="verify.contract(layer, kernel, (x, w))",
         )
-    program = trace(layer, inputs)
-    call = getattr(kernel, "function", kernel)
-    own = found_by(program, layer, layer, inputs)
-    theirs = found_by(program, layer, call, inputs)
+    traced, call = layer, getattr(kernel, "function", kernel)
+    names: tuple[str, ...] = ()
+    if gradients:
+        count, results = len(inputs), _results(layer, inputs)
+        upstream = ["dy"] if len(results) == 1 else [f"dy{at}" for at in range(1, len(results) + 1)]
+        names = (*_names_of(layer, count), *upstream)
+        traced, layer, call = _traced_gradients(layer, count), _gradients(layer, count), _gradients(call, count)
+        generator = torch.Generator().manual_seed(0)
+        inputs += tuple(torch.randn(each.shape, generator=generator).to(each) for each in results)
+    program = trace(traced, inputs, names)
+    own = found_by(program, traced, layer, inputs)
+    theirs = found_by(program, traced, call, inputs)
     tried = [inputs, *(each for kind in _SEEDS for each in _sets(inputs, 2, kind))]
     pairs = [(each, _results(layer, each), _results(call, each)) for each in tried]
     apart = next((pair for pair in pairs if not all(map(_equal, pair[1], pair[2]))), None)
@@ -130,7 +144,49 @@ def contract(layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequ
     return Comparison(own, theirs, False, _first(own, theirs), _shown(program, *apart))
 
 
-def contract_of_target(kernel: Kernel, layer: str, backend: Backend, dtype: str) -> ContractReport:
+def _names_of(layer: Callable[..., Any], count: int) -> list[str]:
+    """Returns the names of the arguments of a layer."""
+    called = layer.forward if isinstance(layer, torch.nn.Module) else layer
+    with suppress(TypeError, ValueError):
+        names = list(inspect.signature(called).parameters)
+        if len(names) >= count:
+            return names[:count]
+    return [f"x{at}" for at in range(1, count + 1)]
+
+
+def _traced_gradients(layer: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Returns the gradients of a layer as a function that PyTorch can trace."""
+
+    def pulled(*given: Tensor) -> list[Tensor]:
+        smooth = [at for at in range(count) if given[at].is_floating_point()]
+
+        def called(*some: Tensor) -> Any:
+            values = dict(zip(smooth, some, strict=True))
+            return layer(*(values.get(at, given[at]) for at in range(count)))
+
+        made, pull = torch.func.vjp(called, *(given[at] for at in smooth))
+        upstream = given[count:]
+        return list(pull(upstream[0] if isinstance(made, Tensor) else tuple(upstream)))
+
+    return pulled
+
+
+def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
+    """Returns the gradients of a function by autograd, which may call a kernel's own."""
+
+    def pulled(*given: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            values = [each.detach().requires_grad_(each.is_floating_point()) for each in given[:count]]
+            returned = function(*values)
+        made = [returned] if isinstance(returned, Tensor) else list(returned)
+        return list(torch.autograd.grad(made, [each for each in values if each.requires_grad], list(given[count:])))
+
+    return pulled
+
+
+def contract_of_target(
+    kernel: Kernel, layer: str, backend: Backend, dtype: str, gradients: bool = False
+) -> ContractReport:
     """Finds the contracts of a layer, given by name, and of a declared kernel, on an ordinary case of about 4,096
     elements.
     """
@@ -146,7 +202,7 @@ def contract_of_target(kernel: Kernel, layer: str, backend: Backend, dtype: str)
 
     given = inputs_of(kernel.op, min(cases, key=far), backend.device)
     inputs = [value for name in kernel.operands if (value := given[name]) is not None]
-    found = contract(_layer(kernel, layer), kernel.function, inputs)
+    found = contract(_layer(kernel, layer), kernel.function, inputs, gradients=gradients)
     return ContractReport(
         layer=found.layer.like,
         kernel=found.kernel.like,

@@ -54,8 +54,8 @@ _LAYOUTS = "view reshape _unsafe_view expand permute transpose t unsqueeze squee
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-"}
 
 
-def trace(layer: Callable[..., Any], inputs: Sequence[Tensor]) -> Program:
-    """Traces a layer at the dtypes of the inputs. Raises UsageError if PyTorch cannot trace it."""
+def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Program:
+    """Traces a layer at the dtypes of the inputs, and names them. Raises UsageError if PyTorch cannot trace it."""
     table = get_decompositions([getattr(_aten, name) for name in _TAKEN_APART.split() if hasattr(_aten, name)])
     table |= {_aten.native_layer_norm.default: _layer_norm, _aten.var.correction: _variance}
     try:
@@ -68,6 +68,8 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor]) -> Program:
             hint="the layer without control flow on numbers, and inputs= as it takes them",
         ) from error
     graph.graph.eliminate_dead_code()
+    for name, node in zip(names, graph.graph.find_nodes(op="placeholder"), strict=False):
+        node._rename(name)
     return Program(graph, tuple(inputs))
 
 

@@ -179,6 +179,7 @@ class FindContract(Request[ContractReport], frozen=True, tag="contract"):
     target: str
     layer: str
     dtype: str = ""
+    gradients: bool = False
 
 
 class BitClass(msgspec.Struct, frozen=True):
