@@ -425,6 +425,9 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindContract: lambda it, on, say: _in("diagnose.contracts").contract_of_target(
         _one(it.target), it.layer, on, it.dtype, it.gradients
     ),
+    diagnose.FindDrift: lambda it, on, say: _in("diagnose.drift").drift_of(
+        _one(it.target), on, it.dtype, it.layers, say
+    ),
     diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
         _one(it.target), on, it.dtype, it.case, say
     ),

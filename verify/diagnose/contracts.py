@@ -184,12 +184,8 @@ def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
     return pulled
 
 
-def contract_of_target(
-    kernel: Kernel, layer: str, backend: Backend, dtype: str, gradients: bool = False
-) -> ContractReport:
-    """Finds the contracts of a layer, given by name, and of a declared kernel, on an ordinary case of about 4,096
-    elements.
-    """
+def case_of_size(kernel: Kernel, dtype: str, backend: Backend) -> Case:
+    """Returns an ordinary case of about 4,096 elements, in the first dtype of 16 bits if none is given."""
     dtype = dtype or next((each for each in kernel.dtypes if named_format(each).bits <= 16), kernel.dtypes[0])
     groups = plan(kernel, dtype, backend.name, 0)
     cases = [case for group in groups for case in group.cases if class_of_recipe(case.regime or case.fill) == ORDINARY]
@@ -200,7 +196,16 @@ def contract_of_target(
         shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params))
         return abs(math.log2(max(map(math.prod, shapes.values()), default=0) + 1) - 12)
 
-    given = inputs_of(kernel.op, min(cases, key=far), backend.device)
+    return min(cases, key=far)
+
+
+def contract_of_target(
+    kernel: Kernel, layer: str, backend: Backend, dtype: str, gradients: bool = False
+) -> ContractReport:
+    """Finds the contracts of a layer, given by name, and of a declared kernel, on an ordinary case of about 4,096
+    elements.
+    """
+    given = inputs_of(kernel.op, case_of_size(kernel, dtype, backend), backend.device)
     inputs = [value for name in kernel.operands if (value := given[name]) is not None]
     found = contract(_layer(kernel, layer), kernel.function, inputs, gradients=gradients)
     return ContractReport(

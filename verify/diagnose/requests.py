@@ -182,6 +182,30 @@ class FindContract(Request[ContractReport], frozen=True, tag="contract"):
     gradients: bool = False
 
 
+class Drift(msgspec.Struct, frozen=True):
+    """Holds the error of a stream after a stack of layers, as (mean, deviation), shares of the stream."""
+
+    kernel: str
+    dtype: str
+    layers: int
+    stream: str  # the operand that is the stream
+    result: str
+    carries: bool  # True: the result is the stream; False: it is added to it
+    elements: int
+    gain: float  # size of a random change after the last layer, over that before it
+    call: tuple[float, float]  # the error of the first layer alone
+    predicted: tuple[float, float]
+    measured: tuple[float, float]
+
+
+class FindDrift(Request[Drift], frozen=True, tag="drift"):
+    """Predicts and measures the drift of a stream. Without a dtype: the first one of 16 bits."""
+
+    target: str
+    dtype: str = ""
+    layers: int = 72
+
+
 class BitClass(msgspec.Struct, frozen=True):
     """Holds values of a setting that have the same bits, and their number."""
 
