@@ -1,16 +1,19 @@
 """Finds contracts from bits: seeded ones, and those of layers beside kernels: python -m benchmarks.contracts
 
-    python -m benchmarks.contracts --seeded 100 --json contracts.json
-    python -m benchmarks.contracts --pairs        layers beside kernels alone
+    python -m benchmarks.contracts --json reports/benchmarks/interpreter/contracts.json
+    python -m benchmarks.contracts --seeded 40 --seed 7        seeded contracts alone
+    python -m benchmarks.contracts --pairs "T5"                pairs alone whose name has this text
 
 A seeded contract is a random choice of formats at the places of a program. It is recovered if the contract found
-predicts all bits of inputs of other recipes. A pair is a layer as models write it beside a kernel. Exit 1: a seeded
-contract is not recovered.
+predicts all bits of inputs of other recipes. A pair is a layer as models write it beside a kernel: the same layer fused
+by hand (in float32, rounded once), what Inductor makes of it for the CPU, its gradients under both, PyTorch's own
+function, or a kernel of this repository. Exit 1: a seeded contract is not recovered.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import json
 import random
@@ -43,6 +46,13 @@ def _softmax(x: Tensor) -> Tensor:
 
 def _tanh_gelu(g: Tensor) -> Tensor:
     return 0.5 * g * (1 + torch.tanh(0.7978845608 * (g + 0.044715 * g * g * g)))
+
+
+def _steps(x: Tensor, w: Tensor, g: Tensor, count: int) -> Tensor:
+    """Adds gated norms to a stream."""
+    for _ in range(count):
+        x = x + x * torch.rsqrt(_mean(x * x) + 1e-6) * w * torch.sigmoid(x * g)
+    return x
 
 
 # name -> program, and the shapes of its operands: r rows of n, or n
@@ -87,9 +97,9 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], str]] = {
         lambda a, b: (a * b).sum(-1) / torch.sqrt((a * a).sum(-1) * (b * b).sum(-1) + 1e-8), "r r"),
     "adam": (lambda p, m, v: p - 1e-2 * (m / 0.1) / (torch.sqrt(v * v / 0.001) + 1e-8), "r r r"),
     "momentum": (lambda p, m, g: (p - 0.01 * (0.9 * m + g), 0.9 * m + g), "r r r"),
-    "lerp": (lambda a, b, t: a + (b - a) * torch.sigmoid(t), "r r n"),
+    "residual steps, 4": (lambda x, w, g: _steps(x, w, g, 4), "r n n"),
     "mish": (lambda x: x * torch.tanh(torch.log1p(torch.exp(-x.abs())) + torch.relu(x)), "r"),
-    "quick gelu, residual": (lambda x, r: r + x * torch.sigmoid(1.702 * x), "r r"),
+    "residual steps, 6": (lambda x, w, g: _steps(x, w, g, 6), "r n n"),
     "squared relu": (lambda x, u: torch.relu(x * 0.7) ** 2 * u, "r r"),
     "decay": (lambda x, g, s: s * torch.exp(-torch.exp(g) * 0.1) + x * (1 - torch.exp(-torch.exp(g) * 0.1)), "r r r"),
     "temperature": (lambda x, t: _softmax(x / (t.abs() + 0.5)), "r n"),
@@ -255,38 +265,133 @@ def _own(path: str, name: str, *, gate: bool = False, **fixed: Any) -> Callable[
     return kernel
 
 
-PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str]] = {
-    "Llama's norm, a fused one": (llama_norm, fused_norm, "r n"),
-    "Llama's norm, F.rms_norm": (llama_norm, _torch_norm, "r n"),
-    "Llama's norm, compiled as is": (llama_norm, llama_norm, "r n"),
-    "Gemma's norm, 1 + w in 16 bits": (_gemma_norm, _gemma_norm_narrow, "r n"),
-    "add + norm, the sum kept wide": (_add_norm, _add_norm_wide, "r r n"),
-    "SwiGLU, fused": (_swiglu, _wide(_swiglu), "r r"),
-    "GEGLU, fused": (_geglu, _wide(_geglu), "r r"),
-    "GEGLU, fused with tanh": (_geglu, _wide(_geglu_tanh), "r r"),
-    "GEGLU by tanh, fused": (_geglu_tanh, _wide(_geglu_tanh), "r r"),
-    "RoPE, fused": (_rope, _rope_wide, "r n n"),
-    "softmax, exponentials in 16 bits": (_softmax_wide, _softmax_narrow, "r"),
-    "cross-entropy, its sum in 16 bits": (_loss, _loss_narrow, "r"),
-    "layer norm, by hand": (_layer_norm, _layer_norm_eager, "r n n"),
-    "rms_norm of kernels/": (llama_norm, _own("kernels.rms_norm", "rms_norm", eps=1e-6), "r n"),
-    "layer_norm of kernels/": (_layer_norm, _own("kernels.layer_norm", "layer_norm", eps=1e-5), "r n n"),
-    "swiglu_split of kernels/": (_swiglu, _own("kernels.swiglu", "swiglu_split", gate=True), "r r"),
-    "geglu_split of kernels/": (
-        _geglu_tanh,
-        _own("kernels.geglu", "geglu_split", gate=True, approximate="tanh"),
-        "r r",
-    ),
+def _normed(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """Returns x over its root mean square, in float32."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+
+
+def _t5_norm(x: Tensor, w: Tensor) -> Tensor:
+    variance = x.float().pow(2).mean(-1, keepdim=True)
+    return w * (x * torch.rsqrt(variance + 1e-6)).to(w.dtype)
+
+
+def _gelu_new(x: Tensor, u: Tensor) -> Tensor:
+    inner = 0.7978845608028654 * (x + 0.044715 * torch.pow(x, 3.0))
+    return 0.5 * x * (1.0 + torch.tanh(inner)) * u
+
+
+def _interleaved(x: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    turned = torch.stack((-x[..., 1::2], x[..., ::2]), -1).flatten(-2)
+    return x * c + turned * s
+
+
+def _clamped_swiglu(g: Tensor, u: Tensor) -> Tensor:
+    g, u = g.clamp(max=7.0), u.clamp(-7.0, 7.0)
+    return (u + 1) * (g * torch.sigmoid(g * 1.702))
+
+
+def _scores(x: Tensor, m: Tensor) -> Tensor:
+    return functional.softmax(x * 0.125 + m, -1, dtype=torch.float32).to(x.dtype)
+
+
+def _softcap(x: Tensor) -> Tensor:
+    return torch.tanh(x / 50.0) * 50.0
+
+
+def _qk_rope(x: Tensor, w: Tensor, c: Tensor, s: Tensor) -> Tensor:
+    return _rope(llama_norm(x, w), c, s)
+
+
+# Layers as models of the transformers package write them, in own words: name -> layer, and the shapes of its operands.
+LAYERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "Llama, Mistral, Qwen2: norm": (llama_norm, "r n"),
+    "Gemma: norm, 1 + w": (_gemma_norm, "r n"),
+    "T5: norm": (_t5_norm, "r n"),
+    "OLMo: layer norm without weights": (
+        lambda x: functional.layer_norm(x.float(), x.shape[-1:], eps=1e-5).to(x.dtype), "r"),
+    "GPT-2, BERT: layer norm": (_layer_norm, "r n n"),
+    "Mamba2: gate, then norm": (lambda x, g, w: w * _normed(x * functional.silu(g.float())).to(x.dtype), "r r n"),
+    "Llama: add, norm": (_add_norm, "r r n"),
+    "Qwen3: norm of q, RoPE": (_qk_rope, "r n n n"),
+    "Llama: SwiGLU": (_swiglu, "r r"),
+    "gpt-oss: SwiGLU, clamped": (_clamped_swiglu, "r r"),
+    "GPT-2: GELU by tanh, gate": (_gelu_new, "r r"),
+    "Gemma: GEGLU by tanh": (_geglu_tanh, "r r"),
+    "BERT: GELU, gate": (_geglu, "r r"),
+    "Nemotron: squared ReLU, gate": (lambda x, u: torch.relu(x).square() * u, "r r"),
+    "Llama: RoPE": (_rope, "r n n"),
+    "GPT-J: RoPE, interleaved": (_interleaved, "r n n"),
+    "Gemma2: softcap": (_softcap, "r"),
+    "Llama: masked softmax of scores": (_scores, "r n"),
+    "Mixtral: router's softmax": (lambda x: functional.softmax(x, -1, dtype=torch.float), "r"),
+    "log softmax in float32": (_loss, "r"),
+    "Falcon: parallel residual": (lambda x, a, m: m + a + x, "r r r"),
+    "ViT, LLaVA: layer scale, residual": (lambda x, r, w: r + x * w, "r r n"),
+    "Granite: residual, scaled": (lambda x, r: r + x * 0.22, "r r"),
+    "RWKV: interpolation": (lambda x, p, m: x * m + p * (1 - m), "r r n"),
+}  # fmt: skip
+
+
+def _fused(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a layer as a fused kernel computes it: in float32, with results in the dtypes of the layer's."""
+
+    def kernel(*operands: Tensor) -> Any:
+        made = layer(*(each.float() for each in operands))
+        parts = made if isinstance(made, tuple) else (made,)
+        kinds = [each.dtype for each in _parts(layer(*operands))]
+        found = tuple(each.to(kind) for each, kind in zip(parts, kinds, strict=True))
+        return found if isinstance(made, tuple) else found[0]
+
+    return kernel
+
+
+def _compiled(layer: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns what Inductor makes of a layer. It compiles when it is called first, as that imports Triton."""
+    made = functools.cache(lambda: torch.compile(layer, dynamic=False))
+    return lambda *operands: made()(*operands)
+
+
+def _parts(made: Any) -> tuple[Tensor, ...]:
+    return made if isinstance(made, tuple) else (made,)
+
+
+# name -> layer, kernel, shapes of the operands, and whether their gradients are compared
+PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, bool]] = {
+    name: (*pair, False)
+    for name, pair in {
+        "Llama's norm, F.rms_norm": (llama_norm, _torch_norm, "r n"),
+        "Llama's norm, itself": (llama_norm, llama_norm, "r n"),
+        "Llama's norm, a fused one (vllm 42379, kernels-community 105)": (llama_norm, fused_norm, "r n"),
+        "add + norm, the sum kept wide (lmdeploy 4133)": (_add_norm, _add_norm_wide, "r r n"),
+        "Gemma's norm, 1 + w in 16 bits": (_gemma_norm, _gemma_norm_narrow, "r n"),
+        "GEGLU, fused with tanh": (_geglu, _wide(_geglu_tanh), "r r"),
+        "softmax, exponentials in 16 bits": (_softmax_wide, _softmax_narrow, "r"),
+        "cross-entropy, its sum in 16 bits": (_loss, _loss_narrow, "r"),
+        "layer norm, by hand": (_layer_norm, _layer_norm_eager, "r n n"),
+        "rms_norm of kernels/": (llama_norm, _own("kernels.rms_norm", "rms_norm", eps=1e-6), "r n"),
+        "layer_norm of kernels/": (_layer_norm, _own("kernels.layer_norm", "layer_norm", eps=1e-5), "r n n"),
+        "swiglu_split of kernels/": (_swiglu, _own("kernels.swiglu", "swiglu_split", gate=True), "r r"),
+        "geglu_split of kernels/": (
+            _geglu_tanh, _own("kernels.geglu", "geglu_split", gate=True, approximate="tanh"), "r r"),
+    }.items()
+}  # fmt: skip
+PAIRS |= {
+    f"{name}: {kind}{', gradients' if gradients else ''}": (layer, made, shapes, gradients)
+    for gradients in (False, True)
+    for name, (layer, shapes) in LAYERS.items()
+    for kind, made in (("fused", _fused(layer)), ("Inductor", _compiled(layer)))
 }
 
 
 def paired(names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields what is found of each pair."""
     for name in names:
-        layer, kernel, shapes = PAIRS[name]
+        layer, kernel, shapes, gradients = PAIRS[name]
         inputs = drawn(shapes, 0, torch.bfloat16, 4 * ROWS)
+        kernel(*inputs)  # compiles it
         started = time.monotonic()
-        found = contract(layer, kernel, inputs)
+        found = contract(layer, kernel, inputs, gradients=gradients)
         yield {
             "pair": name,
             "parts": "nowhere" if found.same else found.first,
@@ -303,23 +408,29 @@ def main() -> int:
     options = argparse.ArgumentParser(
         prog="python -m benchmarks.contracts", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    options.add_argument("--seeded", type=int, default=80, help="seeded contracts (default 80)")
+    options.add_argument("--seeded", type=int, help="seeded contracts alone, that many (default 500, and all pairs)")
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--pairs", nargs="*", metavar="NAME", help="pairs alone, all without a name")
-    options.add_argument("--json", type=Path, help="write every figure to a file")
+    options.add_argument("--pairs", nargs="?", const="", metavar="TEXT", help="pairs alone whose name has this text")
+    options.add_argument("--json", type=Path, help="write every figure to a file; rows of another kind stay in it")
     chosen = options.parse_args()
     backends.activate(backends.select("interpreter"))
     torch.set_num_threads(1)
-    rows: dict[str, list[dict[str, Any]]] = {"seeded": [], "pairs": []}
-    tried = {"seeded": seeded(chosen.seeded if chosen.pairs is None else 0, chosen.seed)}
-    tried["pairs"] = paired(chosen.pairs or list(PAIRS))
+    tried: dict[str, Iterator[dict[str, Any]]] = {}
+    if chosen.pairs is None:
+        tried["seeded"] = seeded(500 if chosen.seeded is None else chosen.seeded, chosen.seed)
+    if chosen.seeded is None:
+        tried["pairs"] = paired([name for name in PAIRS if (chosen.pairs or "") in name])
+    rows: dict[str, Any] = {"seeded": [], "pairs": []}
+    if chosen.json and chosen.json.exists():
+        rows = json.loads(chosen.json.read_text())
     for kind, found in tried.items():
+        rows[kind] = []
         for row in found:
             rows[kind].append(row)
             shown = (f"{value:.5f}" if isinstance(value, float) else str(value) for value in row.values())
             print("  ".join(shown), flush=True)
-    if chosen.json:
-        chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
+            if chosen.json:
+                chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
     whole, same = (sum(row[key] == 1 for row in rows["seeded"]) for key in ("unseen", "same"))
     good = sum(row["kernel"] >= LEAST for row in rows["pairs"])
     print(f"{len(rows['seeded'])} seeded: {whole} predict all unseen bits, {same} are the planted set")

@@ -105,6 +105,26 @@ def test_a_sum_that_is_returned_and_used_is_a_place() -> None:
     assert found.first == "x + r: the layer keeps it in bfloat16, the kernel in float32"
 
 
+def test_a_number_that_is_stored_for_one_of_its_uses_alone_is_found() -> None:
+    """Inductor stores a norm in 16 bits where RoPE turns it, and keeps it in float32 where it does not."""
+
+    def turned(h: Tensor) -> Tensor:
+        half = h.shape[-1] // 2
+        return torch.cat((-h[..., half:], h[..., :half]), -1)
+
+    def layer(x: Tensor, w: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        h = x.float() * w.float()
+        return (h * c.float() + turned(h) * s.float()).to(x.dtype)
+
+    def kernel(x: Tensor, w: Tensor, c: Tensor, s: Tensor) -> Tensor:
+        h = x.float() * w.float()
+        return (h * c.float() + turned(h.to(x.dtype).float()) * s.float()).to(x.dtype)
+
+    found = verify.contract(layer, kernel, drawn("r n n n", 0, BF16)).kernel
+    assert found.form == "mul is computed again for each of its uses" and found.unseen == 1.0
+    assert set(found.formats.values()) == {"bfloat16"}
+
+
 def test_tanh_in_place_of_erf_is_a_form_of_the_program() -> None:
     def layer(x: Tensor) -> Tensor:
         return functional.gelu(x)

@@ -50,6 +50,7 @@ _SHOWN = 6  # undecided roundings that the screen shows
 _NEXT = 3  # of them, the best after single changes, whose pairs are changed
 _STARTS = 6  # contracts that a search begins with
 _FIRST = 2  # inputs that a search begins with
+_EVALUATIONS = 4_000  # of a search, after which it keeps the best so far
 _ROUNDS = 6  # times that refuting inputs join the search
 _NARROW = ("bfloat16", "float16")
 
@@ -392,6 +393,8 @@ class _Search:
         while 0 < held.off < before:
             before = held.off
             for flips in flips_of():
+                if self.evaluations >= _EVALUATIONS:
+                    return held
                 if any(held.formats.get(place, self.program.usual) != kind for place, kind in flips.items()):
                     held = self._nearer(held, flips)
         return held

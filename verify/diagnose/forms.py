@@ -2,7 +2,7 @@
 
 `forms_of` yields the program itself, and then each program with one change: a GELU by tanh or by erf, the factors of a
 product in another order, a division in place of `rsqrt`, a - (b + c) in place of (a - b) - c, a + a * b in place of
-a * (b + 1).
+a * (b + 1), a number that is computed again for each of its uses.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def forms_of(program: Program, layer: Callable[..., Any], inputs: Sequence[Tenso
     if turned.graph.code != program.graph.code:
         yield "tanh in place of erf, or erf in place of tanh", turned
     for node in program.nodes:
-        for change in (_rooted, _subtracted, _divided, _distributed, _regrouped, partial(_regrouped, side=1)):
+        for change in (_rooted, _subtracted, _divided, _distributed, _regrouped, partial(_regrouped, side=1), _again):
             graph = copy.deepcopy(program.graph)
             same = next(each for each in graph.graph.nodes if each.name == node.name)
             if said := change(graph, same):
@@ -65,6 +65,18 @@ def _measured(graph: fx.GraphModule) -> None:
         if "val" not in node.meta and node.op == "call_function":
             given = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
             node.meta["val"] = node.target(*given)
+
+
+def _again(graph: fx.GraphModule, node: fx.Node) -> str:
+    """Computes a number again for each of its uses: a compiler stores it for some of them."""
+    if node.op != "call_function" or _uncast(node) is not node or len(node.users) < 2:
+        return ""
+    for user in list(node.users)[1:]:
+        with graph.graph.inserting_after(node):
+            made = graph.graph.node_copy(node)
+        made.meta = dict(node.meta)
+        user.replace_input_with(node, made)
+    return f"{named(node)} is computed again for each of its uses"
 
 
 def _regrouped(graph: fx.GraphModule, node: fx.Node, side: int = 0) -> str:
