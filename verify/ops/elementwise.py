@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,14 +89,11 @@ def _gate_values(problem: Problem, result: str) -> Tensor:
     return second if result == "y" else torch.cat([second, second], -1)
 
 
-def _limits(
-    parts: Callable[[Problem], tuple[Tensor | None, Tensor]], problem: Problem
-) -> dict[str, tuple[Tensor, Tensor]]:
+def _limits(parts: Callable[[Problem], tuple[Tensor | None, Tensor | None]], problem: Problem) -> Limits:
     """Returns the limits where the curve's argument is infinite: of its value -0 and infinity, of its slope 0 and 1.
 
     Other factors keep the rules of IEEE arithmetic, as in infinity * 0. So left of `_LEFT`, where intervals and balls
-    may reach 0 though value and slope are negative, infinity times them is an infinity. The results have the names of
-    the op on two tensors.
+    may reach 0 though value and slope are negative, infinity times them is an infinity.
     """
     x1, x2 = (None if each is None else each.double() for each in parts(problem))
     assert x2 is not None
@@ -106,33 +104,21 @@ def _limits(
         return {}
     value = torch.where(x2 > 0, math.inf, torch.where(left, -_SMALL, -0.0 * one))
     slope = torch.where(x2 > 0, 1.0, torch.where(left, -_SMALL, 0.0 * one))
-    found = {"y": factor * value, "dx1": dy * value, "dx2": dy * (factor * slope)}
-    return {name: (end | (left & torch.isinf(limit)), limit) for name, limit in found.items()}
-
-
-def _given(problem: Problem, name: str) -> Tensor:
-    tensor = problem.inputs[name]
-    if tensor is None:
-        raise ValueError(f"operand {name} is required")
-    return tensor
-
-
-def _alone(problem: Problem) -> Limits:
-    found = _limits(lambda problem: (None, _given(problem, "x")), problem)
-    return {name: found[own] for name, own in (("y", "y"), ("dx", "dx2")) if found and name in problem.results}
-
-
-def _split(problem: Problem) -> Limits:
-    found = _limits(lambda problem: (_given(problem, "x1"), _given(problem, "x2")), problem)
+    limits = {"y": factor * value, "dx1": dy * value, "dx2": dy * (factor * slope)}
+    found = {name: (end | (left & torch.isinf(limit)), limit) for name, limit in limits.items()}
+    if "dx" in problem.results:  # of one operand: the curve alone, or both halves
+        pairs = zip(found["dx1"], found["dx2"], strict=True)
+        mask, limit = found["dx2"] if x1 is None else (torch.cat(each, -1) for each in pairs)
+        found["dx"] = mask, limit
     return {name: each for name, each in found.items() if name in problem.results}
 
 
-def _packed(problem: Problem) -> Limits:
-    found = _limits(_halves, problem)
-    if found:
-        masks, limits = zip(found.pop("dx1"), found.pop("dx2"), strict=True)
-        found["dx"] = torch.cat(masks, -1), torch.cat(limits, -1)
-    return {name: each for name, each in found.items() if name in problem.results}
+def _alone(problem: Problem) -> tuple[None, Tensor | None]:
+    return None, problem.inputs["x"]
+
+
+def _two(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
+    return problem.inputs["x1"], problem.inputs["x2"]
 
 
 def _family(
@@ -150,19 +136,21 @@ def _family(
     gate = {"symmetry": "gate", **options}
     alone, joined, apart = names
     return (
-        Shipped(curve, (Operand("x"),), limits=_alone).op(
+        Shipped(curve, (Operand("x"),), limits=partial(_limits, _alone)).op(
             alone, Elementwise(), landmarks=at, summary=summary, **options
         ),
-        Shipped(packed, (Operand("x"),), limits=_packed).op(
+        Shipped(packed, (Operand("x"),), limits=partial(_limits, _halves)).op(
             joined,
             Elementwise(halves=2),
             landmarks=replace(at, of="x2", values=_gate_values),
             summary=f"x1 * {alone}(x2) on packed [..., 2d]",
             **gate,
         ),
-        Shipped(split, (Operand("x1"), Operand("x2")), limits=_split).op(
-            apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate
-        ),
+        Shipped(
+            split,
+            (Operand("x1"), Operand("x2")),
+            limits=partial(_limits, lambda problem: (problem.inputs["x1"], problem.inputs["x2"])),
+        ).op(apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate),
     )
 
 

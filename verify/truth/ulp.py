@@ -137,14 +137,6 @@ def bits_of(tensor: Tensor) -> Tensor:
     return raw if width == 64 else raw & ((1 << width) - 1)
 
 
-def usable_scale(scale: Tensor, value: Tensor) -> Tensor:
-    """Returns the scale for scaled errors: at least |value|, and |value| where the scale is not finite.
-
-    A wrong scale must not make an error look small.
-    """
-    return torch.where(torch.isfinite(scale), torch.maximum(scale, value.abs()), value.abs())
-
-
 def same_bits(left: Sequence[Tensor], right: Sequence[Tensor]) -> bool:
     """True if the tensors of each pair have the same bits. Equal NaN are the same, the two zeros differ.
 
@@ -251,7 +243,8 @@ def unit_of_scale(scale: Tensor, value: Tensor, fmt: Format) -> Tensor:
     that cancel, so the unit of a smaller format is at least that. It is not if an error of 2^-48 of the terms leaves
     the value beyond the largest number.
     """
-    usable = usable_scale(scale, value)
+    # at least the value, so that a wrong scale makes no error look small
+    usable = torch.where(torch.isfinite(scale), torch.maximum(scale, value.abs()), value.abs())
     unit = ulp_exponent(usable, fmt)
     if fmt.mantissa_bits > _ROOM:
         return unit
