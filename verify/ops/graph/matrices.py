@@ -115,26 +115,6 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)
 
 
-def cov(x: Tensor, *, correction: int = 1, fweights: Any = None, aweights: Any = None) -> Tensor:
-    if fweights is not None or aweights is not None:
-        given = "fweights" if fweights is not None else "aweights"
-        raise UsageError(
-            f"like= supports cov without weights; received {given}", hint="write it as a product of matrices"
-        )
-    rows = x if x.ndim == 2 else x.reshape(1, -1)
-    around = rows - rows.mean(1, True)
-    made = around @ around.mT / (rows.shape[1] - correction)
-    return made if x.ndim == 2 else made[0, 0]
-
-
-def corrcoef(x: Tensor) -> Tensor:
-    made = cov(x)
-    if made.ndim < 2:
-        return made / made
-    deviation = made.diagonal().sqrt()
-    return made / deviation[:, None] / deviation
-
-
 MATRICES: dict[str, Callable[..., Any]] = {
     "det": det,
     "inv": inv,
@@ -146,6 +126,4 @@ MATRICES: dict[str, Callable[..., Any]] = {
     "cholesky": cholesky,
     "solve_triangular": solve_triangular,
     "cholesky_solve": cholesky_solve,
-    "cov": cov,
-    "corrcoef": corrcoef,
 }
