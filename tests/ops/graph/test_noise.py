@@ -540,6 +540,23 @@ def test_steps_in_float32_of_float64_operands_have_the_noise_of_float32() -> Non
     assert doubled.noise is not None and bool((doubled.noise < 2.0**-40).all()), "no step in float32 but the cast"
 
 
+def test_a_gradient_that_is_computed_in_float32_has_the_noise_of_float32() -> None:
+    """The square of float32 numbers of a float64 operand: PyTorch computes 2 x dy in float32, and casts that."""
+    x, upstream = drawn(3, 6, dtype=torch.float64), drawn(3, 6, seed=5)
+
+    def like(x: Tensor) -> Tensor:
+        return x.float().square()
+
+    dx = (2 * x.float() * upstream).double()
+    for got, right in ((dx, True), (2 * x.float().double() * upstream, True), (dx * (1 + 1e-5), False)):
+        try:
+            verify.assert_close(like(x), like=like, inputs=(x,), grads=(got,), upstream=upstream)
+        except AssertionError:
+            assert not right
+        else:
+            assert right
+
+
 def test_a_gradient_that_a_cast_rounds_leaves_float64_programs_their_noise() -> None:
     """The backward of a cast rounds the gradient, which is computed in float64 like everything else."""
     x, w = drawn(3, 6, dtype=torch.float64), drawn(3, 6, seed=5, dtype=torch.float64)

@@ -33,7 +33,7 @@ from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, ends_of, moved_from
-from verify.ops.graph.stored import in_order, kinds_of, note_narrow, stored_in, widens
+from verify.ops.graph.stored import computes_narrowly, in_order, kinds_of, note_narrow, stored_in, widens
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _OWN = "verify.ops.graph."  # the functions of this package have right gradients
@@ -97,17 +97,8 @@ class Program:
 
     @cached_property
     def narrows(self) -> bool:
-        """True if outputs are computed in a dtype narrower than the operands'. Every gradient of a cast is cast."""
-        ranks: dict[int, int] = {}  # id(step) -> 1: its numbers are rounded ones, 2: they are computed from such
-        for step in [] if self.rounds else self.needed_for([each for each in self.results if each in self.kinds]):
-            rank = max((ranks.get(id(each), 0) for each in step.inputs), default=0)
-            cast = isinstance(step, Map) and step.function.startswith("to ")
-            if cast and rank > 1:
-                return True
-            sums = isinstance(step, Contract | Running | Spread) or getattr(step, "function", "") == "sum"
-            computes = sums or (isinstance(step, Map) and step.rounds)
-            ranks[id(step)] = 1 if cast else 2 if rank and computes else rank
-        return False
+        """True if numbers are computed in a dtype narrower than the operands', not only cast to it."""
+        return not self.rounds and computes_narrowly(self.steps, self.kinds)
 
     @property
     def decides(self) -> bool:
