@@ -21,9 +21,9 @@ from verify.cases.case import fingerprint
 from verify.cases.values import ELEMENT, ROW
 from verify.errors import UsageError
 from verify.laws.engine import Profile
+from verify.measure.element import special_case
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.measure.special import special_case
 from verify.ops.domain import Domain
 from verify.records.readings import BEYOND
 from verify.records.record import KernelRun

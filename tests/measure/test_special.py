@@ -9,9 +9,9 @@ import verify
 from verify.backends import Interpreter
 from verify.cases import Case
 from verify.measure.call import run_kernel
+from verify.measure.element import patterns, special_case, special_values
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.measure.special import patterns, special_case, special_values
 from verify.records.record import SpecialValue
 from verify.truth import formats
 from verify.truth.ulp import from_bits

@@ -24,12 +24,12 @@ from verify.measure.call import Measured, run_baseline, run_judged, running_here
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
 from verify.measure.case_runner import CaseRunner
 from verify.measure.effort import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
+from verify.measure.element import special_values
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
 from verify.measure.result import GroupFindings
-from verify.measure.special import special_values
 from verify.measure.trivial import KEPT
 from verify.ops.op import Problem
 from verify.records.record import (
