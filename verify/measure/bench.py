@@ -132,17 +132,17 @@ def _declared(worker: Answers, target: str) -> list[Contender]:
         raise UsageError(f"{target}: importing it failed: {error}") from None
 
 
-def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
+def _stand_ins(worker: Answers, contenders_: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
     """Returns PyTorch's implementations for every group.
 
     The first judged kernel of a group decides their dtypes and their promise. A group of peers alone uses its first
     peer.
     """
     chosen: dict[str, Contender] = {}
-    for item in sorted(found, key=lambda item: item.kernel.peer):
+    for item in sorted(contenders_, key=lambda item: item.kernel.peer):
         if not Target.parse(item.kernel.target).stands_in and (beside_peers or not item.kernel.peer):
             chosen.setdefault(item.group, item)
-    known = {item.kernel.target for item in found}
+    known = {item.kernel.target for item in contenders_}
     return [
         stand_in
         for item in chosen.values()
@@ -155,14 +155,14 @@ def _stand_ins(worker: Answers, found: list[Contender], *, beside_peers: bool = 
 # -- timing ---------------------------------------------------------------------------------------------
 
 
-def time_all(found: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
+def time_all(entries: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
     """Times every group of comparable implementations, in each dtype and shape.
 
     Groups with a judged kernel come first.
     """
     timings = _Timings()
     groups: dict[str, list[Contender]] = {}
-    for item in found:
+    for item in entries:
         if not item.kernel.unfit(backend, "run"):
             groups.setdefault(item.group, []).append(item)
     requests: list[Time] = []

@@ -176,17 +176,17 @@ def run_kernel(
     device: str,
     *,
     prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    made: Measured | None = None,
+    beside: Measured | None = None,
 ) -> Measured:
     """Runs a declared kernel on a case. `prepare` may change the memory layout of each tensor, not its values.
 
-    Takes the inputs of `made`, another kernel's results of the same case, if they are large.
+    Takes the inputs of `beside`, another kernel's results of the same case, if they are large.
     """
     if case.fill in ENDLESS and device != "cpu":
         demand_numbers(kernel, case)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
-    large = made is not None and sum(value.numel() for value in made.results.values()) > _AGAIN
-    originals = made.inputs if large and made else inputs_of(op, case, device, shared=True)
+    large = beside is not None and sum(value.numel() for value in beside.results.values()) > _AGAIN
+    originals = beside.inputs if large and beside else inputs_of(op, case, device, shared=True)
     given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     results, unchanged = graph.values, Unchanged()
@@ -203,8 +203,8 @@ def run_kernel(
     demand_own_memory(kernel, case, given, graph.outputs)
 
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
-    same = large and made is not None and all(_alike(results[name], value) for name, value in made.upstream.items())
-    arriving = made.upstream if same and made else upstream_of(op, case, results, shared=small)
+    same = large and beside is not None and all(_alike(results[name], value) for name, value in beside.upstream.items())
+    arriving = beside.upstream if same and beside else upstream_of(op, case, results, shared=small)
     upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
     results |= gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=arriving)
     missing = _missing(graph, results) if upstream else ()
@@ -359,9 +359,9 @@ def run_tensors(
     return graph.values | gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=originals)
 
 
-def run_baseline(kernel: Kernel, case: Case, device: str, made: Measured | None = None) -> Measured:
-    """Runs PyTorch's implementation of the kernel's op on the same case. `made` has the kernel's own results."""
-    return run_kernel(baseline_of(kernel), case, device, made=made)
+def run_baseline(kernel: Kernel, case: Case, device: str, beside: Measured | None = None) -> Measured:
+    """Runs PyTorch's implementation of the kernel's op on the same case. `beside` has the kernel's own results."""
+    return run_kernel(baseline_of(kernel), case, device, beside=beside)
 
 
 def _call(function: Callable[..., Any], arguments: list[Tensor | None], keywords: Mapping[str, Any], label: str) -> Any:

@@ -204,15 +204,15 @@ def judge_case(
     group: Group,
     question: Question,
     given: dict[str, dict[str, Tensor]],
-    known: dict[str, dict[str, Findings]],
+    earlier: dict[str, dict[str, Findings]],
 ) -> CaseFindings:
     """Judges all results of one case and returns the findings about each.
 
     given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
-    known: the findings about earlier cases, by source and result. Only elements worse than those are described.
+    earlier: the findings about earlier cases, by source and result. Only elements worse than those are described.
     """
     judge, case = _CaseJudge(kernel, group, question, given), question.case
-    judged = {by: judge.findings(by, known.get(by, {})) for by in sorted(given, key=lambda by: by != BASELINE)}
+    judged = {by: judge.findings(by, earlier.get(by, {})) for by in sorted(given, key=lambda by: by != BASELINE)}
     own, rules = judged.get(KERNEL, {}), judge.rules.get(KERNEL, {})
     for name, item in own.items():
         wrong = check_limit(kernel, case.dtype, name, item.parts).status == "wrong"
@@ -223,7 +223,7 @@ def judge_case(
         return {by: judged[by] for by in given}
     if kernel.encoded is not None and class_of_recipe(case.regime or case.fill) == ORDINARY:
         for name, item in own.items():
-            before = known.get(KERNEL, {}).get(name)
+            before = earlier.get(KERNEL, {}).get(name)
             if before is None or not before.mistake:
                 near = rules[name].truth.value
                 got = given[KERNEL][name].to(near.device)
@@ -284,11 +284,11 @@ class _CaseJudge:
             self._parts[key] = classed(question.op, question.case, question.problem, name, shape, largest)
         return self._parts[key]
 
-    def findings(self, source: str, known: dict[str, Findings]) -> dict[str, Findings]:
+    def findings(self, source: str, earlier: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one source."""
         results = self.given[source]
         return {
-            name: self._of_result(source, by, results[name].to(by.truth.value.device), known.get(name, Findings()))
+            name: self._of_result(source, by, results[name].to(by.truth.value.device), earlier.get(name, Findings()))
             for name, by in self.rules[source].items()
             if name in results
         }
@@ -358,9 +358,9 @@ def _with_worse(tallies: list[Tally], worse: Tensor, segments: Tensor | None) ->
 
 
 def _new_worst(
-    question: Question, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, known: Findings, *, each: bool
+    question: Question, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, earlier: Findings, *, each: bool
 ) -> list[tuple[float, PartName, Worst]]:
-    """Describes the elements of one case that are among the worst so far. `known` has those of the earlier cases."""
+    """Describes the elements of one case that are among the worst so far. `earlier` has those of the earlier cases."""
     scaled = question.op.gate_of(result) != "plain"
 
     def element(error: float, index: int) -> Worst:
@@ -375,5 +375,5 @@ def _new_worst(
         if (error := value_of(leader.upper)) > 0.0
     ]
     found.sort(key=lambda entry: entry[2])
-    among = kept([*known.worst, *found], each=each)
+    among = kept([*earlier.worst, *found], each=each)
     return [(error, part, element(error, place)) for error, part, place in among if isinstance(place, int)]

@@ -113,9 +113,9 @@ def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin
     return found.scatter_reduce_(0, owner[whole:], values[whole:], how)
 
 
-def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
+def counts_of(errors: Errors, *, segments: Tensor | None = None, n_segments: int = 1) -> Counts:
     """Returns the counts of each segment. `segments` (int64, flat) assigns each element; -1 excludes it."""
-    magnitude = found.least[0]
+    magnitude = errors.least[0]
     owner = None if segments is None else _owners(segments, n_segments)
 
     def per_segment(key: Tensor, size: int) -> Tensor:
@@ -124,9 +124,9 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
         rows = counted(owner * size + key, (n_segments + 1) * size)
         return rows.reshape(n_segments + 1, size)[:n_segments]
 
-    flags = torch.zeros_like(found.ulp, dtype=torch.int64)
+    flags = torch.zeros_like(errors.ulp, dtype=torch.int64)
     for bit, name in enumerate(_FLAGS):
-        flags += getattr(found, name).to(torch.int64) << bit
+        flags += getattr(errors, name).to(torch.int64) << bit
 
     def added(values: Tensor) -> Tensor:
         fixed = (values.clamp(-CAP, CAP) * UNIT).round().to(torch.int64)
@@ -136,15 +136,15 @@ def counts_of(found: Errors, *, segments: Tensor | None = None, n_segments: int 
 
     # An infinite error counts as the largest. An element has no error here if it is undecided or if its value is not
     # rounded.
-    size = magnitude if found.in_rms is None else found.in_rms
-    weighed = ~torch.isnan(size) & ~(found.undecided & (magnitude == 0))
+    size = magnitude if errors.in_rms is None else errors.in_rms
+    weighed = ~torch.isnan(size) & ~(errors.undecided & (magnitude == 0))
     size = torch.where(weighed, size.clamp(max=_FAR), 0.0)
     return Counts(
         flags=per_segment(flags, _COMBINATIONS),
         capped=added(magnitude),
         sums=torch.stack([added(size * size), added(weighed.double()) // int(UNIT)], 1),
-        bins=per_segment((found.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
-        scaled_bins=None if found.scaled is None else per_segment(bin_of(found.least[-1]), BINS),
+        bins=per_segment((errors.ulp < 0).to(torch.int64) * BINS + bin_of(magnitude), 2 * BINS),
+        scaled_bins=None if errors.scaled is None else per_segment(bin_of(errors.least[-1]), BINS),
     )
 
 
@@ -155,7 +155,7 @@ def _owners(segments: Tensor, n_segments: int) -> Tensor:
 
 
 def tally(
-    found: Errors,
+    errors: Errors,
     *,
     segments: Tensor | None = None,
     n_segments: int = 1,
@@ -167,11 +167,11 @@ def tally(
     `segments` (int64, flat) assigns each element; -1 excludes it. `places` and `patterns` (int64, flat) have the
     number and the bits of every element. With them the tallies have leaders.
     """
-    parts = counts_of(found, segments=segments, n_segments=n_segments).tallies()
-    if not found.ulp.numel():
+    parts = counts_of(errors, segments=segments, n_segments=n_segments).tallies()
+    if not errors.ulp.numel():
         return parts
-    bounds = [error + width for error, width in found.figures]
-    asked = [values for pair in zip(found.least, bounds, strict=True) for values in pair]
+    bounds = [error + width for error, width in errors.figures]
+    asked = [values for pair in zip(errors.least, bounds, strict=True) for values in pair]
     owner = None if segments is None else _owners(segments, n_segments)
     maxima = torch.stack([_among(values, owner, at).max() for at in range(n_segments) for values in asked])
     rows = [[number(value) for value in row] for row in maxima.reshape(n_segments, -1).tolist()]
@@ -217,15 +217,15 @@ def top(ranked: Tensor, keep: int) -> Tensor:
     return torch.cat([above, equal[: keep - above.numel()]]).sort().values
 
 
-def of_judged(tallies: list[Tally], found: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:
+def of_judged(tallies: list[Tally], errors: Errors, segments: Tensor, judged: Mapping[int, int]) -> list[Tally]:
     """Returns the tallies with the maxima and leaders of the elements that were judged exactly (flat index -> bits).
 
     Thousands of elements may share one error to within the certificate, as in a tail that is 100% wrong. The largest is
     known only among the judged ones; `upper` covers the others.
     """
-    where = torch.tensor(list(judged), dtype=torch.int64, device=found.ulp.device)
-    least = [each[where].tolist() for each in found.least]
-    rows = list(zip(segments[where].tolist(), judged.items(), found.upper[where].tolist(), *least, strict=True))
+    where = torch.tensor(list(judged), dtype=torch.int64, device=errors.ulp.device)
+    least = [each[where].tolist() for each in errors.least]
+    rows = list(zip(segments[where].tolist(), judged.items(), errors.upper[where].tolist(), *least, strict=True))
     parts = []
     for segment, part in enumerate(tallies):
         mine = [row for row in rows if row[0] == segment]
@@ -248,7 +248,7 @@ _PRIME = 2_654_435_761  # its multiples, modulo the number of elements, visit al
 
 
 def bias_of(
-    found: Errors,
+    errors: Errors,
     value: Tensor,
     fmt: Format,
     shape: tuple[int, ...],
@@ -272,11 +272,11 @@ def bias_of(
     """
     size = value.numel()
     places = torch.arange(min(size, _MOST), device=value.device) * _PRIME % max(size, 1)
-    truth, error = value.reshape(-1)[places], found.ulp[places]
+    truth, error = value.reshape(-1)[places], errors.ulp[places]
     # a truth that is itself a number of the format is right under every rounding
-    kept = torch.isfinite(truth) & ~found.undecided[places] & (error != error.round())
-    if found.yardstick is not None:  # beyond an ULP of noise the last digit is not the kernel's to choose
-        noise = found.yardstick.noise[places] * torch.exp2(-ulp_exponent(truth, fmt).double())
+    kept = torch.isfinite(truth) & ~errors.undecided[places] & (error != error.round())
+    if errors.yardstick is not None:  # beyond an ULP of noise the last digit is not the kernel's to choose
+        noise = errors.yardstick.noise[places] * torch.exp2(-ulp_exponent(truth, fmt).double())
         kept &= noise <= 1
     member = torch.zeros_like(places) if segments is None else segments.reshape(-1)[places]
     kept = torch.nonzero(kept & (member >= 0)).reshape(-1)
@@ -286,7 +286,7 @@ def bias_of(
     order = torch.arange(len(group), device=group.device)
     first = torch.full((len(groups),), len(group), device=group.device).scatter_reduce_(0, group, order, "amin")
     places, truth, member = places[first], truth[first], member[first]
-    side = (found.misrounded[places] * torch.sign(found.ulp[places]) * torch.sign(truth)).long()
+    side = (errors.misrounded[places] * torch.sign(errors.ulp[places]) * torch.sign(truth)).long()
     side, member, places = side.cpu(), member.cpu(), places.cpu()  # few: each count on a GPU would wait for it
     columns = max(shape[-1] if shape else 1, 1)
     ways = [torch.arange(len(side))] if apart else [places // columns, places % columns]

@@ -81,12 +81,12 @@ def peaks(
 
 
 def recorded(
-    operand: str, fmt: Format, edges: Sequence[float], found: Sequence[Peak], baseline: Sequence[Peak] | None
+    operand: str, fmt: Format, edges: Sequence[float], peaks_: Sequence[Peak], baseline: Sequence[Peak] | None
 ) -> Curve:
     """Returns the curve for the record, beside the baseline's maxima in the same bins."""
     size = len(edges) - 1
     counts, inputs, maxima = [0] * size, [0] * size, [0.0] * size
-    for peak in found:
+    for peak in peaks_:
         counts[peak.bin], inputs[peak.bin], maxima[peak.bin] = peak.count, peak.bits, value_of(peak.ulp)
     lines = [[rounded_up(value, DIGITS) for value in maxima]]
     if baseline is not None:
@@ -143,29 +143,25 @@ def coordinate(op: Op, problem: Problem, truth: Tensor) -> Tensor:
     return truth
 
 
-def peaks_of(found: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks:
+def peaks_of(errors: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks:
     """Returns the largest error in each neighbourhood, for kernels that are held against PyTorch.
 
     PyTorch may be beyond the limit too: its gelu loses its tail. That excuses a kernel there and nowhere else. A
     neighbourhood is 1/32 of an octave, or as much more as gives PyTorch some elements, of the operand of an elementwise
     function, else of the exact result. The elements in the mask `apart` are excluded.
     """
-    size = found.least[-1].double()
-    size = torch.where(found.nonfinite | found.nan | torch.isnan(size), math.inf, size).reshape(-1)
+    size = errors.least[-1].double()
+    size = torch.where(errors.nonfinite | errors.nan | torch.isnan(size), math.inf, size).reshape(-1)
     numbers = coordinates.reshape(-1).to(size.device).double()
     if apart is not None:
         keep = ~apart.reshape(-1).to(size.device)
         numbers, size = numbers[keep], size[keep]
     mantissa, exponent = torch.frexp(numbers.abs().clamp(max=_BEYOND).nan_to_num(_BEYOND))
-    part = ((exponent + _MIDDLE) * LEVELS[0] + ((2 * mantissa - 1) * LEVELS[0]).long() + 1) * torch.sign(
-        numbers
-    ).nan_to_num(1.0).long()
+    size_part = (exponent + _MIDDLE) * LEVELS[0] + ((2 * mantissa - 1) * LEVELS[0]).long() + 1
+    part = size_part * torch.sign(numbers).nan_to_num(1.0).long()
     names, places, counts = torch.unique(part, return_inverse=True, return_counts=True)
     most = torch.zeros(len(names), dtype=torch.float64, device=size.device).scatter_reduce_(0, places, size, "amax")
-    return {
-        name: (count, largest)
-        for name, count, largest in zip(names.tolist(), counts.tolist(), most.tolist(), strict=True)
-    }
+    return dict(zip(names.tolist(), zip(counts.tolist(), most.tolist(), strict=True), strict=True))
 
 
 def join(into: Peaks, more: Mapping[int, tuple[int, float]], level: int = LEVELS[0]) -> Peaks:

@@ -1,4 +1,9 @@
-"""Describes one judged element in words: position, inputs, result, truth, and the case that repeats it."""
+"""Describes one judged element in words: position, inputs, result, truth, and the case that repeats it.
+
+Also makes the table of special values: results for zeros, subnormal, greatest, infinite and NaN inputs, one at a time.
+Its case has ones everywhere. Each operand in turn gets each special value. The case is measured apart from those of the
+figures, and each of its special elements is judged in exact arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 from torch import Tensor
 
 from verify.cases import Case, case_of, problem_of
@@ -47,11 +53,11 @@ def worst_element(
     pattern = pattern_at(got, index)
     point = op.points(problem, result, [index])[0]
     shape = tuple(got.shape)
-    position = _unravel(index, shape)
+    position = _position(index, shape)
     near = problem, result, position, shape
     if whole is not None:
         origin = msgspec.structs.replace(origin, index=int(whole.places[index]))
-        position = _unravel(origin.index, whole.shape)
+        position = _position(origin.index, whole.shape)
         near = near if whole.problem is None else (whole.problem, result, position, whole.shape)
     shown, truth = decimal(fmt, pattern), digits(point, known=judged.enclosure)
     if result in op.integers:
@@ -66,6 +72,10 @@ def worst_element(
         scaled_ulp=None if scaled is None else number(scaled),
         origin=origin,
     )
+
+
+def _position(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(int, np.unravel_index(index, shape)))
 
 
 def by_accuracy(worst: Worst | None) -> Worst | None:
@@ -139,14 +149,6 @@ def _neighbours(
     return found
 
 
-def _unravel(index: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    position = []
-    for size in reversed(shape):
-        index, place = divmod(index, size)
-        position.append(place)
-    return tuple(reversed(position))
-
-
 SIZE = 256  # elements of the case; those without a special value are ones
 DIGITS = 17  # digits of an exact answer; worst inputs have 30
 
@@ -181,45 +183,29 @@ def special_case(kernel: Kernel, dtype: str) -> tuple[Case, int] | None:
 
 def special_values(kernel: Kernel, target: str, dtype: str, run: Run) -> dict[str, list[SpecialValue]]:
     """Returns the table of each result; empty if there is none. Raises KernelError if the kernel refuses the case."""
-    made = special_case(kernel, dtype)
-    if made is None:
+    chosen = special_case(kernel, dtype)
+    if chosen is None:
         return {}
-    case, count = made
+    case, count = chosen
     measured = run(case)
-    names = tuple(measured.results)
-    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, names)
-    found: dict[str, list[SpecialValue]] = {}
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(measured.results))
+    table: dict[str, list[SpecialValue]] = {}
     inputs: list[dict[str, str]] = []
     for name, got in measured.results.items():  # an output comes first, so the inputs are known for every result
         where = [half + index for half in range(0, got.shape[-1], SIZE) for index in range(count)]
-        fmt = formats.of(got.dtype)
-        rows = []
+        fmt, limit, table[name] = formats.of(got.dtype), kernel.limit_of(dtype, EXTREME, name), []
         for index, point in zip(where, kernel.op.points(problem, name, where), strict=True):
             pattern = pattern_at(got, index)
             judged = judge(point, fmt, pattern, both=True, policy=kernel.policy)
             element = worst_element(kernel.op, problem, got, judged, Origin.here(target, case.to_json(), name, index))
             if name == kernel.outputs[0]:
                 inputs.append(element.inputs)
-            given = dict(inputs[index % SIZE])
+            shown = dict(inputs[index % SIZE])
             if got.shape[-1] > SIZE:  # the gradient of a packed operand has two halves
-                given["of"] = f"{name}{1 + index // SIZE}"
-            element = msgspec.structs.replace(element, inputs=given, truth=digits(point, DIGITS))
-            rows.append(_special_value(kernel, dtype, name, element, judged, zero=pattern & ~fmt.sign_bit == 0))
-        found[name] = rows
-    return found
-
-
-def _special_value(
-    kernel: Kernel, dtype: str, result: str, element: Worst, judged: Judged, *, zero: bool
-) -> SpecialValue:
-    """Returns the entry of one special element, judged by the limit of extreme inputs."""
-    wrong_sign = kernel.policy.signed_zero == "strict" and judged.misrounded and zero
-    limit = kernel.limit_of(dtype, EXTREME, result)
-    wrong = limit is not None and (wrong_sign or not abs(judged.ulp) <= limit)
-    return SpecialValue(
-        inputs=element.inputs,
-        got=element.got,
-        truth=element.truth,
-        status="wrong" if wrong else "ok",
-        origin=element.origin if wrong else None,
-    )
+                shown["of"] = f"{name}{1 + index // SIZE}"
+            strict = kernel.policy.signed_zero == "strict" and judged.misrounded and pattern & ~fmt.sign_bit == 0
+            wrong = limit is not None and (strict or not abs(judged.ulp) <= limit)
+            origin = element.origin if wrong else None
+            truth = digits(point, DIGITS)
+            table[name].append(SpecialValue(shown, element.got, truth, "wrong" if wrong else "ok", origin))
+    return table

@@ -106,14 +106,14 @@ class Findings(msgspec.Struct, frozen=True):
 CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
-def kept(found: Iterable[tuple[float, PartName, T]], *, each: bool = True) -> list[tuple[float, PartName, T]]:
+def kept(entries: Iterable[tuple[float, PartName, T]], *, each: bool = True) -> list[tuple[float, PartName, T]]:
     """Returns the entries that a record may show, the largest error first: the first few, and `each` part's worst.
 
     An error that correct rounding may have is no part's worst: no bound is smaller.
     """
     room = Counter({"": KEEP, NONFINITE: KEEP_SPECIAL, BEYOND: 0})
     seen, few = set[PartName](), list[tuple[float, PartName, T]]()
-    for entry in sorted(found, key=lambda entry: -entry[0]):  # stable
+    for entry in sorted(entries, key=lambda entry: -entry[0]):  # stable
         part = entry[1]
         of = part[0] if part[0] in APART else ""
         if room[of] > 0 or (each and entry[0] > LEAST and part not in seen):

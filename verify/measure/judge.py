@@ -27,7 +27,8 @@ from verify.ops.op import Op, Problem
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
-from verify.truth.ulp import Errors, Policy, Yardstick, bits_of, errors, from_bits, same_bits
+from verify.truth.ulp import Errors, Policy, Yardstick, bits_of, from_bits, same_bits
+from verify.truth.ulp import errors as errors_of
 
 _JUST = 4.0  # a largest error above this multiple of the default limit is no accident of sampling
 
@@ -79,8 +80,8 @@ class JudgedBy:
             truth = truth.at(places)
             if unit is not None:
                 unit = unit.at(places) if isinstance(unit, Yardstick) else unit.reshape(-1)[places]
-        near = truth.for_result(got)
-        return near, errors(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=unit, policy=self.policy)
+        near, policy = truth.for_result(got), self.policy
+        return near, errors_of(got, near.value, self.fmt, low=near.low, bound=near.bound, scale=unit, policy=policy)
 
     def with_noise_again(self, got: Tensor) -> JudgedBy:
         """Returns the same with the noise of elements just beyond the default limit sampled again.
@@ -121,10 +122,10 @@ def judge_by(
 ) -> JudgedResult:
     """Judges one output tensor. `segments` numbers the regime of each element."""
     op, problem, result, truth, fmt, effort = by.op, by.problem, by.result, by.truth, by.fmt, effort or Effort()
-    near, found = by.compared(got)
-    size = found.ulp.numel()
+    near, errors = by.compared(got)
+    size = errors.ulp.numel()
     if segments is None:
-        segments = torch.zeros(size, dtype=torch.int64, device=found.ulp.device)
+        segments = torch.zeros(size, dtype=torch.int64, device=errors.ulp.device)
     unknown = torch.zeros_like(segments, dtype=torch.bool)
     if truth.unknown is not None:  # no route has a value for these elements, so they are not judged
         unknown = truth.unknown.reshape(-1).to(segments.device)
@@ -153,33 +154,33 @@ def judge_by(
         chosen = sorted(set(counter.below(by.seed, f"check/{result}", effort.sample, size).tolist()))
         check_bound(op.points(problem, result, chosen), truth, chosen)
 
-    unclear = found.undecided & ~(found.figures[-1][1] <= effort.blurred) if effort.blurred else found.undecided
+    unclear = errors.undecided & ~(errors.figures[-1][1] <= effort.blurred) if effort.blurred else errors.undecided
     open_ones = torch.nonzero(unclear).reshape(-1)[: effort.open_limit].tolist()
-    found = settled(found, escalate(open_ones, both=False))
+    errors = settled(errors, escalate(open_ones, both=False))
     for _ in range(effort.rounds):
-        contenders = _contenders(found, members, exact, effort.keep)
+        contenders = _contenders(errors, members, exact, effort.keep)
         if not contenders:
             break
-        found = settled(found, escalate(contenders, both=False))
+        errors = settled(errors, escalate(contenders, both=False))
     # elements that are printed go through both routes
-    leaders = _worst_indices(found, members, effort.keep)
+    leaders = _worst_indices(errors, members, effort.keep)
     for index in leaders & exact.keys():
         if exact[index].routes == 1:
             del exact[index]
-    found = settled(found, escalate(sorted(leaders), both=True))
-    lost = torch.isinf(found.figures[-1][1]) | unknown
-    found = _left_open(found, lost)
-    tallies = tally(found, segments=segments, n_segments=n_segments)
+    errors = settled(errors, escalate(sorted(leaders), both=True))
+    lost = torch.isinf(errors.figures[-1][1]) | unknown
+    errors = _left_open(errors, lost)
+    tallies = tally(errors, segments=segments, n_segments=n_segments)
     # without a step that several elements share, each of them is an observation of its own
     whole = {value.numel() for value in problem.inputs.values() if value is not None} == {size}
     apart = whole and op.gate_of(result) == "plain"
-    biases = bias_of(found, near.value, fmt, tuple(got.shape), apart=apart, segments=segments, n_segments=n_segments)
+    biases = bias_of(errors, near.value, fmt, tuple(got.shape), apart=apart, segments=segments, n_segments=n_segments)
     left = torch.bincount(segments[lost & (segments >= 0)], minlength=n_segments).tolist()
     both = zip(tallies, biases, left, strict=True)
     tallies = [msgspec.structs.replace(part, bias=bias, open=count) for part, bias, count in both]
     if exact:
-        tallies = of_judged(tallies, found, segments, {index: given[index] for index in exact})
-    return JudgedResult(tallies, exact, sum(each.routes > 0 for each in exact.values()), found)
+        tallies = of_judged(tallies, errors, segments, {index: given[index] for index in exact})
+    return JudgedResult(tallies, exact, sum(each.routes > 0 for each in exact.values()), errors)
 
 
 def demand_known_answers(device: torch.device | str) -> None:
@@ -192,7 +193,7 @@ def demand_known_answers(device: torch.device | str) -> None:
     bits = torch.tensor([0x3F800000, 0x3F800001, 0x3F7FFFFF, 0, 1, fmt.inf_bits, fmt.nan_bits], device=device)
     got, least = from_bits(bits, fmt), 2.0**fmt.min_ulp_exponent
     truth = torch.tensor([1.0, 1.0, 1.0, least, 0.0, 1.0, 1.0], dtype=torch.float64, device=device)
-    found = errors(got, truth, fmt)
+    found = errors_of(got, truth, fmt)
     (counted,) = tally(found)
     right = [0.0, 1.0, -0.5, -1.0, 1.0, math.inf, math.inf]
     # few elements are compared as bytes, many on the device
@@ -202,11 +203,11 @@ def demand_known_answers(device: torch.device | str) -> None:
         raise KernelError("beside this kernel, errors and comparisons of known bits no longer come out right")
 
 
-def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
+def settled(errors: Errors, exact: Mapping[int, Judged]) -> Errors:
     """Returns the errors with the exact figure of every element that was judged exactly (flat index -> verdict)."""
     if not exact:
-        return found
-    device, verdicts, yardstick = found.ulp.device, list(exact.values()), found.yardstick
+        return errors
+    device, verdicts, yardstick = errors.ulp.device, list(exact.values()), errors.yardstick
     where = torch.tensor(list(exact), dtype=torch.int64, device=device)
 
     def replaced(values: Tensor, new: Sequence[float]) -> Tensor:
@@ -215,49 +216,49 @@ def settled(found: Errors, exact: Mapping[int, Judged]) -> Errors:
         return values
 
     exactly = [0.0] * len(verdicts)
-    scaled, scaled_width = found.scaled, found.scaled_width
+    scaled, scaled_width = errors.scaled, errors.scaled_width
     if scaled is not None and scaled_width is not None:
         if yardstick is not None:
             how = Judged.beside_noise if yardstick.beside else Judged.in_noise
             noise = yardstick.noise[where].tolist()
             figures = [how(item, unit, yardstick.floor) for item, unit in zip(verdicts, noise, strict=True)]
         else:
-            assert found.scale_exponent is not None
-            units = found.scale_exponent[where].tolist()
+            assert errors.scale_exponent is not None
+            units = errors.scale_exponent[where].tolist()
             figures = [item.scaled(unit) for item, unit in zip(verdicts, units, strict=True)]
         scaled, scaled_width = replaced(scaled, figures), replaced(scaled_width, exactly)
     # the fast pass decides whether a zero has the right sign: an exact zero has no sign
     wrong = torch.tensor([item.misrounded for item in verdicts], device=device)
-    misrounded = found.misrounded.clone()
-    misrounded[where] = wrong | (misrounded[where] & found.zero_sign[where])
-    nonfinite = found.nonfinite
+    misrounded = errors.misrounded.clone()
+    misrounded[where] = wrong | (misrounded[where] & errors.zero_sign[where])
+    nonfinite = errors.nonfinite
     # the interval left open whether an infinity stands for the largest number or for a value beyond it
     if scaled is None or (yardstick is not None and yardstick.beside):
         nonfinite = nonfinite.clone()
         nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)
     return replace(
-        found,
-        ulp=replaced(found.ulp, [item.ulp for item in verdicts]),
-        width=replaced(found.width, exactly),
+        errors,
+        ulp=replaced(errors.ulp, [item.ulp for item in verdicts]),
+        width=replaced(errors.width, exactly),
         misrounded=misrounded,
-        undecided=replaced(found.undecided, exactly),
+        undecided=replaced(errors.undecided, exactly),
         nonfinite=nonfinite,
         scaled=scaled,
         scaled_width=scaled_width,
     )
 
 
-def _left_open(found: Errors, lost: Tensor) -> Errors:
+def _left_open(errors: Errors, lost: Tensor) -> Errors:
     """Returns the errors with the elements in the mask `lost` undecided, not misrounded, and with an error of 0."""
-    figures = {"ulp": found.ulp, "width": found.width, "scaled": found.scaled, "scaled_width": found.scaled_width}
+    figures = {"ulp": errors.ulp, "width": errors.width, "scaled": errors.scaled, "scaled_width": errors.scaled_width}
     zeroed = {name: None if item is None else item.masked_fill(lost, 0.0) for name, item in figures.items()}
-    return replace(found, undecided=found.undecided | lost, misrounded=found.misrounded & ~lost, **zeroed)  # type: ignore[arg-type]
+    return replace(errors, undecided=errors.undecided | lost, misrounded=errors.misrounded & ~lost, **zeroed)  # type: ignore[arg-type]
 
 
-def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
+def _contenders(errors: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:
     """Returns elements not yet judged exactly whose interval reaches the maximum of their segment, the furthest."""
-    wanted = _worst_indices(found, members, keep)
-    for error, width in found.figures:
+    wanted = _worst_indices(errors, members, keep)
+    for error, width in errors.figures:
         for mine in members:
             if not mine.numel():
                 continue
@@ -268,7 +269,7 @@ def _contenders(found: Errors, members: Sequence[Tensor], exact: dict[int, Judge
     return sorted(wanted - exact.keys())
 
 
-def _worst_indices(found: Errors, members: Sequence[Tensor], keep: int) -> set[int]:
+def _worst_indices(errors: Errors, members: Sequence[Tensor], keep: int) -> set[int]:
     """Returns the worst elements of each segment by the error that decides the verdict."""
-    ranked = found.deciding
+    ranked = errors.deciding
     return {index for mine in members for index in mine[top(ranked[mine], keep)].tolist()}

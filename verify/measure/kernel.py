@@ -19,6 +19,7 @@ from verify.cases import Case, corpus, problem_of
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
+from verify.declare.target import Declared
 from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verdict
 from verify.measure.call import Measured, run_baseline, run_judged, running_here
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
@@ -110,7 +111,8 @@ def measure_kernel(
             judging.measure_quantiser(kernel.encoding, dtype, asked.plan or backend.name, progress)
             continue
         judging.measure(dtype, asked.plan or backend.name, progress)
-    return msgspec.structs.replace(judging.record(), seconds=round(time.monotonic() - started, 3))
+    seconds = round(time.monotonic() - started, 3)
+    return msgspec.structs.replace(judging.record(), target=asked.target, seconds=seconds)
 
 
 def judged_results(
@@ -291,7 +293,7 @@ class Judging:
             forks.ask((group, given), ask, here=not question.on_host)
 
     def record(self) -> KernelRun:
-        """Returns the record, without the time that the measurement took."""
+        """Returns the record, without the target and the time that the measurement took."""
         kernel, runner, results = self.kernel, self.runner, self.results
         dtypes = {result.dtype for result in results}
         status, message = runner.verdict(dtypes)
@@ -308,18 +310,12 @@ class Judging:
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
             status = max((result.status for result in results), key=RESULT_STATUSES.index, default="ok")
-        return KernelRun(
-            name=kernel.name,
-            target=runner.target,
-            op=kernel.op.name,
-            params=dict(kernel.params),
-            promise=kernel.promise,
+        return Declared.of(kernel, "").run(
+            status,
+            message,
             definition=kernel.op.definition,
-            status=status,
             results=results,
             laws=self.laws,
-            message=message,
-            peer=kernel.peer,
             notes=[*self.notes, *filter(None, [self.covered])],
             unrepeatable=differs,
             unmeasured=runner.unmeasured,

@@ -93,7 +93,7 @@ class State:
             # filters for a package's own warning categories come with its import
             filters=[each for each in warnings.filters if each[2].__module__ == "builtins"],
             random=dict(_random()),
-            members={_name_of(owner): _members(owner) for owner in _owners()},
+            members=dict(map(_members, _owners())),
         )
 
     def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
@@ -121,9 +121,8 @@ class State:
         }
         found += [SideEffect("process", after, _named(what, names)) for what, names in rest.items() if names]
         drawn = [name for name, was in self.random.items() if now.random.get(name) != was]
-        return found + (
-            [SideEffect("random", after, _named("drew or seeded random numbers of", drawn))] if drawn else []
-        )
+        text = _named("drew or seeded random numbers of", drawn)
+        return [*found, SideEffect("random", after, text)] if drawn else found
 
 
 def working_folder() -> str:
@@ -162,19 +161,17 @@ def _owners() -> Iterator[Any]:
                         yield item
 
 
-def _name_of(owner: Any) -> str:
-    return owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
-
-
-def _members(owner: Any) -> _Members:
-    """Returns the attributes of a module or a class.
+def _members(owner: Any) -> tuple[str, _Members]:
+    """Returns the name of a module or a class, and its attributes.
 
     Inherited attributes of a class count too: a kernel could hide one by adding another to the class.
     """
+    name = owner.__name__ if isinstance(owner, types.ModuleType) else f"{owner.__module__}.{owner.__qualname__}"
     members: dict[str, Any] = {}
     for base in reversed(owner.__mro__) if owner in _JUDGES and isinstance(owner, type) else [owner]:
         members.update(vars(base))
-    return members, {name: item.__code__ for name, item in members.items() if type(item) is types.FunctionType}
+    code = {label: item.__code__ for label, item in members.items() if type(item) is types.FunctionType}
+    return name, (members, code)
 
 
 def _replaced(owner: str, was: _Members, now: _Members | None) -> list[str]:
