@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from verify.measure.session import Progress
+from verify.measure.session import RunProgress
 from verify.workers.requests import Step
 
 
@@ -23,7 +23,7 @@ def case(number: int, total: int = 10) -> Step:
 
 def test_the_time_left_follows_from_what_is_done() -> None:
     time = Clock()
-    progress = Progress(3, laws=False, clock=time)
+    progress = RunProgress(3, laws=False, clock=time)
     assert progress.begin("a", "gelu float32") == "0 of 3 done; running: gelu float32"
     time.now += 2
     assert progress.at("a", case(1)) == "0 of 3 done; running: gelu float32, case 1 of 10"
@@ -44,7 +44,7 @@ def simulated(parts: int, workers: int, *, startup: float, first: float, case_of
     The first part of each worker takes `startup` seconds before its first case.
     """
     time = Clock()
-    progress = Progress(parts, laws=False, clock=time)
+    progress = RunProgress(parts, laws=False, clock=time)
     waiting = list(range(parts))
     # by worker: the time of its next event, its part, and the number of the case that begins then
     events = [(100.0 + startup + 0.01 * place, waiting.pop(0), 1) for place in range(min(workers, parts))]

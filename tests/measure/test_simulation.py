@@ -20,7 +20,7 @@ import pytest
 
 from tests.measure.test_source import Letters, Part, declared
 from verify.errors import UsageError
-from verify.measure.source import NoResult, Work, collect
+from verify.measure.source import NoResult, SourceSettings, collect
 from verify.records import part_store
 from verify.records.part_store import PartStore
 from verify.records.record import KernelRun
@@ -38,7 +38,7 @@ class Killed(BaseException):
 class Named(Letters):
     """Letters whose requests say which part they are of: a reply that lands at another part is seen."""
 
-    def __init__(self, work: Work, letters: str) -> None:
+    def __init__(self, work: SourceSettings, letters: str) -> None:
         super().__init__(work)
         self.letters, self.asked = letters, dict[str, int]()
 
@@ -112,7 +112,8 @@ def start(path: Path, letters: str, draw: random.Random, share: float) -> list[K
             store.claim(SETTINGS, "letters", "verify letters")
             held = {letter for letter in letters if store.known(letter, KernelRun) is not None}
             source = Named(
-                Work(pool=Pool.of([Disturbed(draw, share) for _ in range(draw.randrange(1, 4))]), kept=store), letters
+                SourceSettings(pool=Pool.of([Disturbed(draw, share) for _ in range(draw.randrange(1, 4))]), kept=store),
+                letters,
             )
             try:
                 record = collect(source, "verify letters")

@@ -11,7 +11,7 @@ import pytest
 from tests.workers.fake import FakeWorker
 from verify.declare.target import Declared
 from verify.errors import IN_ERROR, SPENT, InternalError, JudgeFailed, KernelError, TruthError, UsageError, VerifyError
-from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.measure.source import NoResult, Source, SourceSettings, collect, crashes
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun
 from verify.workers.pool import Pool
@@ -51,7 +51,7 @@ class Letters(Source[Part, int]):
 
     profile = "letters"
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: SourceSettings) -> None:
         super().__init__(work)
         self.found: dict[str, KernelRun] = {}
         self.gaps: list[Gap] = []
@@ -105,8 +105,8 @@ class Fake(FakeWorker):
 
 
 def test_what_an_earlier_start_kept_is_not_asked_again(tmp_path: Path) -> None:
-    def work(worker: Fake) -> Work:
-        return Work(pool=Pool.of([worker]), kept=PartStore(tmp_path / "a.parts"))
+    def work(worker: Fake) -> SourceSettings:
+        return SourceSettings(pool=Pool.of([worker]), kept=PartStore(tmp_path / "a.parts"))
 
     first = collect(Letters(work(Fake(2, Died("SIGSEGV")))), "verify letters")
     assert [(kernel.status, kernel.notes) for kernel in first.kernels] == [
@@ -122,14 +122,14 @@ def test_what_an_earlier_start_kept_is_not_asked_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("error", [UsageError("rule"), TruthError("routes"), InternalError("bug")])
 def test_an_error_of_verify_ends_its_part_or_where_the_caller_wants_that_the_command(error: VerifyError) -> None:
-    contained = collect(Letters(Work(pool=Pool.of([Fake(2, error)]))), "verify letters")
+    contained = collect(Letters(SourceSettings(pool=Pool.of([Fake(2, error)]))), "verify letters")
     assert [kernel.status for kernel in contained.kernels].count("ok") == 2
     with pytest.raises(type(error)):
-        collect(Letters(Work(pool=Pool.of([Fake(2, error)]), contain=False)), "verify letters")
+        collect(Letters(SourceSettings(pool=Pool.of([Fake(2, error)]), contain=False)), "verify letters")
 
 
 def test_a_judge_that_dies_ends_no_command() -> None:
     """The finds of all other parts would be lost to it."""
     worker = Fake(2, Died("SIGKILL", who="judge"))
-    found = collect(Letters(Work(pool=Pool.of([worker]), contain=False)), "verify letters")
+    found = collect(Letters(SourceSettings(pool=Pool.of([worker]), contain=False)), "verify letters")
     assert found.incomplete == [Gap("judge failed", "the judge died: SIGKILL", "b")] and worker.asked == 3

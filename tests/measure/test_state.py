@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from verify.measure import judge
-from verify.measure.state import State
+from verify.measure.state import ProcessState
 
 
 def _replaced(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, value: Any) -> list[tuple[str, str]]:
-    before = State.now()
+    before = ProcessState.now()
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, value, raising=False)
         return [(left.kind, left.text) for left in before.left("call")]
@@ -48,13 +48,13 @@ def test_a_function_with_other_code_and_one_that_is_gone_are_replaced(monkeypatc
     wanted = [("judge", "replaced verify.measure.judge._contenders")]
     assert _replaced(monkeypatch, judge._contenders, "__code__", nothing.__code__) == wanted
     assert _replaced(monkeypatch, judge, "_contenders", 1) == wanted
-    before = State.now()
+    before = ProcessState.now()
     monkeypatch.delattr(judge, "_contenders")
     assert [(left.kind, left.text) for left in before.left("call")] == wanted
 
 
 def test_nothing_is_replaced() -> None:
-    before = State.now()
+    before = ProcessState.now()
     torch.ones(2).abs().sum()
     assert before.left("call") == []
 
@@ -65,4 +65,4 @@ def test_the_state_is_read_where_the_gpu_answers_nothing(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_rng_state_all", lost)
-    assert "torch.cuda" not in State.now().random and State.now().random["torch"]
+    assert "torch.cuda" not in ProcessState.now().random and ProcessState.now().random["torch"]

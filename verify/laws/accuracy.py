@@ -55,7 +55,7 @@ from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, s
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
 from verify.measure.effort import Effort, beyond, differing, sampled
-from verify.measure.element import Whole, worst_element
+from verify.measure.element import WholeResult, worst_element
 from verify.measure.judge import JudgedBy, judge_by
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
@@ -205,7 +205,7 @@ class Known:
 
     results: dict[str, Tensor]
     rules: dict[str, JudgedBy]
-    whole: Whole | None = None
+    whole: WholeResult | None = None
 
 
 def _affordable(subject: Subject, case: Case, measured: Measured) -> Iterator[Known]:

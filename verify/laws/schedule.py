@@ -13,14 +13,14 @@ from verify.declare.target import Declared
 from verify.errors import SPENT
 from verify.laws.profiles import remaining
 from verify.laws.requests import TryLaw
-from verify.measure.source import KINDS, KernelUnits, NoResult, Unit, Units, Work, collect
+from verify.measure.source import KINDS, KernelUnits, NoResult, SourceSettings, Unit, Units, collect
 from verify.records.record import KernelRun, LawRun, Run
 from verify.workers.pool import Pool
 from verify.workers.requests import About
 
 
 @dataclass(kw_only=True)
-class LawSettings(Work):
+class LawSettings(SourceSettings):
     """Holds the settings of a run of laws."""
 
     profile: str

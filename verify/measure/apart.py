@@ -37,7 +37,7 @@ from verify.measure.judge import demand_known_answers
 from verify.measure.kernel import measure_kernel
 from verify.measure.remote_call import RemoteKernel
 from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
-from verify.measure.state import State
+from verify.measure.state import ProcessState
 from verify.ops.graph import decompositions
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
 from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send
@@ -339,7 +339,7 @@ class _Subject:
 
     def __init__(self, handler: RequestHandler, backend: Backend, kernel: BeginKernel | None) -> None:
         self._handler, self._backend, self._kernel = handler, backend, kernel
-        self._began: State | None = None
+        self._began: ProcessState | None = None
         self._imported: list[SideEffect] = []
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
@@ -369,22 +369,22 @@ class _Subject:
             self._demand_judges()
         return reply
 
-    def _load(self, targets: Sequence[Target]) -> State:
+    def _load(self, targets: Sequence[Target]) -> ProcessState:
         """Imports the modules of the targets.
 
         Returns the state of the process after that, and keeps their side effects.
         """
         for target in targets:
             reach(target)
-        before = State.now()
+        before = ProcessState.now()
         for target in targets:
             load(target)
-        began = State.now()
+        began = ProcessState.now()
         self._imported = before.left("import", began)
         # this default device applies to the kernel's calls, not to verify's own
         if (device := torch.get_default_device()) != torch.device("cpu"):
             torch.set_default_device(None)
-            call.device_of_module, began = device, State.now()
+            call.device_of_module, began = device, ProcessState.now()
         return began
 
     def _left(self) -> list[SideEffect]:

@@ -28,7 +28,7 @@ from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
 from verify.measure.effort import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
-from verify.measure.element import Whole, worst_element
+from verify.measure.element import WholeResult, worst_element
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName, kept
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
@@ -78,7 +78,7 @@ class Question:
     formats: dict[str, Format]
     target: str
     seed: int
-    whole: Whole | None = None  # None: all elements are judged
+    whole: WholeResult | None = None  # None: all elements are judged
     others: Mapping[str, Question] = field(default_factory=dict)  # by source: the same at other choices at ties
 
     @functools.cached_property
@@ -187,7 +187,7 @@ def sampled_question(
 
     upstream = {key: sample.of(value) if value.shape == got.shape else value for key, value in whole.upstream.items()}
     problem = replace(whole, inputs={key: chosen(value) for key, value in whole.inputs.items()}, upstream=upstream)
-    some = Whole(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt))
+    some = WholeResult(None if sample.alone else whole, tuple(got.shape), sample.places, of_many(got, fmt))
     fast = {name: sample.reference}
     return Question(kernel, sample.op(kernel.op), case, problem, problem, fast, {name: fmt}, target, seed, some)
 

@@ -30,7 +30,7 @@ FEW = 3  # at most this many elements of a row are shown
 
 
 @dataclass(frozen=True)
-class Whole:
+class WholeResult:
     """Holds a result of which only some elements are judged. `places` are their flat indices in it, in their order."""
 
     problem: Problem | None  # None: the judged elements have the inputs that belong to them
@@ -46,7 +46,7 @@ def worst_element(
     judged: Judged,
     origin: Origin,
     scaled: float | None = None,
-    whole: Whole | None = None,
+    whole: WholeResult | None = None,
 ) -> Worst:
     """Returns the record of the element of a result that `origin` names."""
     result, index, fmt = origin.result, origin.index, formats.of(got.dtype)

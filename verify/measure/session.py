@@ -24,7 +24,7 @@ from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
 from verify.errors import UsageError
 from verify.measure.requests import Measure
-from verify.measure.source import KINDS, NoResult, Source, Work, collect, crashes, gaps_of_laws
+from verify.measure.source import KINDS, NoResult, Source, SourceSettings, collect, crashes, gaps_of_laws
 from verify.records.commit import digest, own_digest
 from verify.records.merge import together
 from verify.records.part_store import PartStore
@@ -54,7 +54,7 @@ class Line(str):
     share: float = 0.0
 
 
-class Progress:
+class RunProgress:
     """Holds the parts of a run that are running, and the last `Step` that each reported."""
 
     def __init__(self, total: int, laws: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -150,7 +150,7 @@ OUT_OF_TIME = "run the same `verify nightly` command again to continue, or set a
 
 
 @dataclass(kw_only=True)
-class Session(Work):
+class Session(SourceSettings):
     """Holds the settings of a run."""
 
     dtypes: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ def gaps_of(kernel: KernelRun) -> list[Gap]:
     return [*crashes([kernel]), *kernel.gaps, *gaps_of_laws(kernel)]
 
 
-class _Part(NamedTuple):
+class _RunPart(NamedTuple):
     """Holds the work of one request: a kernel, or one dtype of it."""
 
     kernel: Declared
@@ -224,20 +224,20 @@ class _Part(NamedTuple):
         return Gap(kind, f"{self.kernel.name}: {message}", self.target)
 
 
-def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[_Part]:
+def _parts(kernels: Sequence[Declared], backend: str, session: Session) -> list[_RunPart]:
     """Returns the parts to measure, in the order of the record."""
     found = []
     for kernel in kernels:
         wanted = tuple(name for name in session.dtypes if name in kernel.dtypes)
         each = wanted if session.dtypes else kernel.dtypes
         if session.by_dtype and len(each) > 1 and not kernel.unfit(backend, "run"):
-            found += [_Part(kernel, (dtype,), dtype) for dtype in each]
+            found += [_RunPart(kernel, (dtype,), dtype) for dtype in each]
         else:
-            found.append(_Part(kernel, wanted))
+            found.append(_RunPart(kernel, wanted))
     return list({part.key: part for part in found}.values())
 
 
-class Measuring(Source[_Part, KernelRun]):
+class Measuring(Source[_RunPart, KernelRun]):
     """Holds the parts of a run. A worker prefers its last kernel.
 
     The process of that kernel has already imported its module, initialised the GPU and compiled the code that does not
@@ -245,7 +245,7 @@ class Measuring(Source[_Part, KernelRun]):
     """
 
     backend: str
-    parts: list[_Part]
+    parts: list[_RunPart]
     sources: SourceWatch
 
     def __init__(self, targets: Sequence[str], session: Session) -> None:
@@ -281,10 +281,10 @@ class Measuring(Source[_Part, KernelRun]):
         self.sources = SourceWatch(files, local=local)
         return about
 
-    def enqueue(self, parts: list[_Part], backend: str) -> None:
+    def enqueue(self, parts: list[_RunPart], backend: str) -> None:
         """Sets the parts to measure. Ends those that an earlier start finished, and those that cannot be measured."""
         self.parts, self.backend = parts, backend
-        self.progress = Progress(len(parts), bool(self.session.laws))
+        self.progress = RunProgress(len(parts), bool(self.session.laws))
         for part in parts:
             if (done := self.known(part.key, KernelRun)) is not None:
                 self.ended[part.key] = done
@@ -295,14 +295,14 @@ class Measuring(Source[_Part, KernelRun]):
             if part.key not in self.ended and (unfit := self._unfit(part)) is not None:
                 self._end(part, unfit)
 
-        def turn(part: _Part) -> tuple[bool, int, int]:
+        def turn(part: _RunPart) -> tuple[bool, int, int]:
             """Sorts kernels before peers, in case time runs out; the dtypes with most exact arithmetic come first."""
             by_dtype = ("float64", "float32", part.dtype).index(part.dtype)
             return part.kernel.peer, KINDS.index(part.kernel.kind), by_dtype
 
         self.waiting = sorted((part for part in parts if part.key not in self.ended), key=turn)
 
-    def next(self, last: _Part | None) -> _Part | None:
+    def next(self, last: _RunPart | None) -> _RunPart | None:
         """Takes the next part. Peers come when no other kernel waits."""
         self.sources.demand_unchanged()
         if not self.waiting:
@@ -310,7 +310,7 @@ class Measuring(Source[_Part, KernelRun]):
         peers = self.waiting[0].kernel.peer
         return self.take_nearest(last, lambda part: part.kernel.peer == peers)
 
-    def _unfit(self, part: _Part) -> KernelRun | None:
+    def _unfit(self, part: _RunPart) -> KernelRun | None:
         """Returns the record of a kernel that cannot run here or in none of the requested dtypes; None if it can."""
         if reason := part.kernel.unfit(self.backend, "run"):
             return part.kernel.run("skipped", reason)
@@ -323,7 +323,7 @@ class Measuring(Source[_Part, KernelRun]):
             )
         return None
 
-    def begin(self, part: _Part) -> Measure:
+    def begin(self, part: _RunPart) -> Measure:
         """Returns the request, with the number of forks to judge with.
 
         If fewer parts than cores remain, a part gets twice its share of the cores, because other parts end before it.
@@ -335,16 +335,16 @@ class Measuring(Source[_Part, KernelRun]):
         settings = {name: getattr(session, name) for name in _OF_REQUEST}
         return Measure(part.target, dtypes=part.dtypes, seconds=session.timeout, judges=judges, **settings)
 
-    def timeout(self, part: _Part) -> float:
+    def timeout(self, part: _RunPart) -> float:
         return self.session.timeout + self.session.judging
 
-    def heard(self, part: _Part, text: str) -> None:
+    def heard(self, part: _RunPart, text: str) -> None:
         """Shows how far the part is, and remembers what it found."""
         if isinstance(text, Step) and text.wrong:
             self.wrong[part.key] = text.wrong
         self.session.progress(self.progress.at(part.key, text))
 
-    def done(self, part: _Part, reply: KernelRun, seconds: float) -> None:
+    def done(self, part: _RunPart, reply: KernelRun, seconds: float) -> None:
         """Adds the next command to the record of a kernel that failed."""
         self.sources.demand_unchanged()
         if reply.status in ("error", "crashed", "timeout") and not reply.hint:
@@ -354,7 +354,7 @@ class Measuring(Source[_Part, KernelRun]):
             reply = msgspec.structs.replace(reply, hint=hint)
         self._end(part, reply)
 
-    def failed(self, part: _Part, why: NoResult, seconds: float) -> None:
+    def failed(self, part: _RunPart, why: NoResult, seconds: float) -> None:
         """Makes the record of a kernel that gave no result."""
         self.sources.demand_unchanged()
         hint = part.again
@@ -367,7 +367,7 @@ class Measuring(Source[_Part, KernelRun]):
                 hint = given or ""
         self._unfinished(part, why.status, why.kind, why.message, hint)
 
-    def _unfinished(self, part: _Part, status: Status, kind: GapKind | None, why: str, hint: str) -> None:
+    def _unfinished(self, part: _RunPart, status: Status, kind: GapKind | None, why: str, hint: str) -> None:
         """Ends a part without a result. If it was wrong so far, that remains."""
         message = f"{part.dtype}: {why}" if part.dtype else why
         gaps = [part.gap(kind, message)] if kind else []
@@ -375,7 +375,7 @@ class Measuring(Source[_Part, KernelRun]):
             message, status = f"{message}; wrong so far: {wrong}", "error" if status in _NO_FINDING else status
         self._end(part, part.kernel.run(status, message, hint=hint, gaps=gaps))
 
-    def _end(self, part: _Part, done: KernelRun) -> None:
+    def _end(self, part: _RunPart, done: KernelRun) -> None:
         """Ends a part and stores it, unless the next start should measure it again."""
         self.ended[part.key] = done
         self.session.progress(self.progress.end(part.key))

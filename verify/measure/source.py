@@ -33,7 +33,7 @@ KINDS = ("graph", "rowwise", "contraction", "elementwise")
 
 
 @dataclass(kw_only=True)
-class Work:
+class SourceSettings:
     """Holds the settings that every source has."""
 
     backend: str | None = None
@@ -77,14 +77,14 @@ class NoResult:
         return NoResult(error, "error", error.message if isinstance(error, UsageError) else str(error))
 
 
-class Part(Protocol):
+class SourcePart(Protocol):
     """Describes the work of one request."""
 
     @property
     def target(self) -> str: ...
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=SourcePart)
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ class Source(ABC, Generic[P, R]):
     profile: str  # profile of the record
     on_interrupt: Callable[[], None] | None = None  # called at the first Ctrl-C; None: everything stops at once
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: SourceSettings) -> None:
         self.work = work
         self.until = work.until
         self.waiting: list[P] = []
@@ -279,7 +279,7 @@ class Units(Source[U, R]):
 
     gap: str  # text of the gap of a unit without a verdict
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: SourceSettings) -> None:
         super().__init__(work)
         self.gaps: list[Gap] = []
 

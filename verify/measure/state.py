@@ -71,7 +71,7 @@ _Members = tuple[dict[str, Any], dict[str, types.CodeType]]
 
 
 @dataclass(frozen=True)
-class State:
+class ProcessState:
     """Holds the state of this process at one time, to compare with a later one."""
 
     modes: dict[str, str]
@@ -83,9 +83,9 @@ class State:
     members: dict[str, _Members]  # by the name of the module or class
 
     @staticmethod
-    def now() -> State:
+    def now() -> ProcessState:
         """Returns the current state."""
-        return State(
+        return ProcessState(
             modes={name: str(read()) for name, read in _MODES.items()},
             variables={name: value for name, value in os.environ.items() if _OWN_VARIABLES not in name},
             path=list(sys.path),
@@ -96,12 +96,12 @@ class State:
             members=dict(map(_members, _owners())),
         )
 
-    def left(self, after: Literal["import", "call"], now: State | None = None) -> list[SideEffect]:
+    def left(self, after: Literal["import", "call"], now: ProcessState | None = None) -> list[SideEffect]:
         """Returns the side effects since this state.
 
         `after` says whether an import or calls of a kernel caused them.
         """
-        now = now or State.now()
+        now = now or ProcessState.now()
         replaced = [
             name for owner, was in self.members.items() for name in _replaced(owner, was, now.members.get(owner))
         ]

@@ -25,7 +25,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from verify.errors import KernelError, said_by
 from verify.measure.requests import Form
-from verify.measure.state import State
+from verify.measure.state import ProcessState
 from verify.measure.tensors import KINDS, bytes_in, bytes_of, form_of, tensor_of, view_of
 from verify.referee import chain
 from verify.referee.messages import (
@@ -79,7 +79,7 @@ class Runner:
 
     def _build(self, asked: Build, tensors: Sequence[Tensor]) -> Built:
         self._entry, self._device = asked.entry, asked.device
-        self._began = State.now()
+        self._began = ProcessState.now()
         self._arguments_of_init = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
         self._made = _taken(_imported(Path(asked.file).resolve()), asked.entry)
         self._function = self._new()

@@ -18,7 +18,7 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.errors import UsageError
-from verify.measure.source import KernelUnits, NoResult, Unit, Units, Work, collect
+from verify.measure.source import KernelUnits, NoResult, SourceSettings, Unit, Units, collect
 from verify.records.record import Gap, KernelRun, Run, value_of
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned, Settings
 from verify.workers.pool import Pool
@@ -41,7 +41,7 @@ class HuntSummary:
 
 
 @dataclass(kw_only=True)
-class HuntSession(Work):
+class HuntSession(SourceSettings):
     """Holds the settings of many hunts and collects their summaries."""
 
     settings: Settings

@@ -20,7 +20,7 @@ from verify.backends import named
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, UsageError
-from verify.measure.source import NoResult, Source, Work, collect, crashes
+from verify.measure.source import NoResult, Source, SourceSettings, collect, crashes
 from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run
@@ -39,7 +39,7 @@ _VOLATILE = ("platform", "cpu", "python", "numpy", "probes", "commit", "dirty")
 
 
 @dataclass(kw_only=True)
-class SweepSettings(Work):
+class SweepSettings(SourceSettings):
     """Holds the settings of a sweep. `jobs` 0: one process on a GPU, one per core on the interpreter."""
 
     spaces: ListSpaces  # which spaces to sweep
