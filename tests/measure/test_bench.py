@@ -72,8 +72,8 @@ class FakeWorker:
         self.stops += 1
 
 
-def time_with(worker: FakeWorker, targets: list[str], beside: list[str] | None = None) -> bench._Timings:
-    timings = bench._Timings()
+def time_with(worker: FakeWorker, targets: list[str], beside: list[str] | None = None) -> bench.Timings:
+    timings = bench.Timings(list)
     request = Time(targets, "float32", (), ("forward",), 15, 0)
     bench._time(worker, request, beside or [], Session(), timings)  # type: ignore[arg-type]
     return timings
@@ -84,17 +84,14 @@ def test_who_ends_the_worker_is_named_and_the_rest_is_timed() -> None:
     timings = time_with(fake, ["a", "b", "c", "d"])
     assert fake.asked == [["a", "b", "c", "d"], ["a", "c", "d"], ["a", "d"]]
     assert fake.stops == 2
-    assert set(timings.speeds) == {"a", "d"}
-    assert timings.reasons == {
-        "b": ["float32: the process died of SIGSEGV"],
-        "c": ["float32: c raised; the GPU is unusable after it"],
-    }
+    assert all(isinstance(each, Speed) for name in "ad" for each in timings[name])
+    reasons = [["float32: the process died of SIGSEGV"], ["float32: c raised; the GPU is unusable after it"]]
+    assert [timings["b"], timings["c"]] == reasons and len(timings) == 4
 
 
 def test_a_death_for_which_no_contender_can_be_blamed_ends_the_group() -> None:
     timings = time_with(FakeWorker({"anonymous"}), ["a", "b"])
-    assert not timings.speeds
-    assert timings.reasons == {name: ["float32: the process died of SIGABRT"] for name in "ab"}
+    assert timings == {name: ["float32: the process died of SIGABRT"] for name in "ab"}
 
 
 def entry(
@@ -158,13 +155,13 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
     names = [entry.kernel.name for entry in entries]
     assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
     entries = [each for each in entries if each.kernel.op == "gelu" and not each.kernel.name.endswith("@compile")]
-    found = bench.time_all(entries, settings, session, "cuda")
+    found, _ = bench.time_all(entries, settings, session, "cuda")
     assert direct.stops == 1, "at the end, and for no failure"
-    ours = found.speeds[f"{path}::mine"]
+    ours = found[f"{path}::mine"]
     assert [(speed.direction, speed.of_copy, speed.rounds) for speed in ours] == [
         ("forward", 1.0, 2),
         ("backward", 1.0, 2),
     ]
-    assert len(found.speeds[f"{path}::mine@eager"]) == 2
-    (reason, _) = found.reasons[f"{path}::broken"]
+    assert len(found[f"{path}::mine@eager"]) == 2
+    (reason, _) = found[f"{path}::broken"]
     assert reason.startswith("forward float32: broken raised RuntimeError: no such unit")

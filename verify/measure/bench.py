@@ -9,7 +9,8 @@ implementation ends the worker, the record names it, and the rest are timed agai
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections import defaultdict
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -44,19 +45,7 @@ class Bench:
     beside_peers: bool = True  # True: add PyTorch's implementations also to groups that contain only peers
 
 
-@dataclass
-class _Timings:
-    """Holds the speeds and the reasons for missing speeds, by target."""
-
-    speeds: dict[str, list[Speed]] = field(default_factory=dict)
-    reasons: dict[str, list[str]] = field(default_factory=dict)
-    late: list[Gap] = field(default_factory=list)  # contenders that the deadline left untimed
-
-    def add(self, target: str, speed: Speed | None, reason: str) -> None:
-        if speed is not None:
-            self.speeds.setdefault(target, []).append(speed)
-        elif reason not in self.reasons.setdefault(target, []):
-            self.reasons[target].append(reason)
+Timings = defaultdict[str, list[Speed | str]]  # by target: its speeds, and the reasons for those that are missing
 
 
 def bench(settings: Bench, session: Session, command: str) -> Run:
@@ -69,24 +58,21 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     session.dtypes = session.dtypes or tuple(sorted(declared - {"float64"}))
     on_gpu = named(backend).clock
     # timing comes first, because it may refuse a shape
-    timings = time_all(found, settings, session, backend) if on_gpu else _Timings()
+    timings, late = Timings(list), [Gap("not timed", NOT_TIMED)]
+    if on_gpu:
+        timings, late = time_all(found, settings, session, backend)
     result = run([item.kernel.target for item in found] if settings.accuracy else [], session, command)
+    measured, kernels = result.kernels, []
     if not settings.accuracy:
-        unmeasured = [
-            item.kernel.run("skipped", item.kernel.missing() or "accuracy was not requested") for item in found
-        ]
-        result = msgspec.structs.replace(result, kernels=unmeasured)
-    kernels = []
-    for item in result.kernels:
-        notes = [f"not timed, {reason}" for reason in timings.reasons.get(item.target, [])]
-        speed = timings.speeds.get(item.target, [])
-        kernels.append(msgspec.structs.replace(item, speed=speed, notes=[*item.notes, *notes]))
-    whole = msgspec.structs.replace(
-        result,
-        profile="bench",
-        kernels=kernels,
-        incomplete=[*result.incomplete, *timings.late, *([] if on_gpu else [Gap("not timed", NOT_TIMED)])],
-    )
+        kept = [each.kernel for each in found]
+        measured = [each.run("skipped", each.missing() or "accuracy was not requested") for each in kept]
+    for item in measured:
+        speeds = [each for each in timings[item.target] if isinstance(each, Speed)]
+        reasons = dict.fromkeys(each for each in timings[item.target] if isinstance(each, str))
+        notes = [*item.notes, *(f"not timed, {reason}" for reason in reasons)]
+        kernels.append(msgspec.structs.replace(item, speed=speeds, notes=notes))
+    incomplete = [*result.incomplete, *late]
+    whole = msgspec.structs.replace(result, profile="bench", kernels=kernels, incomplete=incomplete)
     return msgspec.structs.replace(whole, id=identity(whole))
 
 
@@ -155,12 +141,12 @@ def _stand_ins(worker: Answers, contenders_: list[Contender], *, beside_peers: b
 # -- timing ---------------------------------------------------------------------------------------------
 
 
-def time_all(entries: list[Contender], settings: Bench, session: Session, backend: str) -> _Timings:
-    """Times every group of comparable implementations, in each dtype and shape.
+def time_all(entries: list[Contender], settings: Bench, session: Session, backend: str) -> tuple[Timings, list[Gap]]:
+    """Times every group of comparable implementations, in each dtype and shape. Groups with a judged kernel come first.
 
-    Groups with a judged kernel come first.
+    Returns the timings, and a gap for each contender that the deadline left untimed.
     """
-    timings = _Timings()
+    timings, late = Timings(list), list[Gap]()
     groups: dict[str, list[Contender]] = {}
     for item in entries:
         if not item.kernel.unfit(backend, "run"):
@@ -176,16 +162,14 @@ def time_all(entries: list[Contender], settings: Bench, session: Session, backen
     with Pool.of([worker := process.Worker(session.backend)]):
         for request in requests:
             if session.until is not None and time.monotonic() >= session.until:
-                timings.late += [
-                    Gap("out of time", f"{target} {request.dtype}: not timed: {SPENT}", target)
-                    for target in request.targets
-                ]
+                text = f"{request.dtype}: not timed: {SPENT}"
+                late += [Gap("out of time", f"{target} {text}", target) for target in request.targets]
             else:
                 _time(worker, request, beside, session, timings)
-    return timings
+    return timings, late
 
 
-def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: _Timings) -> None:
+def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: Timings) -> None:
     """Times some targets together. A target that ends the worker or exceeds its time is left out of the next attempt.
 
     If another group may have caused a failure, `beside` is emptied. Each group then gets a process of its own.
@@ -209,9 +193,9 @@ def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session,
                 continue
             blamed = [target for target in targets if target == current] or targets
             for target in blamed:
-                timings.add(target, None, f"{dtype}: {error}")
+                timings[target].append(f"{dtype}: {error}")
             targets = [target for target in targets if target not in blamed]
             continue
         for item in found:
-            timings.add(item.contender, item.speed, f"{item.direction} {dtype}: {item.reason}")
+            timings[item.contender].append(item.speed or f"{item.direction} {dtype}: {item.reason}")
         return
