@@ -18,7 +18,7 @@ X = -torch.linspace(0.5, 8, 4001, dtype=torch.float64)
 def peaks(errors: Tensor, apart: Tensor | None = None, x: Tensor = X) -> Peaks:
     none = torch.zeros(errors.shape, dtype=torch.bool)
     found = SimpleNamespace(least=[errors.abs()], nonfinite=none, nan=torch.isnan(errors))
-    return peaks_of(cast(Errors, cast(Any, found)), x, apart)
+    return peaks_of(cast(Errors, cast(Any, found)), x, none if apart is None else apart)
 
 
 def test_an_error_is_excused_near_pytorchs_and_nowhere_else() -> None:

@@ -265,7 +265,7 @@ class _CaseJudge:
         self.effort, self.effort_of_baseline = _efforts(kernel, group, question)
         shared = question.rules()  # of the sources that need no other choices at ties
         self.rules = {by: question.others[by].rules() if by in question.others else shared for by in given}
-        self._parts: dict[tuple[str, tuple[int, ...]], tuple[Tensor | None, Parts]] = {}
+        self._parts: dict[str, tuple[Tensor, Parts]] = {}
         self.within: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
         for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
             rules = self.rules.get(by, {})
@@ -273,16 +273,21 @@ class _CaseJudge:
                 got = given[by][name].to(rules[name].truth.value.device)
                 rules[name] = rules[name].with_noise_again(got)
 
-    def parts(self, name: str, shape: tuple[int, ...]) -> tuple[Tensor | None, Parts]:
+    def parts(self, name: str, got: Tensor) -> tuple[Tensor, Parts]:
         """Returns the number of the part of every element of a result, and the parts. They depend on the case alone."""
-        question, key = self.question, (name, shape)
-        if key not in self._parts and question.case.fill in ENDLESS and not question.op.geometry.by_element:
-            value, beside = self.rules[KERNEL][name].truth.value, self.given.get(BASELINE, {}).get(name)
-            self._parts[key] = special_parts(question.case, question.problem, value, beside)
-        elif key not in self._parts:
-            largest = self.kernel.largest.get(question.case.dtype)
-            self._parts[key] = classed(question.op, question.case, question.problem, name, shape, largest)
-        return self._parts[key]
+        question, case = self.question, self.question.case
+        if name not in self._parts:
+            segments: Tensor | None
+            if case.fill in ENDLESS and not question.op.geometry.by_element:
+                value, beside = self.rules[KERNEL][name].truth.value, self.given.get(BASELINE, {}).get(name)
+                segments, parts = special_parts(case, question.problem, value, beside)
+            else:
+                largest = self.kernel.largest.get(case.dtype)
+                segments, parts = classed(question.op, case, question.problem, name, tuple(got.shape), largest)
+            if segments is None:
+                segments = torch.zeros(got.numel(), dtype=torch.int64, device=got.device)
+            self._parts[name] = segments.reshape(-1), parts
+        return self._parts[name]
 
     def findings(self, source: str, earlier: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one source."""
@@ -297,7 +302,7 @@ class _CaseJudge:
         """Judges one result."""
         question, kernel, name = self.question.others.get(source, self.question), self.kernel, by.result
         own, effort = source != BASELINE, self.effort_of_baseline if source == BASELINE else self.effort
-        segments, parts = self.parts(name, tuple(got.shape))
+        segments, parts = self.parts(name, got)
         outcome = judge_by(by, got, segments=segments, n_segments=len(parts), effort=effort)
         errors, limit = outcome.errors, kernel.limit(question.case.dtype, name)
         if not own:
@@ -308,7 +313,7 @@ class _CaseJudge:
             worse = beyond & self.within[name].to(beyond.device) & ~errors.undecided
             outcome = replace(outcome, tallies=_with_worse(outcome.tallies, worse, segments))
         numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
-        apart = None if segments is None else torch.isin(segments, torch.tensor(numbers, device=segments.device))
+        apart = torch.isin(segments, torch.tensor(numbers, dtype=torch.int64, device=segments.device))
         near = Peaks()
         if getattr(kernel.function, "contained", False):  # it is held against PyTorch's errors near the same numbers
             near = peaks_of(errors, coordinate(question.op, question.problem, by.truth.value), apart)
@@ -323,8 +328,7 @@ class _CaseJudge:
             values = deciding_values(question.op, question.problem, name).detach().reshape(-1)
             fmt = formats.of(values.dtype)
             operand, edges = fmt.name, edges_for(question.op, question.problem.params, fmt)
-            bins = bins_of(values, edges)
-            bins = bins if apart is None else torch.where(apart.reshape(-1), -1, bins)
+            bins = torch.where(apart, -1, bins_of(values, edges))
             size = torch.where(errors.nan, math.nan, errors.ulp)
             curve = peaks(bins, size, size=len(edges) - 1, base=0, fmt=fmt, bits=lambda at: bits_of(values[at]))
         trivial = source == KERNEL and not kernel.peer and not self.group.pinned
@@ -348,12 +352,11 @@ class _CaseJudge:
         )
 
 
-def _with_worse(tallies: list[Tally], worse: Tensor, segments: Tensor | None) -> list[Tally]:
+def _with_worse(tallies: list[Tally], worse: Tensor, segments: Tensor) -> list[Tally]:
     """Returns the tallies with counts of the elements that are beyond the limit while PyTorch's are within it."""
     if not bool(worse.any()):
         return tallies
-    member = torch.zeros_like(worse, dtype=torch.int64) if segments is None else segments.reshape(-1)
-    counts = torch.bincount(member[worse & (member >= 0)], minlength=len(tallies)).tolist()
+    counts = torch.bincount(segments[worse & (segments >= 0)], minlength=len(tallies)).tolist()
     return [msgspec.structs.replace(part, worse=count) for part, count in zip(tallies, counts, strict=True)]
 
 

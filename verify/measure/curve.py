@@ -143,7 +143,7 @@ def coordinate(op: Op, problem: Problem, truth: Tensor) -> Tensor:
     return truth
 
 
-def peaks_of(errors: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks:
+def peaks_of(errors: Errors, coordinates: Tensor, apart: Tensor) -> Peaks:
     """Returns the largest error in each neighbourhood, for kernels that are held against PyTorch.
 
     PyTorch may be beyond the limit too: its gelu loses its tail. That excuses a kernel there and nowhere else. A
@@ -153,9 +153,8 @@ def peaks_of(errors: Errors, coordinates: Tensor, apart: Tensor | None) -> Peaks
     size = errors.least[-1].double()
     size = torch.where(errors.nonfinite | errors.nan | torch.isnan(size), math.inf, size).reshape(-1)
     numbers = coordinates.reshape(-1).to(size.device).double()
-    if apart is not None:
-        keep = ~apart.reshape(-1).to(size.device)
-        numbers, size = numbers[keep], size[keep]
+    keep = ~apart.to(size.device)
+    numbers, size = numbers[keep], size[keep]
     mantissa, exponent = torch.frexp(numbers.abs().clamp(max=_BEYOND).nan_to_num(_BEYOND))
     size_part = (exponent + _MIDDLE) * LEVELS[0] + ((2 * mantissa - 1) * LEVELS[0]).long() + 1
     part = size_part * torch.sign(numbers).nan_to_num(1.0).long()

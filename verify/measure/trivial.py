@@ -49,16 +49,10 @@ def rungs(fmt: Format) -> dict[str, float]:
     return first | {f"values {share:.0%} off": share for share in wider}
 
 
-def trivial_at_ordinary(by: JudgedBy, segments: Tensor | None, parts: Sequence[tuple[Regime, str]]) -> dict[str, Tally]:
+def trivial_at_ordinary(by: JudgedBy, segments: Tensor, parts: Sequence[tuple[Regime, str]]) -> dict[str, Tally]:
     """Judges trivial answers at ordinary elements. `segments` numbers the regime and class of each element."""
-    value = by.truth.value
     ordinary = torch.tensor([class_of(*part) == ORDINARY and part[0].name not in APART for part in parts])
-    if segments is None:
-        mine = torch.full((value.numel(),), bool(ordinary[0]), device=value.device)
-    else:
-        member = segments.reshape(-1)
-        mine = ordinary.to(member.device)[member.clamp(min=0)] & (member >= 0)
-    return trivial_answers(by, mine)
+    return trivial_answers(by, ordinary.to(segments.device)[segments.clamp(min=0)] & (segments >= 0))
 
 
 def trivial_answers(by: JudgedBy, ordinary: Tensor) -> dict[str, Tally]:
