@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.here import Said, said
 from verify.records import files, record
-from verify.records.identity import identity
+from verify.records.merge import identity
 
 KERNELS = """
 import torch, verify

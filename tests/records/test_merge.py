@@ -11,8 +11,7 @@ from tests.report.sample import sample
 from verify.errors import UsageError
 from verify.records.bounds import waivers
 from verify.records.files import decode, encode
-from verify.records.identity import identity, sealed
-from verify.records.merge import merge, shards, together
+from verify.records.merge import identity, merge, sealed, shards, together
 from verify.records.record import Basis, Gap, KernelRun, LawRun, Origin, Printed, SideEffect, Speed, Stage, Unmeasured
 
 

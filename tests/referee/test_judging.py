@@ -22,7 +22,7 @@ from verify.cases.values import RECIPES_OF_PROFILES
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError
 from verify.measure.session import Session
-from verify.records.identity import sealed
+from verify.records.merge import sealed
 from verify.records.record import SCHEMA, Basis, ClassFigures, Result, Run
 from verify.referee import host, judging, problem
 from verify.referee.formats import operator as operators

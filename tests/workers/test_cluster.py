@@ -17,7 +17,7 @@ from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.commit import digest
-from verify.records.identity import identity
+from verify.records.merge import identity
 from verify.records.record import KernelRun, Run
 from verify.search.sweep.drive import SweepSettings, sweep
 from verify.search.sweep.requests import ListSpaces

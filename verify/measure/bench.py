@@ -21,7 +21,7 @@ from verify.declare.target import Target
 from verify.errors import SPENT, KernelError, UsageError
 from verify.measure.requests import Contender, ListContenders, Time
 from verify.measure.session import Session, run
-from verify.records.identity import identity
+from verify.records.merge import identity
 from verify.records.record import Gap, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Pool, using

@@ -21,7 +21,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from verify.declare.requests import declared_by
 from verify.declare.target import Declared
 from verify.errors import SPENT, InternalError, JudgeFailed, TruthError, UsageError, VerifyError, no_verdict
-from verify.records.identity import sealed
+from verify.records.merge import sealed
 from verify.records.part_store import PartStore
 from verify.records.record import RESULT_STATUSES, SCHEMA, Gap, GapKind, KernelRun, Run, Status, unrepeatable
 from verify.workers.pool import Job, Pool, using
