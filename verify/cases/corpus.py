@@ -24,14 +24,14 @@ import msgspec
 from verify.cases import Case
 from verify.declare import config
 from verify.errors import UsageError
-from verify.records import pinned
+from verify.records import recorded
 from verify.records.files import read_as, write_atomically
 from verify.truth.formats import named
 
 SCHEMA = 1
 
 
-PinnedCase = pinned.PinnedCase[Case]
+PinnedCase = recorded.PinnedCase[Case]
 
 
 def entry(kernel: str, target: str, op: str, case: Case, **shown: Any) -> PinnedCase:

@@ -36,9 +36,8 @@ from verify.diagnose.requests import LawReplayed, Replay, ReplayElement, ReplayL
 from verify.errors import UsageError
 from verify.records.figure import UNIT
 from verify.records.files import load, read_as
-from verify.records.pinned import Entry
 from verify.records.record import INTEGERS, Origin, Worst, replay_command
-from verify.records.recorded import find, worst_of_run
+from verify.records.recorded import Entry, find, worst_of_run
 from verify.search.hunt.requests import Pin
 from verify.workers.pool import Pool, using
 from verify.workers.process import START_SECONDS, ask_about

@@ -1,12 +1,18 @@
-"""Finds elements of a run record for reports and `verify replay`: the worst one, or the one that a replay is about."""
+"""Finds elements of a run record for reports and `verify replay`: the worst one, or the one that a replay is about.
+
+A `PinnedCase` is an entry of the corpus: a case that is kept with its outcome and the reason, for later replays.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
+
+import msgspec
 
 from verify.errors import UsageError
 from verify.records.figure import ordered
@@ -140,3 +146,42 @@ def _same_case(first: str, second: str) -> bool:
         return bool(json.loads(first) == json.loads(second))
     except ValueError:
         return False
+
+
+C = TypeVar("C")  # a `Case`; where torch is not imported, its JSON
+
+
+class PinnedCase(msgspec.Struct, Generic[C], frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Holds one pinned case. Either `law` is set, or `result` and `index`."""
+
+    schema: int
+    kernel: str
+    target: str  # FILE::KERNEL or MODULE::KERNEL, from the project's root
+    op: str
+    dtype: str
+    case: C
+    law: str = ""
+    result: str = ""
+    index: int | None = None
+    error: Number | None = None  # when it was pinned, in ULP of the gate below; None for a law
+    gate: str = ""  # "plain" or "scaled"
+    showed: str = ""  # the kernel's value and the truth, or the law's message
+    backend: str = ""
+    commit: str = ""
+    date: str = ""  # ISO 8601, UTC
+    why: str = ""
+
+    @property
+    def id(self) -> str:
+        """Returns 12 hex digits that identify the pinned case, without its outcome and its reason."""
+        pinned = [self.kernel, self.op, self.dtype, self.case, self.law, self.result, self.index]
+        # Sorted, because the order in which a case names its operands does not matter.
+        return hashlib.sha256(msgspec.json.encode(pinned, order="sorted")).hexdigest()[:12]
+
+    @property
+    def about(self) -> str:
+        """Names the law or the element that is pinned."""
+        return f"law of {self.law}" if self.law else f"{self.result}[{self.index}]"
+
+
+Entry = PinnedCase[dict[str, Any]]
