@@ -25,11 +25,10 @@ import msgspec
 from verify import ops
 from verify.backends import known
 from verify.declare import promises
-from verify.declare.calling import by_operand, op_of
+from verify.declare.calling import by_operand, functional, op_of
 from verify.declare.captured import captured
 from verify.declare.promises import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
-from verify.declare.writing import functional
 from verify.errors import UsageError
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import holds

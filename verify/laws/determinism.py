@@ -23,8 +23,8 @@ from torch import Tensor
 from verify.cases import Case, inputs_of
 from verify.cases.sizes import Dims, another, shapes_for, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
+from verify.declare.calling import Writing
 from verify.declare.declaration import Kernel
-from verify.declare.writing import Writing
 from verify.laws.accuracy import broken_by
 from verify.laws.law import Law, Subject, demand_same, plain_case, space_of
 from verify.measure.autotuners import launched
