@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.golden import answers
 from verify.backends import runs_on
 from verify.cases import case_of
 from verify.declare.declaration import kernel
@@ -18,8 +19,6 @@ from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.errors import UsageError
 from verify.measure.call import run_kernel
-
-KNOWN = "float64, float32, float16, bfloat16, float8_e4m3fn, float8_e5m2"
 
 
 def mine(x):  # type: ignore[no-untyped-def]
@@ -190,21 +189,17 @@ def names(text: str) -> list[str]:
     return [item.name for item in load(Target.parse(text))]
 
 
+def declared(text: str, kernel: str = "") -> list[str]:
+    """The kernels of a file with this text, or of that name in it."""
+    for label in [label for label in sys.modules if label.startswith("verify_target_accuracy_")]:
+        del sys.modules[label]
+    return names(write(Path(), HEAD + text) + kernel)
+
+
 def failure(text: str) -> UsageError:
     with pytest.raises(UsageError) as caught:
         load(Target.parse(text))
     return caught.value
-
-
-def test_kernels_come_in_the_order_of_the_file_and_once(tmp_path: Path) -> None:
-    path = write(tmp_path, TWO)
-    assert names(path) == ["b", "a"]
-    assert names(f"{path}::a") == ["a"]
-
-
-def test_a_library_function_can_be_declared_as_it_is(tmp_path: Path) -> None:
-    text = HEAD + "mine = verify.kernel(op='gelu', name='mine')(torch.nn.functional.gelu)\n"
-    assert names(write(tmp_path, text)) == ["mine"]
 
 
 def test_kernels_imported_from_another_declaration_are_left_there(tmp_path: Path) -> None:
@@ -251,84 +246,16 @@ def test_a_folder_is_no_target_and_its_declarations_are_named(tmp_path: Path, mo
     assert failure("mien.py").hint == "verify run mine.py"
 
 
-def test_two_kernels_of_one_name(tmp_path: Path) -> None:
-    text = HEAD + (
-        "@verify.kernel(op='gelu')\ndef k(x): return x\n@verify.kernel(op='gelu', name='k')\ndef other(x): return x\n"
-    )
-    path = write(tmp_path, text)
-    assert failure(path).message == f"{path} declares two kernels named 'k'; names must differ"
+def test_what_a_file_declares_or_how_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answers(Path(__file__).parent / "snapshots" / "files.txt", globals())
 
 
-@pytest.mark.parametrize("named", ["", ", name='a'"])
-def test_a_kernel_whose_function_is_defined_again_is_not_lost(tmp_path: Path, named: str) -> None:
-    text = (
-        HEAD
-        + f"@verify.kernel(op='gelu'{named})\ndef k(x): return x\n\n@verify.kernel(op='gelu')\ndef k(x): return x\n"
-    )
-    path, first = write(tmp_path, text), HEAD.count("\n") + 1
-    error = failure(path)
-    assert error.message == (
-        f"{path} declares two kernels as 'k', in lines {first} and {first + 3}; only the last would be measured"
-    )
-    assert error.hint == "def another_k(...)"
-
-
-def test_kernels_made_in_a_loop_or_a_factory_or_after_a_failed_import_are_no_second_ones(tmp_path: Path) -> None:
-    text = HEAD + (
-        "for form in ('none', 'tanh'):\n"
-        "    @verify.kernel(op='gelu', params={'approximate': form}, name=form)\n"
-        "    def made(x): return x\n"
-        "    globals()[form] = made\n"
-        "del made\n"
-        "def factory():\n"
-        "    @verify.kernel(op='gelu')\n"
-        "    def inner(x): return x\n"
-        "    return inner\n"
-        "inner = factory()\n"
-        "other = [factory()]\n"
-    )
-    path = write(tmp_path, text + "1 / 0\n")
-    assert "ZeroDivisionError" in failure(path).message
-    write(tmp_path, "\n" + text)
-    assert names(path) == ["none", "tanh", "inner"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("x = 1 / 0\n", "fails on import: ZeroDivisionError: division by zero ({path}:1)"),
-        ("import no_such_library\n", "{missing} ({path}:1)"),
-        ("def f(:\n", "fails on import: SyntaxError: invalid syntax (accuracy.py, line 1) ({path}:1)"),
-    ],
-)
-def test_an_import_that_fails(tmp_path: Path, text: str, message: str) -> None:
-    path = write(tmp_path, text)
-    missing = "fails on import: ModuleNotFoundError: No module named 'no_such_library'"
-    error = failure(path)
-    assert error.message == f"{path} " + message.format(path=path, missing=missing)
-    if "no_such_library" in text:
-        assert error.hint is not None and error.hint.startswith(f"install no_such_library for {sys.executable}")
-        assert 'requires="no_such_library"' in error.hint
-    else:
-        assert error.hint == f"python {path}"
-
-
-def test_a_keyword_that_the_decorator_does_not_have(tmp_path: Path) -> None:
-    path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtype='float32')\ndef k(x): return x\n")
-    found = failure(path)
-    assert "unexpected keyword argument 'dtype' (closest: dtypes)" in found.message
-    assert found.hint == "python -c 'import verify; help(verify.kernel)' lists the keywords"
-
-
-def test_a_bad_declaration_keeps_its_own_message(tmp_path: Path) -> None:
-    path = write(tmp_path, HEAD + "@verify.kernel(op='gelu', dtypes=['f4'])\ndef k(x): return x\n")
-    message = f"{path}: kernel 'k': dtypes are floating-point formats, {KNOWN}; received 'f4'"
-    assert failure(path).message == message
-    # and a second attempt says the same: nothing half-imported stays behind
-    assert failure(path).message == message
-
-
-# -- shapes -------------------------------------------------------------------------------------
+def test_a_package_that_is_not_installed_is_named_with_its_python(tmp_path: Path) -> None:
+    error = failure(write(tmp_path, "import no_such_library\n"))
+    assert "fails on import: ModuleNotFoundError: No module named 'no_such_library'" in error.message
+    assert error.hint is not None and error.hint.startswith(f"install no_such_library for {sys.executable}")
+    assert 'requires="no_such_library"' in error.hint
 
 
 # -- what has to be installed -------------------------------------------------------------------
