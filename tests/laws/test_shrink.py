@@ -17,7 +17,7 @@ from verify.errors import UsageError
 from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, run_law
 from verify.laws.law import Broken, Subject
-from verify.laws.shrink import Shrunk, shrink_broken, shrink_element, shrink_law
+from verify.laws.shrink import Shrinker, shrink_broken, shrink_element, shrink_law
 
 
 def right_silu(x):
@@ -81,12 +81,11 @@ def subject(kernel: Kernel, dtype: str = "float32") -> Subject:
     return Subject(kernel, dtype, backends.select(), Sizes(), f"here.py::{kernel.name}")
 
 
-def shrink(kernel: Kernel, case: Case, result: str, index: int, **options: int) -> Shrunk:
+def shrink(kernel: Kernel, case: Case, result: str, index: int, **options: int) -> Shrinker:
     """Shrink an element; what must hold of every outcome is checked here."""
     about = subject(kernel, case.dtype)
     given = replay(kernel, about.target, about.backend, case, result=result, index=index)
     found = shrink_element(about, case, result, index, given.judged, **options)
-    assert found.original == case
     # it replays, from its JSON, to an element beyond the limit
     again = Case.from_json(found.case.to_json())
     assert found.broken.index is not None

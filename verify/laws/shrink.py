@@ -24,7 +24,6 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.backends import Backend
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.explicit import LIMIT, spell
 from verify.declare.declaration import Kernel
@@ -44,17 +43,6 @@ _FINEST, _COARSE = 32, 4  # parts that are removed, at most: elements may have t
 _LARGEST = 1 << 13  # sizes beyond are not halved: their calls and exact values are expensive
 
 
-@dataclass(frozen=True)
-class Shrunk:
-    """Holds a smaller case, how it breaks, and the cost of finding it. `case` is the original if none was smaller."""
-
-    original: Case
-    case: Case
-    broken: Broken
-    evaluations: int
-    exhausted: bool  # True: the evaluations ran out before the search ended
-
-
 def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
     """Returns how the smallest case found breaks a law, in the same way as `broken`; `broken` if no case is smaller.
 
@@ -65,9 +53,9 @@ def shrink_law(law: Law, subject: Subject, broken: Broken) -> Broken:
     return found
 
 
-def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: int = LAW_EVALUATIONS) -> Shrunk:
+def shrink_broken(law: Law, subject: Subject, broken: Broken, *, evaluations: int = LAW_EVALUATIONS) -> Shrinker:
     """Does the same as `shrink_law`, and returns the number of evaluations too."""
-    return _Shrinker(subject.kernel, subject.backend, broken, _breaks(law, subject), evaluations).shrink()
+    return Shrinker(subject.kernel, broken, _breaks(law, subject), evaluations).shrink()
 
 
 def _breaks(law: Law, subject: Subject) -> Breaks:
@@ -87,7 +75,7 @@ def _breaks(law: Law, subject: Subject) -> Breaks:
 
 def shrink_element(
     subject: Subject, case: Case, result: str, index: int, error: float, *, evaluations: int = EVALUATIONS
-) -> Shrunk:
+) -> Shrinker:
     """Returns the smallest case found in which `result` exceeds the kernel's limit, as element `index` does in `case`.
 
     `error` is the judged error of that element in ULP, or in ULP of scale if the op is judged by the scale.
@@ -107,7 +95,7 @@ def shrink_element(
         return broken_by(subject, candidate, alone)
 
     given = Broken("", case, {}, result=result, index=index, excess=Excess(error, limit))
-    return _Shrinker(kernel, subject.backend, given, breaks, evaluations, trusted=True).shrink()
+    return Shrinker(kernel, given, breaks, evaluations, trusted=True).shrink()
 
 
 # -- what "in the same way" means ----------------------------------------------------------------------
@@ -168,34 +156,33 @@ class _SpentError(Exception):
 
 
 @dataclass
-class _Shrinker:
-    """Searches for a smaller case. `best` is the smallest one that breaks in the same way so far."""
+class Shrinker:
+    """Searches for a smaller case. `case` is the smallest one so far that breaks in the same way, as `broken` says."""
 
     kernel: Kernel
-    backend: Backend
     given: Broken
     breaks: Breaks
     limit: int
     trusted: bool = False  # True: the caller has seen the given case break
     evaluations: int = 0
+    exhausted: bool = False  # True: the evaluations ran out before the search ended
     tried: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.op: Op = self.kernel.op
-        self.best: Case = self.given.case
+        self.case: Case = self.given.case
         self.broken: Broken = self.given
         self.draft: _Draft | None = None
         self.followed: dict[int, dict[str, list[tuple[int, int] | None]]] = {}  # by the number of dimensions
 
-    def shrink(self) -> Shrunk:
-        original: Case = self.given.case
-        exhausted = False
+    def shrink(self) -> Shrinker:
+        """Runs the search."""
         try:
-            if self.trusted or self._accepts(original):
+            if self.trusted or self._accepts(self.case):
                 self._smaller()
         except _SpentError:
-            exhausted = True
-        return Shrunk(original, self.best, self.broken, self.evaluations, exhausted)
+            self.exhausted = True
+        return self
 
     # -- trying
 
@@ -216,7 +203,7 @@ class _Shrinker:
             return False
         if found is None or not _alike(found, self.given):
             return False
-        self.best, self.broken = case, found
+        self.case, self.broken = case, found
         return True
 
     def _takes(self, draft: _Draft) -> bool:
@@ -232,25 +219,25 @@ class _Shrinker:
         """Tries contiguous layouts, default parameters, one dtype, no gradients and seed 0, one after the other."""
         changes: list[Callable[[Case], Case]] = []
         for where in ("layouts", "dtypes", "params"):
-            for name in getattr(self.best, where):
+            for name in getattr(self.case, where):
                 if where != "params" or name not in self.kernel.params:
                     changes.append(partial(_without, where, name))
-        if self.best.upstream and self.given.result in self.kernel.outputs:
+        if self.case.upstream and self.given.result in self.kernel.outputs:
             changes.append(partial(_forward_only, self.kernel.outputs))
-        if self.best.seed:
+        if self.case.seed:
             changes.append(partial(msgspec.structs.replace, seed=0))
         for change in changes:
-            changed = change(self.best)
+            changed = change(self.case)
             if self._accepts(changed) and self.draft is not None:
                 kept = {n: t for n, t in self.draft.tensors.items() if changed.upstream or n in self.kernel.operands}
                 self.draft = replace(self.draft, base=changed, tensors=kept)
 
     def _smaller(self) -> None:
         """Makes the case smaller: the failing element alone, then fewer positions, then plainer values."""
-        self._jump(self._frozen(self.best))
+        self._jump(self._frozen(self.case))
         if self.draft is None:
             self._plainer()
-            whole = self._frozen(self.best)
+            whole = self._frozen(self.case)
             self._jump(whole)
             if self.draft is None and not self._takes(whole):
                 self._fewer_by_recipe()
@@ -258,10 +245,10 @@ class _Shrinker:
         self._merge()
         before = None
         thorough = False  # cheap and likely steps first, because evaluations are few
-        while before != self.best or not thorough:
+        while before != self.case or not thorough:
             thorough = before is not None
-            before = self.best
-            for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
+            before = self.case
+            for dim in range(len(self.case.dims)) if not self.op.geometry.examples else ():
                 self._cut(dim, thorough=thorough)
             for name in [name for name, value in self._required().tensors.items() if value.is_floating_point()]:
                 self._simplify(name)
@@ -388,7 +375,7 @@ class _Shrinker:
         Removes those behind the failing element first, then some at both ends, then any.
         """
         place = self._place().get(dim)
-        if place is not None and place + 1 < self.best.dims[dim]:
+        if place is not None and place + 1 < self.case.dims[dim]:
             self._takes(self._kept(self._required(), {dim: range(place + 1)}))
         draft = self._required()
 
@@ -402,11 +389,11 @@ class _Shrinker:
 
     def _fewer_by_recipe(self) -> None:
         """Tries smaller dims with the recipe's own values, for a case that is too large to spell out."""
-        for dim in range(len(self.best.dims)) if not self.op.geometry.examples else ():
+        for dim in range(len(self.case.dims)) if not self.op.geometry.examples else ():
             size = 1
-            while size < self.best.dims[dim]:
-                dims = (*self.best.dims[:dim], size, *self.best.dims[dim + 1 :])
-                if self._accepts(msgspec.structs.replace(self.best, dims=dims)):
+            while size < self.case.dims[dim]:
+                dims = (*self.case.dims[:dim], size, *self.case.dims[dim + 1 :])
+                if self._accepts(msgspec.structs.replace(self.case, dims=dims)):
                     break
                 size *= 2
 
