@@ -9,15 +9,4 @@ from verify.ops.op import Fast, Op, Operand, Point, Problem, Regime, get, names,
 for _op in (GELU, GEGLU, GEGLU_SPLIT, SILU, SWIGLU, SWIGLU_SPLIT, LINEAR, *NORMS, SOFTMAX):
     register(_op)
 
-__all__ = [
-    "Fast",
-    "Op",
-    "Operand",
-    "Params",
-    "Point",
-    "Problem",
-    "Regime",
-    "get",
-    "names",
-    "register",
-]
+__all__ = ["Fast", "Op", "Operand", "Params", "Point", "Problem", "Regime", "get", "names", "register"]

@@ -196,9 +196,5 @@ def _softmax_scales(problem: Problem) -> Scales:
 
 
 SOFTMAX = Shipped(_softmax, (Operand("x"),), scales=_softmax_scales).op(
-    "softmax",
-    Rowwise(),
-    gate="scaled",
-    normalised=("x",),
-    summary="exp(x) / sum(exp(x)) over the last dimension",
+    "softmax", Rowwise(), gate="scaled", normalised=("x",), summary="exp(x) / sum(exp(x)) over the last dimension"
 )

@@ -393,10 +393,7 @@ def remembering(op: Op, problem: Problem) -> Op:
     def points(asked: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         assert asked is problem, "the values of one problem are no other's"
         return [
-            Point(
-                mp=kept(result, index, "mpmath", point.mp),
-                arb=kept(result, index, "Arb", point.arb),
-            )
+            Point(mp=kept(result, index, "mpmath", point.mp), arb=kept(result, index, "Arb", point.arb))
             for index, point in zip(indices, op.points(problem, result, indices), strict=True)
         ]
 

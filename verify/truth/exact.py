@@ -111,11 +111,7 @@ def enclose(
 
 
 def settle(
-    point: Point,
-    decided: Callable[[Enclosure], bool],
-    *,
-    both: bool = True,
-    start: int = START_PRECISION,
+    point: Point, decided: Callable[[Enclosure], bool], *, both: bool = True, start: int = START_PRECISION
 ) -> tuple[Enclosure, int, int]:
     """Raises the precision until `decided(enclosure)` holds. Returns (enclosure, precision, routes).
 

@@ -445,13 +445,6 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.native_group_norm.default: _group_norm,
         _aten.native_group_norm_backward.default: _group_norm_backward,
         _aten.native_batch_norm.default: _batch_norm,
-        _aten._native_batch_norm_legit.default: _batch_norm,
-        _aten._native_batch_norm_legit.no_stats: lambda x, w, b, training, m, eps: _batch_norm(
-            x, w, b, None, None, training, m, eps
-        ),
-        _aten._native_batch_norm_legit_no_training.default: lambda x, w, b, mean, var, m, eps: _batch_norm(
-            x, w, b, mean, var, False, m, eps
-        ),
         _aten.addmm.default: _addmm,
         _aten.baddbmm.default: _addmm,
         _aten.addmv.default: _addmm,
@@ -490,24 +483,9 @@ def table() -> dict[Any, Callable[..., Any]]:
 
 # For these, `verify.ops.graph.rewrite` has a rule that does not cancel where PyTorch's decomposition does
 KEPT = (
-    "gelu",
-    "gelu_backward",
-    "tanh_backward",
-    "sigmoid_backward",
-    "log_sigmoid_forward",
-    "log_sigmoid_backward",
-    "special_log_ndtr",
-    "special_erfcx",
-    "special_i0e",
-    "special_i1",
-    "special_i1e",
-    "special_ndtri",
-    "special_bessel_j0",
-    "special_bessel_j1",
-    "special_spherical_bessel_j0",
-    "index_add",
-    "native_dropout",
-    "sinc",
-)
+    "gelu gelu_backward tanh_backward sigmoid_backward log_sigmoid_forward log_sigmoid_backward special_log_ndtr "
+    "special_erfcx special_i0e special_i1 special_i1e special_ndtri special_bessel_j0 special_bessel_j1 "
+    "special_spherical_bessel_j0 index_add native_dropout sinc"
+).split()
 # these have a rule as they are, or PyTorch decomposes them itself
 WHOLE = ("zeros", "ones", "split", "split_with_sizes", "unbind", "mv", "dot")

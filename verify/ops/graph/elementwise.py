@@ -384,9 +384,7 @@ ELEMENTWISE: dict[str, Elementwise] = {
     },
     "not": _of_integers(torch.logical_not, operator.not_),
     "number": Elementwise(
-        _number_span,
-        lambda step, run, arithmetic, a: arithmetic.scaled(int(a), 0),
-        lambda a: a.to(torch.float64),
+        _number_span, lambda step, run, arithmetic, a: arithmetic.scaled(int(a), 0), lambda a: a.to(torch.float64)
     ),
     "integer": _decision(_recorded),
     "wrap": Elementwise(_wrap_span, _wrap_element, lambda a: a),

@@ -177,12 +177,7 @@ def _exp2(x: Tensor) -> Tensor:
 
 
 _add(
-    "exp2",
-    _POSITIVE,
-    torch=_exp2,
-    arb=lambda x: arb(2) ** x,
-    mp=lambda x: mp.power(2, x),
-    exact=lambda x, y: _whole(x),
+    "exp2", _POSITIVE, torch=_exp2, arb=lambda x: arb(2) ** x, mp=lambda x: mp.power(2, x), exact=lambda x, y: _whole(x)
 )
 
 

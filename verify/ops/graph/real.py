@@ -87,10 +87,7 @@ def _largest_of_type(kind: torch.dtype, args: Any, kwargs: Any) -> dict[str, flo
     return {name: end for name, at, end in ends if len(args) <= at and kwargs.get(name) is None}
 
 
-_BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {
-    "nan_to_num": _largest_of_type,
-    "nan_to_num_": _largest_of_type,
-}
+_BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {"nan_to_num": _largest_of_type, "nan_to_num_": _largest_of_type}
 
 
 _SELECTING = frozenset("sort argsort topk max min argmax argmin kthvalue median quantile flip".split())

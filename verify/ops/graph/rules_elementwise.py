@@ -11,16 +11,7 @@ from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS, STEPPED, polygamma
 from verify.ops.graph.reducing import Reduce
-from verify.ops.graph.rewrite import (
-    RULES,
-    Rewriter,
-    Rule,
-    condition_of,
-    constant,
-    name_of,
-    rule,
-    through_moves,
-)
+from verify.ops.graph.rewrite import RULES, Rewriter, Rule, condition_of, constant, name_of, rule, through_moves
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.steps import Plain, Step
 
