@@ -28,13 +28,6 @@ def gradients(
         return torch.autograd.grad(
             outputs, leaves, arriving, allow_unused=True, retain_graph=retain or again, create_graph=again
         )
-    found: tuple[Tensor | None, ...] = run(
-        tuple(outputs),
-        tuple(arriving),
-        retain or again,
-        again,
-        tuple(leaves),
-        allow_unreachable=True,
-        accumulate_grad=False,
-    )
+    ends = tuple(outputs), tuple(arriving), retain or again, again, tuple(leaves)
+    found: tuple[Tensor | None, ...] = run(*ends, allow_unreachable=True, accumulate_grad=False)
     return found

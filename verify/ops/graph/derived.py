@@ -93,7 +93,9 @@ class Derivation:
         found = torch.where(torch.isnan(span.lo), torch.nan, low)
         open_ = torch.nonzero(((low != high) & ~torch.isnan(span.lo)).reshape(-1)).reshape(-1).tolist()
         if open_:
-            found.view(-1)[open_] = torch.tensor(_by_balls(program, run, open_, format), dtype=torch.float64)
+            evaluator = ElementEvaluator(program, run, "y", open_, Shared(share=math.inf))
+            balls = [_by_ball(evaluator, place, format) for place in range(len(open_))]
+            found.view(-1)[open_] = torch.tensor(balls, dtype=torch.float64)
         return found.to(dtype)
 
     def _program(self, kinds: Mapping[str, tuple[Shape, torch.dtype]]) -> Program:
@@ -122,14 +124,11 @@ class Derivation:
             return hashlib.sha256(_source(self.function, code).encode()).hexdigest()[:12]
 
 
-def _by_balls(program: Program, run: Run, places: list[int], format: str) -> list[float]:
-    """Rounds single elements by Arb. An element that 2,560 bits do not decide counts as a tie."""
-    evaluator = ElementEvaluator(program, run, "y", places, Shared(share=math.inf))
-    return [_by_ball(evaluator, place, format) for place in range(len(places))]
-
-
 def _by_ball(evaluator: ElementEvaluator, place: int, format: str) -> float:
-    """Evaluates one element with growing precision until both ends of its ball round to the same number."""
+    """Evaluates one element with growing precision until both ends of its ball round to the same number.
+
+    An element that 2,560 bits do not decide counts as a tie.
+    """
     found = math.nan
     for bits in _BITS:
         ball = evaluator.ball(place, bits)

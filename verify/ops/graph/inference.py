@@ -132,7 +132,8 @@ _META = torch.device("meta")
 def result_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Returns the result of an operator for meta tensors: meta tensors, or its other results as they are."""
     if _is_pointwise(func):
-        return _pointwise(func, args, kwargs)
+        tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
+        return new_tensor(broadcast_shape([each.shape for each in tensors]), _dtype_of(func, args, kwargs), tensors)
     name = base_name(func)
     known = _KNOWN.get(name) if func.namespace == "aten" else None
     if known is not None and (name in _ANYWHERE or _in_order([*args, *kwargs.values()])):
@@ -168,12 +169,6 @@ def _is_pointwise(func: Any) -> bool:
     schema = func._schema
     returned = [str(each.type) for each in schema.returns if each.alias_info is None]
     return torch.Tag.pointwise in func.tags and returned == ["Tensor"] and "memory_format" not in arguments_of(func)
-
-
-def _pointwise(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
-    shape = broadcast_shape([each.shape for each in tensors])
-    return new_tensor(shape, _dtype_of(func, args, kwargs), tensors)
 
 
 def _dtype_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.dtype:
@@ -364,17 +359,9 @@ def picked_shape(shape: Sequence[int], indices: Sequence[Any]) -> tuple[int, ...
     return *rest[:first], *picked, *rest[first:]
 
 
-def _picked(func: Any, a: Tensor, indices: Sequence[Any]) -> Any:
-    return _empty(picked_shape(a.shape, indices), a.dtype)
-
-
 def _best(func: Any, a: Tensor, k: int, dim: int = -1, *args: Any) -> Any:
     shape = [k if at == dim % a.ndim else size for at, size in enumerate(a.shape)] if a.ndim else []
     return _empty(shape, a.dtype), _empty(shape, torch.int64)
-
-
-def _ordered(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> Any:
-    return _empty(a.shape, a.dtype), _empty(a.shape, torch.int64)
 
 
 _KNOWN: dict[str, Callable[..., Any]] = {
@@ -392,10 +379,10 @@ _KNOWN: dict[str, Callable[..., Any]] = {
     "dot": lambda func, a, b: _empty((), a.dtype),
     "cat": _joined,
     "constant_pad_nd": _padded,
-    "index": _picked,
+    "index": lambda func, a, indices: _empty(picked_shape(a.shape, indices), a.dtype),
     "gather": lambda func, a, dim, index, **kwargs: _empty(index.shape, a.dtype),
     "embedding": lambda func, a, index, *args, **kwargs: _empty((*index.shape, *a.shape[1:]), a.dtype),
-    "sort": _ordered,
+    "sort": lambda func, a, *args, **kwargs: (_empty(a.shape, a.dtype), _empty(a.shape, torch.int64)),
     "topk": _best,
 }
 # Results of these are contiguous in every layout of the operands. The last two follow the layout of the operand.

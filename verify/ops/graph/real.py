@@ -48,7 +48,10 @@ class Real(TorchFunctionMode):
         ours = any(getattr(each, name, None) is function for each in (torch, Tensor, functional, torch.linalg))
         called = _BEFORE_AUTOGRAD.get(name, function) if ours else function
         if ours and name in _SELECTING and not args[0].ndim:
-            made = _of_a_scalar(called, *args, **kwargs)
+            # a tensor without dimensions is a row of one
+            made = called(args[0].reshape(1), *args[1:], **kwargs)
+            shaped = [each.reshape(()) for each in ([made] if isinstance(made, Tensor) else made)]
+            made = shaped[0] if isinstance(made, Tensor) else type(made)(shaped)
         else:
             made = called(*args, **kwargs)
         if ours and name in _CONSTANTS and made.is_floating_point() and made.dtype != torch.float64:
@@ -91,12 +94,6 @@ _BY_TYPE: dict[str, Callable[..., dict[str, float]]] = {"nan_to_num": _largest_o
 
 
 _SELECTING = frozenset("sort argsort topk max min argmax argmin kthvalue median quantile flip".split())
-
-
-def _of_a_scalar(function: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Calls a function that selects or orders elements with a tensor without dimensions, as with a row of one."""
-    made = function(x.reshape(1), *args, **kwargs)
-    return made.reshape(()) if isinstance(made, Tensor) else type(made)([each.reshape(()) for each in made])
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:

@@ -147,7 +147,10 @@ def judge(encoding: Encoding, value: Value, parts: Parts, *, ties: bool = True) 
         wanted = _nearer(scale, wanted, reach(encoding, least * 1.5, most * 1.5, second))
     reachable = (scale >= wanted.low) & (scale <= wanted.high)
     zeros = encoding.zeros_of(parts).expand(grid).reshape(-1, 1) if encoding.zero_point else None
-    zero = None if zeros is None else _zero(encoding, low, high, nan, scale)
+    zero = None
+    if zeros is not None:
+        first, last = (each.masked_fill(nan, 0.0).amin(1).clamp(max=0) for each in (low, high))
+        zero = reach_of_zero(encoding, first, last, scale)
     if zero is not None and zeros is not None:
         reachable &= (zeros[:, 0] >= zero.low) & (zeros[:, 0] <= zero.high)
     numbers = encoding.data.decode(codes) - (0.0 if zeros is None else zeros)
@@ -206,12 +209,6 @@ def _range(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
     low, high = low.masked_fill(nan, 0.0), high.masked_fill(nan, 0.0)
     least = low.amax(1).clamp(min=0) - high.amin(1).clamp(max=0)
     return least, high.amax(1).clamp(min=0) - low.amin(1).clamp(max=0)
-
-
-def _zero(encoding: Encoding, low: Tensor, high: Tensor, nan: Tensor, scale: Tensor) -> Reach:
-    """Returns the zero points that each block can have at its scale."""
-    least, most = (each.masked_fill(nan, 0.0).amin(1).clamp(max=0) for each in (low, high))
-    return reach_of_zero(encoding, least, most, scale)
 
 
 def _width(scale: Tensor) -> Tensor:

@@ -202,7 +202,8 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
         way = replace(encoding, swizzle=swizzle, rule=rule, by="")  # type: ignore[arg-type]
         if any(_scales_off(way, *each) for each in tried):
             continue
-        exact = [replace(way, by=by) for by in get_args(By)[1:]] if _divides(way) else []
+        divides = rule in ("rceil", "nearest", "up") and not encoding.second  # amax / largest can change a scale
+        exact = [replace(way, by=by) for by in get_args(By)[1:]] if divides else []
         kept = [each for each in exact if not any(_scales_off(each, *one) for one in tried)]
         way = kept[0] if len(kept) == 1 else way
         if way.by and rule == "up" and encoding.scale == "float32" and any(each.by == way.by for each in found):
@@ -215,11 +216,6 @@ def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encod
                 found.append(one)
                 break
     return found
-
-
-def _divides(encoding: Encoding) -> bool:
-    """True if the way to compute amax / largest can change a scale."""
-    return encoding.rule in ("rceil", "nearest", "up") and not encoding.second
 
 
 def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:

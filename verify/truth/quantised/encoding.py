@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -314,7 +314,7 @@ def quantised(
             f"received {random!r} and {random_bits!r}",
             hint='random="add", random_bits=16',
         )
-    if not _is_block(block):
+    if not (isinstance(block, tuple) and len(block) == 2 and all(type(size) is int and size >= 0 for size in block)):
         raise UsageError(f"quantised: block is (rows, columns); received {block!r}", hint="block=(1, 32); 0 means all")
     if rule not in POWERS and scale == "e8m0":
         raise UsageError(
@@ -332,12 +332,3 @@ def quantised(
         table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before,
         zero_point, random, random_bits
     )  # fmt: skip
-
-
-def _is_block(block: Any) -> bool:
-    """True for two integers that are not negative."""
-    return (
-        isinstance(block, tuple)
-        and len(block) == 2
-        and all(isinstance(size, int) and not isinstance(size, bool) and size >= 0 for size in block)
-    )

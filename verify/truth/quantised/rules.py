@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verify.truth.codes import CodeFormat, Ties, code_format
+from verify.truth.codes import Ties, code_format
 from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding
 
 # Largest relative error of a quotient after four roundings to float32: amax / largest / second in any order, or
@@ -106,16 +106,12 @@ def _by_exponent(encoding: Encoding, amax: Tensor) -> Tensor:
     """Returns the scale by the rules "floor", "ceil" and "even", which use exponents alone."""
     exponent = power_at_most(amax)
     if encoding.rule == "even":  # the mantissa rounded to that of the data, half up: 1.75 becomes 2 in e2m1
-        exponent = power_at_most(amax + _half_ulp(encoding.data) * power(exponent))
+        steps = sum(1 for value in encoding.data.numbers if 1 <= value < 2)
+        exponent = power_at_most(amax + 0.5 / steps * power(exponent))
     found = power(exponent)
     if encoding.rule == "ceil":
         found = torch.where(found < amax, found * 2, found)
     return torch.where(amax == 0, 0.0, found * 2.0**-encoding.data.emax)
-
-
-def _half_ulp(data: CodeFormat) -> float:
-    """Returns half of the spacing of the numbers from 1 to 2."""
-    return 0.5 / sum(1 for value in data.numbers if 1 <= value < 2)
 
 
 def _rounded(encoding: Encoding, quotient: Tensor) -> Tensor:
