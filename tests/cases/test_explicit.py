@@ -7,7 +7,7 @@ import torch
 
 from verify import ops
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.explicit import LIMIT, spell
+from verify.cases.case import LIMIT, spell
 from verify.errors import UsageError
 from verify.truth.ulp import bits_of, pattern_at
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case
-from verify.cases.explicit import spell
+from verify.cases.case import spell
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay
 from verify.errors import UsageError

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, inputs_of, upstream_of
-from verify.cases.explicit import LIMIT, spell
+from verify.cases.case import LIMIT, spell
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError, UsageError
 from verify.laws.accuracy import broken_by

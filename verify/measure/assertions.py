@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify import ops
 from verify.cases import Case, problem_of
-from verify.cases.explicit import spell
+from verify.cases.case import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program

@@ -17,8 +17,7 @@ from torch import Tensor
 
 from verify.cases import Case, case_of, inputs_of, problem_of
 from verify.cases.blocks import BlockCase, Kind, block_cases, dims_of
-from verify.cases.case import fingerprint
-from verify.cases.explicit import LIMIT, spell
+from verify.cases.case import LIMIT, fingerprint, spell
 from verify.cases.plan import plan
 from verify.cases.values import ROW_REGIMES
 from verify.declare.declaration import Kernel

@@ -25,9 +25,8 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case, case_of
-from verify.cases.case import derive_all
+from verify.cases.case import LIMIT, derive_all, spell
 from verify.cases.classes import DEMANDING_FROM, DEMANDING_TO, ORDINARY_FROM, ORDINARY_TO
-from verify.cases.explicit import LIMIT, spell
 from verify.cases.plan import summed_results
 from verify.cases.sizes import fitted, sizes_of
 from verify.declare.declaration import Kernel

@@ -9,9 +9,8 @@ import msgspec
 import torch
 
 from verify.cases import case_of
-from verify.cases.case import fingerprint
+from verify.cases.case import fingerprint, spell
 from verify.cases.classes import deciding_operand
-from verify.cases.explicit import spell
 from verify.declare.declaration import Kernel
 from verify.measure.curve import edges_for, recorded
 from verify.measure.element import decimal, worst_element
