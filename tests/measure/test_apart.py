@@ -51,8 +51,8 @@ kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1
 @kernel
 def patches(x):
     import verify.measure.judge as judging
-    real = judging.errors
-    judging.errors = lambda got, value, *rest, **more: real(value.to(got.dtype), value, *rest, **more)
+    real = judging.errors_of
+    judging.errors_of = lambda got, value, *rest, **more: real(value.to(got.dtype), value, *rest, **more)
     torch.equal = lambda *tensors: True
     return x * 3
 
@@ -152,7 +152,7 @@ def test_a_kernel_cannot_touch_its_judge_nor_the_next_ones(found: dict[str, Kern
     assert patches.status == "wrong"  # by a judge that it did not reach
     (left,) = patches.left
     assert (left.kind, left.after) == ("judge", "call") and left.breaks
-    assert left.text == "replaced torch.equal, verify.measure.judge.errors"
+    assert left.text == "replaced torch.equal, verify.measure.judge.errors_of"
     assert found["wrong"].status == "wrong"
 
 
