@@ -143,7 +143,11 @@ def test_the_limit_of_the_root_mean_square_is_one_that_a_trivial_answer_has_to_k
 def test_a_declaration_accepts_a_vacuous_result_with_a_reason() -> None:
     truth = truth_of(0.5 * SIGNS, 1.0)
     found = verdict(truth, tried(truth), vacuous={"y": "the inputs  saturate"})
-    assert (found.status, found.reason, found.trivial) == ("ok", "", "the inputs saturate")
+    assert (found.status, found.reason, found.trivial) == (
+        "ok",
+        "",
+        "its limit is vacuous, which the declaration accepts: the inputs saturate",
+    )
     other = verdict(truth, tried(truth), gradients=True, vacuous={"dx": "of another result"})
     assert other.status == "vacuous"
 
@@ -215,4 +219,7 @@ def test_zeros_would_pass_a_layer_norm_whose_limit_was_loosened_without_end(monk
     hidden = measured(max_ulp=loose)
     assert (hidden.status, hidden.reason.partition(":")[0]) == ("vacuous", "zeros would pass")
     accepted = measured(max_ulp=loose, vacuous={"y": "a smoke test"})
-    assert (accepted.status, accepted.trivial) == ("ok", "a smoke test")
+    assert (accepted.status, accepted.trivial) == (
+        "ok",
+        "its limit is vacuous, which the declaration accepts: a smoke test",
+    )

@@ -53,7 +53,7 @@ def without_verdict() -> Run:
     inside = [replace(inside[0], figures=counted)]
     empty = replace(calm, output="dx", gate="noise", status="vacuous", reason="zeros would pass", classes=inside)
     empty = replace(empty, limit=8.0, ulp_limit=4.0)
-    accepted = replace(calm, trivial="saturated inputs")
+    accepted = replace(calm, trivial="its limit is vacuous, which the declaration accepts: saturated inputs")
     results = [empty, replace(empty, dtype="float16"), replace(empty, output="y", status="undecided", reason="open")]
     noted = replace(other, status="ok", results=[accepted], unrepeatable="", message="", laws=[])
     return make([replace(first, status="undecided", results=results, laws=[]), noted])

@@ -106,7 +106,8 @@ def check_limit(
     if not any(part.n for part in parts.values()):
         findings.append(("undecided", "nothing was judged", False))
     vacuous = limits.vacuous(finite(parts, ORDINARY), trivial)
-    accepted = kernel.vacuous.get(result, "")
+    reason = kernel.vacuous.get(result, "")
+    accepted = f"its limit is vacuous, which the declaration accepts: {reason}" if reason else ""
     if vacuous:  # this reason says more than that the result is undecided
         findings = [each for each in findings if each[0] == "wrong"]
         findings += [] if accepted else [("vacuous", vacuous, False)]

@@ -272,7 +272,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     ulp_limit: float | None = None
     # the largest ratio of an error beyond the limit to PyTorch's near it, for kernels that are held against PyTorch
     excess: Number | None = None
-    trivial: str = ""  # a trivial answer that is itself right, or why a vacuous result is accepted
+    trivial: str = ""  # what the limit does not see: a remark that reports print as it is
     # The format of the result, in whose ULP it is judged, if that is not `dtype`. Its cases have `dtype`.
     format: str = ""
     where: str = ""  # in which cases a wrong result is wrong

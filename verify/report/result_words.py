@@ -92,21 +92,13 @@ def on_average(result: Result) -> str:
     return "; ".join(filter(None, [*parts, beside_pytorch(result)]))
 
 
-# `verify.measure.result` begins so if a trivial answer is right. Any other `Result.trivial` is a reason.
-RIGHT = "on ordinary inputs "
-
-
 def result_notes(result: Result) -> list[str]:
     """Returns remarks about a result: an accepted vacuous limit, a right trivial answer, and PyTorch's lead at inputs
     where nothing is promised.
     """
     found = [f"{of.reason}; nothing is promised there" for of in result.classes if of.limit is None and of.reason]
     found += _excused(result)
-    found = [clean(f"{result.output} {result.dtype}: {text}") for text in found]
-    if not result.trivial:
-        return found
-    accepted = "" if result.trivial.startswith(RIGHT) else "its limit is vacuous, which the declaration accepts: "
-    return [clean(f"{result.output} {result.dtype}: {accepted}{result.trivial}"), *found]
+    return [clean(f"{result.output} {result.dtype}: {text}") for text in [*filter(None, [result.trivial]), *found]]
 
 
 def _excused(result: Result) -> list[str]:
