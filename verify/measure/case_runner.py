@@ -217,7 +217,7 @@ class CaseRunner:
 
         Repeats the worst inputs, then the first call, each input once, when it has its `turn` on the GPU.
         """
-        first = "" if self._first is None else self._first[0].to_json()
+        first, before = ("", {}) if self._first is None else (self._first[0].to_json(), self._first[1])
         worst = dict[str, list[tuple[str, Worst]]]()  # by case
         for result in wrong:
             # the law of accuracy, not this check, repeats results of a mode of inference
@@ -229,8 +229,12 @@ class CaseRunner:
 
         def again(text: str) -> str:
             results = self._patiently(Case.from_json(text)).results
-            differs = (_differs(dtype, each, results) for dtype, each in worst[text])
-            return next(filter(None, differs), "") or (self._first_differs(results) if text == first else "")
+            for dtype, each in worst[text]:
+                if differs := _differs(dtype, each, results):
+                    return differs
+            later = digests_of(results) if text == first else before
+            other = ", ".join(name for name in before if later.get(name) != before[name])
+            return f"{DIFFER}: {other} of the first call, and after {self._count:,} calls" if other else ""
 
         try:
             for text in worst:
@@ -242,12 +246,6 @@ class CaseRunner:
             if isinstance(error, RuntimeError) and not ran_out(error):
                 raise
         return ""
-
-    def _first_differs(self, results: dict[str, Tensor]) -> str:
-        """Returns how the results of the first case differ from those of its first call."""
-        first, later = self._first[1] if self._first else {}, digests_of(results)
-        other = [name for name in first if later.get(name) != first[name]]
-        return f"{DIFFER}: {', '.join(other)} of the first call, and after {self._count:,} calls" if other else ""
 
 
 def _reason(text: str) -> str:

@@ -357,7 +357,8 @@ def cuts_of(
     most_apart = max(_BOXES * effort.drawn, one.work)
     while waiting and sum(made.work for made in apart) <= most_apart and (time.monotonic() < until or not apart):
         some = waiting.pop(0)
-        together = _around(some, shape)
+        # the smallest box that contains them
+        together = tuple(np.unique(each) for each in np.unravel_index(np.array(some), shape)) if shape else ()
         if (made := cut(together, share)) is not None and size_of(together) <= effort.elements / share:
             apart.append(made)
         elif len(some) > 1:
@@ -365,11 +366,6 @@ def cuts_of(
         elif (made := cut(together, 1)) is not None:
             apart.append(made)
     return [*apart[:1], *drawn[:1], *apart[1:], *drawn[1:]] or [one]
-
-
-def _around(places: Sequence[int], shape: tuple[int, ...]) -> Box:
-    """Returns the smallest box that contains some places."""
-    return tuple(np.unique(each) for each in np.unravel_index(np.array(places), shape)) if shape else ()
 
 
 def _box(shape: tuple[int, ...], counts: Sequence[int], seed: int, label: str) -> Box:

@@ -218,7 +218,7 @@ class _QuantiserLaws:
             "power of two", "x times 4 has other codes or not 4 times the scales", self.x * 4, numbers * 4, codes
         )
         if encoding.grid(shape) != (1, 1) and not encoding.random:  # the bits of a block stay where they are
-            turned = [self._in_reverse(each) for each in (self.x, numbers, codes)]
+            turned = [from_blocks(in_blocks(x, encoding, 0).flip(0), encoding, shape) for x in (self.x, numbers, codes)]
             yield self._law("permuted blocks", "blocks in another order have other codes", *turned)
         yield from self._laws_of_one_block(numbers, codes)
 
@@ -277,11 +277,6 @@ class _QuantiserLaws:
         case = _spelled(self.base, x.to(self.kind))
         measured = self.judging.call(case)
         return None if measured is None else (case, measured)
-
-    def _in_reverse(self, values: Tensor) -> Tensor:
-        """Returns the blocks in reverse order, along rows and along columns."""
-        shape = (values.shape[0], values.shape[1])
-        return from_blocks(in_blocks(values, self.judging.encoding, 0).flip(0), self.judging.encoding, shape)
 
     def _law(
         self, name: str, rule: str, x: Tensor, wanted: Tensor, codes: Tensor | None, where: Tensor | None = None
