@@ -161,26 +161,27 @@ def seeded(count: int, seed: int) -> Iterator[dict[str, Any]]:
 # -- layers beside kernels ------------------------------------------------------------------------------------
 
 
+def _normed(x: Tensor) -> Tensor:
+    """Returns x over its root mean square, in float32."""
+    wide = x.float()
+    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
 def llama_norm(x: Tensor, w: Tensor) -> Tensor:
-    h = x.float()
-    h = h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)
-    return w * h.to(x.dtype)
+    return w * _normed(x).to(x.dtype)
 
 
 def fused_norm(x: Tensor, w: Tensor) -> Tensor:
-    h = x.float()
-    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+    return (w.float() * _normed(x)).to(x.dtype)
 
 
 def _gemma_norm(x: Tensor, w: Tensor) -> Tensor:
-    h = x.float()
-    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * (1.0 + w.float())).to(x.dtype)
+    return (_normed(x) * (1.0 + w.float())).to(x.dtype)
 
 
 def _gemma_norm_narrow(x: Tensor, w: Tensor) -> Tensor:
     """Adds 1 to the weight in the weight's own format, and multiplies there."""
-    h = x.float()
-    return (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * (1.0 + w)
+    return _normed(x).to(x.dtype) * (1.0 + w)
 
 
 def _add_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,7 +192,7 @@ def _add_norm(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
 def _add_norm_wide(x: Tensor, r: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """Norms the sum before it is rounded for the stream."""
     h = x.float() + r.float()
-    return (w.float() * (h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype), h.to(x.dtype)
+    return (w.float() * _normed(h)).to(x.dtype), h.to(x.dtype)
 
 
 def _turned(x: Tensor) -> Tensor:
@@ -223,11 +224,6 @@ def _loss(x: Tensor) -> Tensor:
 
 def _loss_narrow(x: Tensor) -> Tensor:
     return x - torch.logsumexp(x.float(), -1, keepdim=True).to(x.dtype)
-
-
-def _wide(layer: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Returns the layer as a fused kernel computes it: in float32, and rounded once."""
-    return lambda *operands: layer(*(each.float() for each in operands)).to(operands[0].dtype)
 
 
 def _swiglu(g: Tensor, u: Tensor) -> Tensor:
@@ -263,12 +259,6 @@ def _own(path: str, name: str, *, gate: bool = False, **fixed: Any) -> Callable[
         return getattr(importlib.import_module(path), name)(*(operands[::-1] if gate else operands), **fixed)
 
     return kernel
-
-
-def _normed(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """Returns x over its root mean square, in float32."""
-    wide = x.float()
-    return wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
 
 
 def _t5_norm(x: Tensor, w: Tensor) -> Tensor:
@@ -365,7 +355,7 @@ PAIRS: dict[str, tuple[Callable[..., Any], Callable[..., Any], str, bool]] = {
         "Llama's norm, a fused one (vllm 42379, kernels-community 105)": (llama_norm, fused_norm, "r n"),
         "add + norm, the sum kept wide (lmdeploy 4133)": (_add_norm, _add_norm_wide, "r r n"),
         "Gemma's norm, 1 + w in 16 bits": (_gemma_norm, _gemma_norm_narrow, "r n"),
-        "GEGLU, fused with tanh": (_geglu, _wide(_geglu_tanh), "r r"),
+        "GEGLU, fused with tanh": (_geglu, _fused(_geglu_tanh), "r r"),
         "softmax, exponentials in 16 bits": (_softmax_wide, _softmax_narrow, "r"),
         "cross-entropy, its sum in 16 bits": (_loss, _loss_narrow, "r"),
         "layer norm, by hand": (_layer_norm, _layer_norm_eager, "r n n"),

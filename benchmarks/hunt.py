@@ -113,15 +113,9 @@ def compare(subject: Subject, size: str, seeds: range) -> dict[str, Any]:
         control, control_trace = searched(subject, Settings(**base, evaluations=count, strategy="random"))  # type: ignore[arg-type]
         seconds = found["search_seconds"]
         timed, _ = searched(subject, Settings(**base, seconds=seconds, strategy="random"))  # type: ignore[arg-type]
-        rows.append(
-            {
-                "seed": seed,
-                "hunt": found,
-                "random": control,
-                "random_same_time": timed,
-                "evaluations_to_match": trace.passed(max((best for _, best in control_trace.steps), default=math.inf)),
-            }
-        )
+        row = {"seed": seed, "hunt": found, "random": control, "random_same_time": timed}
+        bar = max((best for _, best in control_trace.steps), default=math.inf)
+        rows.append(row | {"evaluations_to_match": trace.passed(bar)})
     hunts, controls, timed_ones = (
         [value_of(row[name]["maximum"]) for row in rows] for name in ("hunt", "random", "random_same_time")
     )
@@ -154,13 +148,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     seeds = range(options.seeds)
-    report: dict[str, Any] = {
-        "backend": BACKEND.name,
-        "label": BACKEND.label,
-        "environment": probes.fingerprint(),
-        "size": options.size,
-        "comparisons": [],
-    }
+    report: dict[str, Any] = {"backend": BACKEND.name, "label": BACKEND.label, "environment": probes.fingerprint()}
+    report |= {"size": options.size, "comparisons": []}
 
     def save() -> None:
         if options.json:

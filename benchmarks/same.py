@@ -1,7 +1,6 @@
 """Compares settings of PyTorch's functions and of the kernels here, bit by bit: python -m benchmarks.same
 
-    python -m benchmarks.same --backend cuda --json same.json
-    python -m benchmarks.same --from same.json --page PAGE.md   writes the table between the marks of "same bits"
+    python -m benchmarks.same --backend cuda --json same.json   prints a table in Markdown
     python -m benchmarks.same --later 1000000 --backend cuda    exits 1 if later inputs split a class
 
 `--later` finds the classes of each kernel as `verify same` does, and then finds them again beside so many later inputs,
@@ -25,7 +24,6 @@ import torch
 from torch.nn import functional
 
 import verify
-from benchmarks.like_rules import write
 from verify import backends
 from verify.backends import Backend
 from verify.cases.values import ROW_REGIMES
@@ -154,21 +152,13 @@ def main() -> int:
     parser.add_argument("--kernel", action="append", default=[], help="only this one (repeatable)")
     parser.add_argument("--later", type=int, default=0, help="number of later inputs of each kernel and dtype")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--from", dest="record", type=Path)
-    parser.add_argument("--page", type=Path)
     options = parser.parse_args()
-    if options.record:
-        record = json.loads(options.record.read_text())
-    else:
-        rows = measured(options.backend, options.kernel, options.later)
-        device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-        record = {"device": device, "torch": torch.__version__, "rows": rows}
+    rows = measured(options.backend, options.kernel, options.later)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    record = {"device": device, "torch": torch.__version__, "rows": rows}
     if options.json:
         options.json.write_text(json.dumps(record, indent=1) + "\n")
-    if options.page:
-        write(options.page, "same bits", table(record))
-    elif not options.json:
-        print(table(record))
+    print(table(record))
     return int(not record["rows"] or any(row.get("split") or "error" in row for row in record["rows"]))
 
 

@@ -811,14 +811,10 @@ row(
     shapes={"x": "n d", "w": "d m"}, accumulate="tf32", largest=8.0,
 )  # fmt: skip
 row(
-    "GELU of float8",
-    F.gelu,
-    lambda x: F.gelu(x.float()).to(torch.float8_e4m3fn),
-    lambda x: (0.94 * F.gelu(x.float())).to(torch.float8_e4m3fn),
-    dtypes=["float8_e4m3fn"],
-    largest=400.0,
+    "GELU of float8", F.gelu, lambda x: F.gelu(x.float()).to(torch.float8_e4m3fn),
+    lambda x: (0.94 * F.gelu(x.float())).to(torch.float8_e4m3fn), dtypes=["float8_e4m3fn"], largest=400.0,
     shapes={"x": "n d"},
-)
+)  # fmt: skip
 waits("complex numbers", "real numbers alone")
 
 

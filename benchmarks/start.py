@@ -6,8 +6,8 @@
 `run` starts `verify run` on one small kernel twice, and measures the second start. The others send ten files to one
 warm pool. Each file has one kernel that no worker has seen: an elementwise kernel of side^2 float32 numbers, a softmax
 of side rows, or a product of two matrices, with its gradients; side is 4,096. Prints the seconds of each start or
-candidate, and the phases of the last (VERIFY_TIMES). A record of the same kind of machine keeps its other
-measurements. Exits 1 if a measurement is beyond its limit, or if a kernel has no verdict:
+candidate, and the phases of the last (VERIFY_TIMES). Exits 1 if a measurement is beyond its limit, or if a kernel has
+no verdict:
 
     run 10 s, of which imports 5 s; tenth candidate: elementwise 3 s, row 5 s, product 8 s
 """
@@ -159,16 +159,6 @@ def machine() -> dict[str, Any]:
     return {"gpu": gpu, "cores": usable_cores(), "torch": torch, "import_torch": seconds}
 
 
-def completed(record: Path, rows: dict[str, Any]) -> dict[str, Any]:
-    """Returns `rows` with the measurements of an earlier record of the same limits, size and kind of machine."""
-
-    def about(found: dict[str, Any]) -> list[Any]:
-        return [found["limits"], found["side"], *(found["environment"][name] for name in ("gpu", "cores", "torch"))]
-
-    earlier = json.loads(record.read_text()) if record.exists() else None
-    return earlier | rows if earlier and about(earlier) == about(rows) else rows
-
-
 def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -181,7 +171,7 @@ def main() -> int:
     options = parser.parse_args()
     rows: dict[str, Any] = {"limits": {**LIMITS, "imports": IMPORTS}, "side": options.side}
     if options.record:
-        rows = completed(options.record, rows | {"environment": machine()})
+        rows["environment"] = machine()
     kept = True
     for kind in options.only or KINDS:
         with tempfile.TemporaryDirectory() as name:
