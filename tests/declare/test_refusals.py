@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from tests.golden import answers
+from verify.cases import case_of, inputs_of
 from verify.declare.declaration import kernel
 
 
@@ -20,6 +21,18 @@ def few(x, *, eps):
 
 def many(x, weight):
     return x
+
+
+def writes(**said):
+    """Declares a kernel that writes into y."""
+    kernel(like=torch.exp, dtypes=["float32"], **said)(lambda x, y: torch.exp(x, out=y))
+
+
+def structured(**said):
+    """Declares a kernel of rows and their places, and draws its operands."""
+    given = {"shapes": {"x": "n d", "p": "n"}, "dtypes": ["float32"], "name": "places", **said}
+    made = kernel(like=lambda x, p: x * p[:, None], **given)(lambda x, p: x[p.long()])
+    inputs_of(made.op, case_of(made, "float32", dims=(3, 2)), "cpu")
 
 
 class Layer(torch.nn.Module):

@@ -183,24 +183,3 @@ def test_hunts_draw_the_structure_and_derive_again() -> None:
         case = space.case({name: value[:1] for name, value in population.items()}, shared, 1)
         assert not case.values.keys() & {"mean", "rstd", "offsets"}
         inputs_of(kernel.op, case, "cpu")
-
-
-@pytest.mark.parametrize(
-    ("said", "rule"),
-    [
-        ({"integers": {"p": "permutation d"}}, "a permutation has the size of the last dimension"),
-        ({"integers": {"p": "1 <= p <= 4, total n"}}, "the form low <= p < high"),
-        ({"derive": {"z": lambda x: x}}, "derive= has a function for an operand"),
-        ({"derive": {"p": lambda nothing: nothing}}, "shapes= has no entry for nothing"),
-        ({"derive": {"p": lambda x: x.sum()}}, "returns numbers of the shape"),
-        ({"shapes": {"x": "n d", "p": "n/2"}}, "expressions of both without spaces; received 'n/2'"),
-        ({"shapes": {"x": "n d", "q": ["n"]}}, "a list of shapes for an argument that is a list"),
-    ],
-)
-def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str) -> None:
-    def kernel(x: Tensor, p: Tensor) -> Tensor:
-        return x[p.long()]
-
-    given = {"shapes": {"x": "n d", "p": "n"}, "dtypes": ["float32"], **said}
-    with pytest.raises(UsageError, match=rule):
-        operands(verify.kernel(like=lambda x, p: x * p[:, None], **given)(kernel), dims=(3, 2))

@@ -14,7 +14,7 @@ from tests.laws import trial
 from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.cases import case_of
-from verify.errors import KernelError, UsageError
+from verify.errors import KernelError
 from verify.measure.call import run_kernel
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -107,27 +107,6 @@ def test_a_kernel_that_returns_too_much_or_too_little_is_an_error() -> None:
     )(lambda x: x.mul_(2) and None)
     with pytest.raises(KernelError, match="returns y beside what it writes|must return"):
         run_kernel(kernel, case_of(kernel, "float32", dims=(1,)), "cpu")
-
-
-@pytest.mark.parametrize(
-    ("said", "rule"),
-    [
-        ({"writes": {"z": "z_"}}, "writes names operands of the kernel, x; received 'z'"),
-        ({"into": ["z"]}, "into names arguments of the kernel, x, y; received 'z'"),
-        ({"into": ["y"], "outputs": ["a"]}, "outputs names what is written, a; received 'y'"),
-        ({"into": ["y"], "gradients": True}, "a kernel that writes has no gradients"),
-    ],
-)
-def test_a_declaration_that_cannot_be_is_refused(said: dict[str, Any], rule: str) -> None:
-    def kernel(x: Tensor, y: Tensor) -> None:
-        torch.exp(x, out=y)
-
-    if "writes" in said:
-        said = said | {"into": ["y"]}
-    with pytest.raises(UsageError, match=rule):
-        verify.kernel(like=torch.exp, dtypes=["float32"], **said)(kernel)
-    with pytest.raises(UsageError, match="an op by name has no use for into=, which belong to like="):
-        verify.kernel(op="gelu", into=["y"])(kernel)
 
 
 def _scaled(x: Tensor, s: Tensor) -> Tensor:
