@@ -133,7 +133,7 @@ def test_sorting_by_numbers_puts_nan_worst_and_missing_last(page: Page) -> None:
 
 
 def test_filtering_by_text_and_by_attention(page: Page) -> None:
-    total = len(record_html.rows(present(sample())))
+    total = len(present(sample()).rows)
     shown = "document.querySelector('#shown').textContent"
     assert page.evaluate(shown) == f"{total} rows"
     query(page, "GELU bfloat16 wrong")
