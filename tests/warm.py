@@ -28,7 +28,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from verify.backends.cpu import told_to_interpret, triton_interprets
+from verify.backends.backend import told_to_interpret, triton_interprets
 from verify.workers import start
 
 _FORKS = multiprocessing.get_context("forkserver")

@@ -11,7 +11,7 @@ os.sched_getaffinity = lambda _: {0}  # more are forks for each case, and furthe
 gc.disable()
 
 from verify import backends, cli, worker  # noqa: E402, F401
-from verify.backends.cpu import told_to_interpret  # noqa: E402
+from verify.backends.backend import told_to_interpret  # noqa: E402
 from verify.measure import apart  # noqa: E402, F401
 
 if told_to_interpret():

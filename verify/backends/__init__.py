@@ -17,9 +17,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from verify.backends.backend import NEVER_RUN, Backend
-from verify.backends.cpu import Cpu, Interpreter, told_to_interpret
-from verify.backends.gpu import Cuda, Rocm, Xpu
+from verify.backends.backend import NEVER_RUN, Backend, Cpu, Cuda, Interpreter, Rocm, Xpu, told_to_interpret
 from verify.errors import UsageError
 
 if TYPE_CHECKING:

@@ -3,14 +3,23 @@
 The class answers without torch, because the parent process knows only the name of a backend. An instance is a device
 that was found. A package adds a backend by an entry point in the group "verify.backends"
 (tests/backends/test_added.py).
+
+verify's own backends follow: on a CPU, PyTorch code as it is and Triton kernels in the corrected interpreter; GPUs that
+torch drives, NVIDIA's, on which verify is tested, and two kinds on which it never ran.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import platform
+import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
+
+from verify.errors import UsageError
 
 NEVER_RUN = "no test of verify has run there, so nothing is known of its results"
 
@@ -78,3 +87,191 @@ class Backend:
     def environment(self) -> dict[str, str]:
         """Returns entries of a record in addition to the fingerprint that all backends share."""
         return {} if self.tested else {"untested": NEVER_RUN}
+
+
+class Cpu(Backend):
+    """Runs PyTorch code: any function of tensors, C++ extensions too. It needs no GPU and never imports Triton."""
+
+    name, tested = "cpu", True
+
+    @classmethod
+    def here(cls) -> Self:
+        return cls("cpu", "CPU (PyTorch)")
+
+    def environment(self) -> dict[str, str]:
+        """Returns the instruction set by which PyTorch picks its code, such as cpu_avx2; figures depend on it."""
+        import torch
+
+        picked = torch.backends.cpu.get_cpu_capability()
+        picked = (platform.machine() if picked == "DEFAULT" else picked).lower()
+        return {"arch": f"cpu_{re.sub('[^a-z0-9]+', '_', picked)}"}
+
+
+class Interpreter(Backend):
+    """Runs Triton kernels in Triton's interpreter, whose arithmetic `interpreter/` corrects.
+
+    Casts, fma, min and max, bfloat16 arithmetic and libdevice's exact functions give the bits of sm_90. Approximations
+    (exp2, erf, tanh, division) are correctly rounded, and a * b + c is never fused.
+    """
+
+    name, tested, triton = "interpreter", True, "interpreted"
+
+    @classmethod
+    def here(cls) -> Self:
+        return cls("cpu", "CPU (Triton interpreter)")
+
+    @classmethod
+    def arch(cls, found: str) -> str:
+        return cls.name
+
+    def activate(self) -> None:
+        demand_triton()
+        if triton_interprets() is False:
+            raise UsageError(
+                "backend: 'interpreter' must be active before Triton is imported; "
+                "Triton is already imported in this process, to compile",
+                hint="TRITON_INTERPRET=1 in the environment, or activate the backend before importing kernels",
+            )
+        os.environ["TRITON_INTERPRET"] = "1"
+        from verify.backends.interpreter.install import install
+
+        install()
+
+
+def demand_triton() -> None:
+    """Raises UsageError if Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        raise UsageError(
+            "kernels run on Triton, compiled for a GPU or interpreted on a CPU, and triton is not installed here",
+            hint="pip install triton  (verify doctor says what else is missing; --backend cpu judges PyTorch code)",
+        )
+
+
+def told_to_interpret() -> bool:
+    """True if TRITON_INTERPRET in the environment requests the interpreter, by Triton's own rule."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "y", "yes")
+
+
+def triton_interprets() -> bool | None:
+    """Returns True if this process imported Triton to interpret, False to compile, None if not at all."""
+    standard = sys.modules.get("triton.language.standard")
+    if standard is None:
+        return None
+    # Triton decides this for its own library functions once, at its import.
+    return type(standard.sum).__name__ == "InterpretedFunction"
+
+
+SHARE = 4 << 30  # bytes of GPU memory for each worker: its context, and a case with its truth
+MOST_LETTERS = 27  # of a GPU's name that its architecture keeps
+
+
+class Gpu(Backend):
+    """One GPU. `driven_by` is the module of torch that drives it; `hip` is True for AMD's."""
+
+    scale, gpu, forks, triton = "large", True, False, "compiled"
+    driven_by: ClassVar[str] = "cuda"
+    hip: ClassVar[bool] = False
+
+    @classmethod
+    def torch_module(cls) -> Any:
+        """Returns torch.cuda or torch.xpu."""
+        import torch
+
+        return getattr(torch, cls.driven_by)
+
+    @classmethod
+    def architecture(cls, device: Any) -> str:
+        """Returns the architecture of a GPU, such as sm_90."""
+        raise NotImplementedError
+
+    @classmethod
+    def lacking(cls) -> str:
+        import torch
+
+        if bool(torch.version.hip) != cls.hip:
+            return f"needs a torch that was built for it; torch.version.hip is {torch.version.hip}"
+        if not cls.torch_module().is_available():
+            return f"needs a GPU that torch can use; torch.{cls.driven_by}.is_available() is False"
+        return ""
+
+    @classmethod
+    def here(cls) -> Self:
+        index = cls.torch_module().current_device()
+        name, arch = cls.torch_module().get_device_name(index), cls.architecture(index)
+        return cls(f"{cls.driven_by}:{index}", f"{name} ({arch if cls.tested else f'{cls.name} {arch}'})")
+
+    @classmethod
+    def count(cls) -> int:
+        return int(cls.torch_module().device_count())
+
+    def activate(self) -> None:
+        demand_triton()
+        if triton_interprets():
+            raise UsageError(
+                f"backend: {self.name!r} compiles kernels; got a process whose Triton was imported to interpret them",
+                hint="unset TRITON_INTERPRET and start a new process",
+            )
+
+    def usable(self) -> bool:
+        """Asks the GPU: after an illegal access every later call of the process fails.
+
+        A process without a tensor on the GPU is not asked: that would make its context, of half a gigabyte.
+        """
+        import torch
+
+        if not self.torch_module().is_initialized() or not self.torch_module().max_memory_reserved(self.device):
+            return True
+        try:
+            self.torch_module().synchronize(self.device)
+            return bool(torch.zeros(1, device=self.device).sum() == 0)
+        except Exception:
+            return False
+
+    def workers(self, cores: int) -> int:
+        """Returns one per core, because exact verdicts are the CPU's work, or as many as fit into the GPU's memory."""
+        memory: int = self.torch_module().get_device_properties(self.device).total_memory
+        return max(1, min(cores, memory // SHARE))
+
+    def environment(self) -> dict[str, str]:
+        return {} if self.tested else {"arch": self.architecture(self.device), **super().environment()}
+
+
+class Cuda(Gpu):
+    """NVIDIA."""
+
+    name, tested, arches = "cuda", True, "sm_"
+    clock = streams = True
+    driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
+
+    @classmethod
+    def is_single(cls) -> bool:
+        alone = not os.environ.get(cls.visible) and len(list(Path("/dev").glob("nvidia[0-9]*"))) <= 1
+        return alone or super().is_single()
+
+    @classmethod
+    def architecture(cls, device: Any) -> str:
+        major, minor = cls.torch_module().get_device_capability(device)
+        return f"sm_{major}{minor}"
+
+
+class Rocm(Gpu):
+    """AMD. Its PyTorch uses the names of CUDA; the capability (9, 0) that it reports does not mean sm_90."""
+
+    name, arches, visible, hip = "rocm", "gfx", "HIP_VISIBLE_DEVICES", True
+    clock = streams = True
+
+    @classmethod
+    def architecture(cls, device: Any) -> str:
+        # such as gfx90a:sramecc+:xnack-, gfx90a with two features
+        return str(cls.torch_module().get_device_properties(device).gcnArchName).partition(":")[0]
+
+
+class Xpu(Gpu):
+    """Intel. torch has no name of the architecture, so the GPU's own name serves."""
+
+    name = driven_by = "xpu"
+
+    @classmethod
+    def architecture(cls, device: Any) -> str:
+        name = cls.torch_module().get_device_name(device).lower().removeprefix("intel(r) ")
+        return f"xpu_{re.sub('[^a-z0-9]+', '_', name).strip('_')[-MOST_LETTERS:]}"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from verify.backends import architecture
-from verify.backends.cpu import triton_interprets
+from verify.backends.backend import triton_interprets
 
 ABSENT = "absent"
 #: A measurement, or the reason why there is none.
