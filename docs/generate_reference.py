@@ -20,7 +20,7 @@ Every public name of `import verify`, from its docstring. [From Python](api.md) 
 
 def page() -> str:
     """Returns the whole page."""
-    names = sorted(set(verify.__all__) - {"__version__"}, key=str.lower)
+    names = sorted(set(verify.__all__) - {"__version__"}, key=lambda name: (name.lower(), name))
     return "\n".join([HEAD, *(_section(name, getattr(verify, name)) for name in names)])
 
 

@@ -47,6 +47,7 @@ class HuntDeclaration(TypedDict, total=False):
     operand_dtypes: Mapping[str, Any] | None
     output_dtypes: Mapping[str, Any] | None
     quantise: Encoding | None
+    rounds: Literal["", "as like", "once"]
     stochastic: str | Mapping[str, str] | None
     inputs: str | None
     same_bits: Iterable[str]
