@@ -48,6 +48,7 @@ class HuntDeclaration(TypedDict, total=False):
     output_dtypes: Mapping[str, Any] | None
     quantise: Encoding | None
     rounds: Literal["", "as like", "once"]
+    ties: Literal["", "as like"]
     stochastic: str | Mapping[str, str] | None
     inputs: str | None
     same_bits: Iterable[str]
