@@ -6,15 +6,19 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch.nn import functional
 
 from tests.cli.here import said
 from tests.docs.commands import check_commands
 from verify import backends
 from verify.cases import Case
+from verify.cli import init
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.measure.call import run_kernel
@@ -117,10 +121,39 @@ def test_every_public_function_that_launches_a_kernel_has_a_declaration(project:
         "filled toykernels.act.rms_norm\nfilled toykernels.act.relu_\nfilled toykernels.act.atan2\n"
         "found  toykernels.act.elu\nfilled toykernels.act.Tanh.apply\n"
         "wrote  accuracy.py\nwrote  .github/workflows/accuracy.yml\n"
+        "to do  set VERIFY in .github/workflows/accuracy.yml: pip does not know where this verify came from\n"
         "functions to declare: 8, of these filled in: 5\nnext: verify run accuracy.py\n"
     )
     [gate] = [words for words in check_commands(project / ".github/workflows/accuracy.yml") if words[0] == "gate"]
     assert gate[1] == "run.json" and "-e ." in (project / ".github/workflows/accuracy.yml").read_text()
+
+
+def test_the_workflow_installs_the_verify_that_wrote_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the repository at its commit, or from a wheel of the project; findings reach the pull request."""
+    where = {"url": "https://host/o/r", "vcs_info": {"vcs": "git", "commit_id": "c0ffee"}}
+    known = SimpleNamespace(read_text=lambda name: json.dumps(where))
+    monkeypatch.setattr(init, "distribution", lambda name: known)
+
+    def written() -> dict[str, Any]:
+        (project / init.WORKFLOW).unlink(missing_ok=True)
+        assert "to do" not in said("init", cwd=project).stdout
+        return dict(yaml.safe_load((project / init.WORKFLOW).read_text())["jobs"]["gate"])
+
+    job = written()
+    assert job["env"] == {"VERIFY": "git+https://host/o/r@c0ffee"}
+    used = [step["uses"].partition("@")[0] for step in job["steps"] if "uses" in step]
+    assert used[2:] == ["github/codeql-action/upload-sarif", "actions/upload-artifact"]
+    [gate] = [words for words in check_commands(project / init.WORKFLOW) if words[0] == "gate"]
+    assert {"--github", "--sarif", "--junit"} <= set(gate)
+    (project / "vendor").mkdir()
+    (project / "vendor" / "verify_kernels-0.1.0-py3-none-any.whl").touch()
+    assert written()["env"] == {"VERIFY": "vendor/verify_kernels-0.1.0-py3-none-any.whl"}
+
+
+@pytest.fixture(autouse=True)
+def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hides where this verify was installed from."""
+    monkeypatch.setattr(init, "distribution", lambda name: SimpleNamespace(read_text=lambda name: None))
 
 
 def test_what_is_filled_in_runs_without_an_edit(project: Path) -> None:

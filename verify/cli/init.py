@@ -18,8 +18,13 @@ import argparse
 import itertools
 import json
 import os
+import subprocess
 import textwrap
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
+from subprocess import DEVNULL
+from urllib.parse import unquote, urlsplit
 
 from verify.cli import exits, sinks
 from verify.declare.package import Definition, LaunchingFunction, definition_of, functions_in
@@ -27,6 +32,7 @@ from verify.errors import UsageError, WriteError
 
 DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
 _TEMPLATE = Path(__file__).with_name("workflow.yml")
+_UNKNOWN = "verify-kernels # TODO: where verify comes from, for instance git+https://HOST/OWNER/REPOSITORY@COMMIT"
 WIDTH = 120  # of the lines that are written
 
 
@@ -44,10 +50,11 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"nothing was written: {', '.join(kept)} exist already, and none is changed")
     definitions = [] if DECLARATION in kept else [definition_of(each) for each in functions]
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
+    origin = _origin()
     declared = map(_declaration, functions, _labels(functions), definitions)
     texts = {
         DECLARATION: "\n\n\n".join([_HEAD, *declared]) + "\n",
-        WORKFLOW: _TEMPLATE.read_text("utf-8").format(install=install, file=DECLARATION),
+        WORKFLOW: _TEMPLATE.read_text("utf-8").format(install=install, file=DECLARATION, verify=origin or _UNKNOWN),
     }
     written = [path for path in texts if path not in kept]
     for path in written:
@@ -58,10 +65,31 @@ def main(options: argparse.Namespace) -> int:
     lines = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
     lines += [f"wrote  {path}" for path in written]
     lines += [f"kept   {path}: it exists, and was not changed" for path in kept]
+    if WORKFLOW in written and not origin:
+        lines.append(f"to do  set VERIFY in {WORKFLOW}: pip does not know where this verify came from")
     then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
     end = f"functions to declare: {len(names)}, of these filled in: {len(filled)}"
     sinks.deliver_data(options, data, [*lines, *sinks.ending(end, f"{then}verify run {DECLARATION}")])
     return exits.PASS
+
+
+def _origin() -> str:
+    """Returns what pip installs to get this verify: its repository at a commit, or a wheel in this folder; or ""."""
+    wheels = sorted(Path().glob("*/verify_kernels-*.whl"))
+    if wheels:
+        return wheels[-1].as_posix()
+    with suppress(PackageNotFoundError, ValueError, OSError, subprocess.CalledProcessError):
+        known = json.loads(distribution("verify-kernels").read_text("direct_url.json") or "{}")
+        if vcs := known.get("vcs_info"):
+            return f"{vcs['vcs']}+{known['url']}@{vcs['commit_id']}"
+        if (url := urlsplit(known.get("url", ""))).scheme == "file":
+            git = ["git", "-C", unquote(url.path)]
+            asked = ("remote", "get-url", "origin"), ("rev-parse", "HEAD")
+            remote, commit = (
+                subprocess.check_output([*git, *each], text=True, stderr=DEVNULL).strip() for each in asked
+            )
+            return f"git+{remote}@{commit}" if remote.startswith("https://") else ""
+    return ""
 
 
 def _write(path: Path, text: str) -> None:
