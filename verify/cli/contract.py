@@ -28,5 +28,5 @@ from verify.diagnose.requests import FindContract
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     found = replay.ask(options, FindContract(options.target, options.layer, options.dtype, options.gradients))
-    sinks.deliver_data(options, found, found.lines)
+    sinks.deliver_data(options, found, str(found).splitlines())
     return exits.PASS

@@ -18,10 +18,11 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, cast
 
+import msgspec
 import torch
 from torch import Tensor, fx
 
@@ -34,7 +35,7 @@ from verify.declare.discovery import imported
 from verify.declare.target import Target
 from verify.diagnose.forms import forms_of
 from verify.diagnose.places import EXACT, Contract, Program, Rounded, trace
-from verify.diagnose.requests import ContractReport
+from verify.diagnose.requests import ContractReport, FoundContract
 from verify.errors import UsageError
 from verify.records.record import ORDINARY
 from verify.truth.formats import named as named_format
@@ -46,7 +47,6 @@ _MOST_SETS = 64
 _REFUTING = 4  # times as many inputs may refute a contract
 _FORMS = 3  # forms of the program that are searched if its own explains too little
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
-_SHOWN = 6  # undecided roundings that the screen shows
 _NEXT = 3  # of them, the best after single changes, whose pairs are changed
 _STARTS = 6  # contracts that a search begins with
 _FIRST = 2  # inputs that a search begins with
@@ -55,57 +55,9 @@ _ROUNDS = 6  # times that refuting inputs join the search
 _NARROW = ("bfloat16", "float16")
 
 
-@dataclass(frozen=True)
-class FoundContract:
-    """Holds the contract of one function: the program with its roundings, and how well it predicts."""
-
-    program: Program
-    formats: Contract  # place -> format, without the places in float32
-    known: float  # share of equal bits on the inputs of the search
-    unseen: float  # share of equal bits on other inputs of other recipes
-    elements: int  # number of unseen elements
-    evaluations: int
-    undecided: tuple[str, ...] = ()  # roundings that no input tried could decide
-    form: str = ""  # how the program differs from the layer's, such as "tanh in place of erf"
-
-    @property
-    def like(self) -> str:
-        """The program for `like=`."""
-        return self.program.text(self.formats)
-
-    def lines(self, name: str) -> list[str]:
-        """Returns the contract as lines for the screen."""
-        said = f"{name}: predicts {_percent(self.unseen)} of {self.elements:,} unseen results"
-        lines = [said + (f"; {self.form}" if self.form else ""), *("    " + line for line in self.like.splitlines())]
-        lines += [f"    rounds {self.program.words(place)} to {kind}" for place, kind in self.formats.items()]
-        if not self.formats:
-            lines.append("    rounds once, at the end")
-        more = len(self.undecided) - _SHOWN
-        shown = [*self.undecided[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
-        return lines + [f"    not decided by these inputs: {text}" for text in shown]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """Holds the contracts of a layer and of a kernel, and where they part."""
-
-    layer: FoundContract
-    kernel: FoundContract
-    same: bool  # True: the two have the same bits on all inputs tried
-    first: str = ""  # the first place where the contracts differ
-    shown: str = ""  # an input that shows it
-
-    def __str__(self) -> str:
-        lines = [*self.layer.lines("layer"), "", *self.kernel.lines("kernel"), ""]
-        if self.same:
-            return "\n".join([*lines, "the same contract: equal bits on all inputs tried"])
-        lines.append(f"they part at {self.first}" if self.first else "they part at no rounding that was found")
-        return "\n".join([*lines, *([f"    {self.shown}"] if self.shown else [])])
-
-
 def contract(
     layer: Callable[..., Any], kernel: Callable[..., Any], inputs: Sequence[Tensor], *, gradients: bool = False
-) -> Comparison:
+) -> ContractReport:
     """Finds where a PyTorch layer and a kernel round, and where they part.
 
         print(verify.contract(layer, kernel, (x, w)))
@@ -139,10 +91,10 @@ def contract(
     theirs = found_by(program, traced, call, inputs)
     tried = [inputs, *(each for kind in _SEEDS for each in _sets(inputs, 2, kind))]
     pairs = [(each, _results(layer, each), _results(call, each)) for each in tried]
-    apart = next((pair for pair in pairs if not all(map(_equal, pair[1], pair[2]))), None)
+    apart = next((pair for pair in pairs if not all(map(_is_equal, pair[1], pair[2]))), None)
     if apart is None:
-        return Comparison(own, theirs, True)
-    return Comparison(own, theirs, False, _first(own, theirs), _shown(program, *apart))
+        return ContractReport(own, theirs, same=True)
+    return ContractReport(own, theirs, False, _first(own, theirs), _shown(program, *apart))
 
 
 def _names_of(layer: Callable[..., Any], count: int) -> list[str]:
@@ -208,18 +160,7 @@ def contract_of_target(
     """
     given = inputs_of(kernel.op, case_of_size(kernel, dtype, backend), backend.device)
     inputs = [value for name in kernel.operands if (value := given[name]) is not None]
-    found = contract(_layer(kernel, layer), kernel.function, inputs, gradients=gradients)
-    return ContractReport(
-        layer=found.layer.like,
-        kernel=found.kernel.like,
-        layer_unseen=found.layer.unseen,
-        kernel_unseen=found.kernel.unseen,
-        undecided=list(found.kernel.undecided),
-        same=found.same,
-        first=found.first,
-        shown=found.shown,
-        lines=str(found).splitlines(),
-    )
+    return contract(_layer(kernel, layer), kernel.function, inputs, gradients=gradients)
 
 
 def _layer(kernel: Kernel, text: str) -> Callable[..., Any]:
@@ -257,12 +198,12 @@ def found_by(
         spent = best.evaluations + _STARTS * len(forms)
         for at in sorted(range(len(forms)), key=least.__getitem__)[:_FORMS]:
             form, other = forms[at]
-            found = replace(searched(other, before=best), form=form)
+            found = msgspec.structs.replace(searched(other, before=best), form=form)
             spent += found.evaluations
             best = found if found.known + found.unseen > best.known + best.unseen else best
             if min(best.known, best.unseen) >= 1 - _GOOD:
                 break
-        best = replace(best, evaluations=spent)
+        best = msgspec.structs.replace(best, evaluations=spent)
     return best
 
 
@@ -297,13 +238,15 @@ def _searched(
             undecided.append(f"{program.words(place)} in {kind}")
     own = {place: kind for place, kind in formats.items() if kind != program.usual}
     return FoundContract(
-        program=program,
+        like=program.text(own),
         formats=own,
+        places={place: program.words(place) for place in program.places},
+        usual=program.usual,
         known=_share(program, own, known),
         unseen=_share(program, own, unseen),
         elements=sum(value.numel() for _, results in unseen for value in results),
         evaluations=search.evaluations,
-        undecided=tuple(undecided),
+        undecided=undecided,
     )
 
 
@@ -316,7 +259,7 @@ def _starts(program: Program, before: FoundContract | None) -> list[dict[str, st
         kept = {place: kind for place, kind in before.formats.items() if place in places}
         made = [
             kept,
-            {place: kept.get(place, kind) for place in places if place not in before.program.places} | kept,
+            {place: kept.get(place, kind) for place in places if place not in before.places} | kept,
             *made,
         ]
     while len(made) < _STARTS:
@@ -492,7 +435,7 @@ def _share(program: Program, formats: Contract, known: Known) -> float:
     return equal / total if total else 0.0
 
 
-def _equal(a: Tensor, b: Tensor) -> bool:
+def _is_equal(a: Tensor, b: Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_ordinals(a), _ordinals(b))
 
 
@@ -528,18 +471,14 @@ def _sets(inputs: Sequence[Tensor], count: int, kind: str) -> Iterator[tuple[Ten
 # -- what is shown -----------------------------------------------------------------------------------------
 
 
-def _percent(share: float) -> str:
-    return "100%" if share == 1 else f"{100 * share:.3f}%"
-
-
 def _first(own: FoundContract, theirs: FoundContract) -> str:
     """Returns the first place where two contracts differ, in words."""
     if own.form != theirs.form:
         return f"the form of the program: {theirs.form or own.form}"
-    for place in own.program.places:
-        a, b = (each.formats.get(place, each.program.usual) for each in (own, theirs))
+    for place, words in own.places.items():
+        a, b = (each.formats.get(place, each.usual) for each in (own, theirs))
         if a != b:
-            return f"{own.program.words(place)}: the layer keeps it in {a}, the kernel in {b}"
+            return f"{words}: the layer keeps it in {a}, the kernel in {b}"
     return ""
 
 

@@ -43,14 +43,14 @@ class _Stack:
     result: str
     carries: bool = True
 
-    def _called(self, layer: int, stream: Tensor, *, wide: bool) -> Tensor:
-        """Returns the stream after a layer: of PyTorch in float64, or of the kernel."""
+    def after(self, layer: int, stream: Tensor) -> Tensor:
+        """Returns the stream after a layer: of PyTorch for a stream in float64, else of the kernel."""
         op, h, kind = self.kernel.op, stream, stream.dtype
         if not self.carries:
             h = h.double()
             h = (h / h.square().mean(-1, keepdim=True).sqrt()).to(kind)
         given = inputs_of(op, msgspec.structs.replace(self.case, seed=layer), self.device) | {self.operand: h}
-        if wide:
+        if kind == torch.float64:
             values = [v.double() if v is not None and v.is_floating_point() else v for v in given.values()]
             made = op.baseline(*values, **op.resolve(self.case.params))
             parts = made if isinstance(made, tuple | list) else (made,)
@@ -63,16 +63,10 @@ class _Stack:
             found = stream + (found.double() @ matrix.to(self.device) / math.sqrt(width)).to(kind)
         return found.to(kind)
 
-    def exact(self, layer: int, stream: Tensor) -> Tensor:
-        return self._called(layer, stream, wide=True)
-
-    def rounded(self, layer: int, stream: Tensor) -> Tensor:
-        return self._called(layer, stream, wide=False)
-
     def derivative(self, layer: int, stream: Tensor, along: Tensor) -> Tensor:
         """Returns the derivative of a layer along a direction."""
         step = _STEP * _size(stream) / max(_size(along), 1e-300)
-        up, down = (self.exact(layer, stream + side * step * along) for side in (1, -1))
+        up, down = (self.after(layer, stream + side * step * along) for side in (1, -1))
         return (up - down) / (2 * step)
 
 
@@ -125,15 +119,15 @@ def drift_of(kernel: Kernel, backend: Backend, dtype: str, layers: int, progress
     for layer in range(layers):
         progress(f"{kernel.name} {case.dtype}, layer {layer + 1} of {layers}")
         here = right.to(stream.dtype)
-        after = stack.exact(layer, here.double())
-        own = _figures(stack.rounded(layer, here).double() - after, after)
+        after = stack.after(layer, here.double())
+        own = _figures(stack.after(layer, here).double() - after, after)
         first = first if layer else own
         push = torch.randn(right.shape, generator=generator, dtype=torch.float64).to(right.device)
         gain = _size(stack.derivative(layer, right, push)) / _size(push)
         noise = math.hypot(noise * gain, own[1] * _size(after))
         if bool(carried.any()):
             carried = stack.derivative(layer, right, carried)
-        right, got = stack.exact(layer, right), stack.rounded(layer, got)
+        right, got = stack.after(layer, right), stack.after(layer, got)
         carried = carried + own[0] * right
         if not bool(torch.isfinite(right).all() & torch.isfinite(got).all()):
             raise UsageError(f"the stream is not finite after layer {layer + 1}", hint=f"--layers {layer}")

@@ -1,7 +1,7 @@
 """Divides the error of one element among the steps of a computation.
 
 A step is one operation of a program (`verify.ops.graph`). Its effect is the change of the element if only that step is
-rounded (`verify.diagnose.roundings`). There are two programs:
+rounded. There are two programs:
 
 * the kernel's own, if it is written in PyTorch. It is used only if it accounts for the measured error. It also shows
   the error of the formula itself, with no step rounded.
@@ -14,10 +14,11 @@ input.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
@@ -27,15 +28,21 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
+from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay, worst_index
-from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
-from verify.diagnose.roundings import Roundings, roundings
+from verify.diagnose.requests import BlindSpots, Explanation, Replay, Rounded, Whole
 from verify.errors import UsageError
+from verify.measure.blind import blind_spots, case_of
 from verify.measure.call import Measured, run_kernel
+from verify.measure.case import question_of
+from verify.measure.kernel import SMALL
+from verify.ops.graph.blind import mutations
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shipped import operands_of, run_of
-from verify.ops.graph.steps import Run
+from verify.ops.graph.spans import point
+from verify.ops.graph.steps import Leaf, Plain, Run, Step
+from verify.ops.graph.wording import names, rounds
 from verify.ops.op import Op, Problem
 from verify.records.figure import signed
 from verify.records.record import Number, number, value_of
@@ -46,6 +53,8 @@ from verify.truth.ulp import bits_of, pattern_at
 
 Owner = Literal["kernel", "definition"]
 
+_EVERY_CHANGE = 1 << 16  # limit of changed definitions: all of them
+_MOST = 128  # at most this many steps are rounded alone
 BITS = 600  # bits of the exact value
 _RESOLVED = 0.01  # ULP, or share of the error: effects are shown if float64 resolves the element this well
 # A program accounts for an error up to this multiple of the sum of all effects. Steps that are rounded together may
@@ -58,29 +67,21 @@ def explain(kernel: Kernel, target: str, backend: Backend, case: Case, *, result
     found = replay(kernel, target, backend, case, result=result, index=index)
     measured = run_kernel(kernel, case, backend.device)
     unit = _ErrorUnit.of(kernel.op, case, measured, result, index, found)
-    plain = Explanation(
-        replay=found,
-        least=number(unit.least(found)),
-        sensitivity=_sensitivity(kernel.op, case, measured, result, index, unit),
-        cause="",
-    )
-    got = measured.results[result]
+    least = number(unit.error(int(found.right_hex, 16)) if found.right_hex.startswith("0x") else 0.0)
+    plain = Explanation(found, least, _sensitivity(kernel.op, case, measured, result, index, unit), cause="")
+    got, said = measured.results[result], partial(msgspec.structs.replace, plain)
     if not mp.isfinite(unit.truth):
-        return _with(plain, cause="the exact value is not a finite number: there is no error to divide")
+        return said(cause="the exact value is not a finite number: there is no error to divide")
     if got.dtype == torch.float64:
-        return _with(plain, cause="steps are evaluated in float64, which shows nothing of a result in float64")
-    dtypes = [got.dtype] if got.dtype == torch.float32 else [got.dtype, torch.float32]
+        return said(cause="steps are evaluated in float64, which shows nothing of a result in float64")
     problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
     for owner, program, run in _programs(kernel, case, problem):
-        rounded = roundings(program, run, result, index, dtypes)
-        divided = _Divided(owner, rounded, tuple(map(_name, dtypes)), got, index, unit, value_of(plain.least))
-        if rounded.steps and divided.resolved and (owner == "definition" or divided.accounts):
-            return divided.told(plain)
-    return _with(plain, cause=f"not known: float64 has too few digits for the steps of {result} here, or none rounds")
-
-
-def _with(plain: Explanation, **fields: Any) -> Explanation:
-    return msgspec.structs.replace(plain, **fields)
+        divided = _Divided.of(owner, program, run, result, got, index, unit)
+        if divided.steps and divided.resolved and (owner == "definition" or divided.accounts):
+            formula = number(divided.formula) if owner == "kernel" else None
+            figures = {"steps": divided.steps, "wholes": divided.wholes, "compared": got.numel()}
+            return said(owner=owner, formula=formula, cause=divided.cause(value_of(least)), **figures)
+    return said(cause=f"not known: float64 has too few digits for the steps of {result} here, or none rounds")
 
 
 def _programs(kernel: Kernel, case: Case, problem: Problem) -> Iterator[tuple[Owner, Program, Run]]:
@@ -101,100 +102,122 @@ def _programs(kernel: Kernel, case: Case, problem: Problem) -> Iterator[tuple[Ow
 
 @dataclass(frozen=True)
 class _Divided:
-    """Holds the error of an element and the effects of one program's steps on it. All figures are in units."""
+    """Holds the error of an element and the effects of one program's steps on it. All figures are in units.
+
+    The program is evaluated in float64, and the numbers of one step are rounded to a format, while all other steps
+    remain exact. The change of the element is the effect of the step: a large one needs a wider format. Steps that
+    round nothing (moved elements, a maximum, a condition) have no row. Their text is part of the next step's.
+    """
 
     owner: Owner
-    rounded: Roundings
-    formats: tuple[str, ...]  # the format of the result, and float32
-    got: Tensor
-    index: int
     unit: _ErrorUnit
-    least: float
+    error: float
+    ends: tuple[float, float]  # enclose the element with no step rounded
+    steps: list[Rounded]
+    wholes: list[Whole]  # every step rounded, each sum once: the bits of a kernel that works in the format throughout
 
-    @property
-    def error(self) -> float:
-        return self.unit.error(pattern_at(self.got.contiguous(), self.index))
+    @classmethod
+    def of(
+        cls, owner: Owner, program: Program, run: Run, result: str, got: Tensor, index: int, unit: _ErrorUnit
+    ) -> _Divided:
+        """Divides the error of an element among the steps of a program, in the result's format and in float32."""
+        dtypes = list(dict.fromkeys([got.dtype, torch.float32]))
+        program.decide(run, [result])
+        end, steps = id(program.results[result]), program.needed_for([result])
+        held: dict[int, Any] = {}
+        for step in steps:
+            held[id(step)] = step.span(run, [held[id(each)] for each in step.inputs])
+        places, texts = program.places(run, result, [index], {}, every=True), names(steps)
+        found, wholes = list[Rounded](), list[Whole]()
+        for step in [step for step in steps if id(step) in places and rounds(step)][:_MOST]:
+            moves: dict[str, Number] = {}
+            for dtype in dtypes:
+                changed = {id(step): _rounded(held[id(step)], dtype)}
+                _follow(steps, run, held, changed)
+                moved = _at(changed.get(end, held[end]), index) - _at(held[end], index)
+                moves[_name(dtype)] = number(unit.ulps(mp.mpf(moved)))
+            mine = places[id(step)][0]
+            value = f"{_at(held[id(step)], int(mine[0])):.6g}" if mine.size == 1 else f"{mine.size:,} numbers"
+            found.append(Rounded(texts[id(step)], value, moves))
+        for dtype in dtypes:
+            changed = {id(step): held[id(step)] for step in steps if isinstance(step, Leaf | Plain)}
+            _follow(steps, run, held, changed, dtype)
+            made = changed[end].mid().to(got.dtype).to(got.device)
+            same = (bits_of(made) == bits_of(got)) | (torch.isnan(made.double()) & torch.isnan(got.double()))
+            error = unit.error(pattern_at(made.contiguous(), index))
+            wholes.append(Whole(_name(dtype), number(error), int(same.sum())))
+        least, most = (float(side.reshape(-1)[index]) for side in (held[end].lo, held[end].hi))
+        return cls(owner, unit, unit.error(pattern_at(got.contiguous(), index)), (least, most), found, wholes)
 
     @property
     def formula(self) -> float:
         """Returns the error of the program with no step rounded. A definition has none."""
-        if self.owner == "definition":
-            return 0.0
-        least, most = self.rounded.ends
-        if least <= self.unit.truth <= most:
+        least, most = self.ends
+        if self.owner == "definition" or least <= self.unit.truth <= most:
             return 0.0
         return self.unit.ulps((mp.mpf(least) + mp.mpf(most)) / 2 - self.unit.truth)
 
     @property
     def resolved(self) -> bool:
         """True if float64 resolves the element, with no step rounded, well enough for the effects to mean something."""
-        least, most = self.rounded.ends
+        least, most = self.ends
         return self.unit.ulps(mp.mpf(most) - mp.mpf(least)) <= _RESOLVED * max(1.0, abs(self.error))
 
-    def effects(self, place: int) -> list[float]:
+    def effects(self, name: str) -> list[float]:
         """Returns the size of every step's effect in one of the formats. A NaN becomes infinity."""
-        moves = [abs(self.unit.ulps(mp.mpf(step.moves[place]))) for step in self.rounded.steps]
+        moves = [abs(value_of(step.moves[name])) for step in self.steps]
         return [math.inf if math.isnan(move) else move for move in moves]
 
     @property
     def accounts(self) -> bool:
         """True if all effects together are large enough for the error."""
-        return abs(self.error - self.formula) <= _ACCOUNTED[self.owner] * sum(self.effects(0)) + 0.5
+        own = sum(self.effects(self.wholes[0].format))
+        return abs(self.error - self.formula) <= _ACCOUNTED[self.owner] * own + 0.5
 
-    def wholes(self) -> list[Whole]:
-        """Returns the program with every step rounded: its error here, and how many elements have the kernel's bits."""
-        found = []
-        for name, whole in zip(self.formats, self.rounded.wholes, strict=True):
-            made = whole.to(self.got.dtype).to(self.got.device)
-            error = self.unit.error(pattern_at(made.contiguous(), self.index))
-            both_nan = torch.isnan(made.double()) & torch.isnan(self.got.double())
-            same = (bits_of(made) == bits_of(self.got)) | both_nan
-            found.append(Whole(name, number(error), int(same.sum())))
-        return found
-
-    def told(self, plain: Explanation) -> Explanation:
-        """Returns the explanation with the figures of every step."""
-        wholes = self.wholes()
-        steps = [
-            Rounded(
-                text=step.text,
-                value=f"{step.needed:,} numbers" if step.value is None else f"{step.value:.6g}",
-                moves={
-                    name: number(self.unit.ulps(mp.mpf(by))) for name, by in zip(self.formats, step.moves, strict=True)
-                },
-            )
-            for step in self.rounded.steps
-        ]
-        return _with(
-            plain,
-            owner=self.owner,
-            steps=steps,
-            formula=number(self.formula) if self.owner == "kernel" else None,
-            wholes=wholes,
-            compared=self.got.numel(),
-            cause=self.cause(wholes),
-        )
-
-    def cause(self, wholes: list[Whole]) -> str:
-        """Returns the cause of the error as a sentence."""
+    def cause(self, least: float) -> str:
+        """Returns the cause of the error as a sentence. `least` is the error of the correctly rounded result."""
         # the kernel's working format is the one with the most equal bits
-        working = max(range(len(wholes)), key=lambda place: wholes[place].same)
-        effects, name = self.effects(working), self.formats[working]
+        name, last = max(self.wholes, key=lambda whole: whole.same).format, self.wholes[-1].format
+        effects = self.effects(name)
         largest = max(range(len(effects)), key=effects.__getitem__)
         if self.owner == "kernel" and not abs(self.formula) <= max(effects[largest], 0.5):
             return f"the formula itself: with no step rounded it is {signed(self.formula)} ULP off"
-        if abs(self.error) <= abs(self.least):
+        if abs(self.error) <= abs(least):
             return "rounding the result: it is the exact value, rounded once"
         if not self.accounts:
+            own = self.wholes[0].format
             return (
-                f"the kernel computes something else: the steps of the definition, each rounded to {self.formats[0]}, "
-                f"move the result by {sum(self.effects(0)):.3g} ULP together"
+                f"the kernel computes something else: the steps of the definition, each rounded to {own}, "
+                f"move the result by {sum(self.effects(own)):.3g} ULP together"
             )
-        text = self.rounded.steps[largest].text
+        text = self.steps[largest].text
         text = f"{text} in {name} moves the result most, by {effects[largest]:.3g} of {abs(self.error):.4g} ULP"
-        if name != self.formats[-1]:
-            text += f"; in {self.formats[-1]} no step moves it by more than {max(self.effects(-1)):.3g}"
-        return text
+        return text + (
+            f"; in {last} no step moves it by more than {max(self.effects(last)):.3g}" if name != last else ""
+        )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _rounded(span: Any, dtype: torch.dtype) -> Any:
+    return point(span.mid().to(dtype).to(torch.float64))
+
+
+def _at(span: Any, place: int) -> float:
+    return float(span.mid().reshape(-1)[place])
+
+
+def _follow(
+    steps: Sequence[Step], run: Run, held: dict[int, Any], changed: dict[int, Any], dtype: torch.dtype | None = None
+) -> None:
+    """Evaluates again all steps that depend on `changed` spans, and rounds them to a dtype."""
+    for step in steps:
+        if id(step) not in changed and any(id(each) in changed for each in step.inputs):
+            given = [changed.get(id(each), held[id(each)]) for each in step.inputs]
+            found = step.span(run, given)
+            changed[id(step)] = found if dtype is None or not rounds(step) else _rounded(found, dtype)
 
 
 def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> int:
@@ -205,6 +228,29 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     if not measured.results[result].numel():
         raise UsageError(f"{result} has no elements in this case")
     return worst_index(kernel, case, measured, result)
+
+
+def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) -> list[BlindSpots]:
+    """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
+    if kernel.op.gate != "noise":
+        raise UsageError(
+            f"kernel {kernel.name!r}: blind spots exist only for a definition by like= that adds up numbers",
+            hint=f"verify run {kernel.file} says what its limits are",
+        )
+    found = []
+    for dtype in dtypes or kernel.dtypes:
+        cases = [case for group in plan(kernel, dtype, backend.name, 0) for case in group.cases]
+        case = case_of(cases)
+        if case is None:
+            raise UsageError(f"kernel {kernel.name!r} has no case of ordinary inputs in {dtype}", hint="verify list")
+        measured = run_kernel(kernel, case, backend.device)
+        problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(measured.results))
+        question = question_of(kernel, case, measured, problem, "", 0, SMALL)
+        limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
+        spots = blind_spots([question.judged_by(name) for name in limits], limits, _EVERY_CHANGE)
+        tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
+        found.append(BlindSpots(case.dtype, case.to_json(), tried, [each.words for each in spots]))
+    return found
 
 
 # -- the unit of every figure --------------------------------------------------------------------------
@@ -242,10 +288,6 @@ class _ErrorUnit:
         steps = self.fmt.error(pattern, truth) * self.fmt.ulp(min(max(truth, -self.fmt.overflow), self.fmt.overflow))
         return float(steps / power_of_two(self.exponent))
 
-    def least(self, found: Replay) -> float:
-        """Returns the error of the correctly rounded result."""
-        return self.error(int(found.right_hex, 16)) if found.right_hex.startswith("0x") else 0.0
-
 
 def rational(value: Any) -> Fraction:
     """Returns a finite mpf as a rational; zero for numbers far below every format, such as exp(-1e76)."""
@@ -267,7 +309,3 @@ def _sensitivity(op: Op, case: Case, measured: Measured, result: str, index: int
     moved = Problem({"x": torch.tensor([near], dtype=torch.float64)}, op.resolve(case.params), upstream, (result,))
     there = op.points(moved, result, [0])[0].mp(BITS)
     return number(abs(unit.ulps(there - unit.truth))) if mp.isfinite(there) else None
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

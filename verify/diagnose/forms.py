@@ -81,10 +81,7 @@ def _again(graph: fx.GraphModule, node: fx.Node) -> str:
 
 def _regrouped(graph: fx.GraphModule, node: fx.Node, side: int = 0) -> str:
     """Turns (a * b) * c into (a * c) * b, or b * ... with the other side."""
-    if named(node) != "mul" or not all(isinstance(each, fx.Node) for each in node.args):
-        return ""
-    for at in (0, 1):
-        inner, c = _uncast(node.args[at]), node.args[1 - at]
+    for inner, c in _factors(node):
         if named(inner) == "mul" and len(inner.users) == 1 and all(isinstance(each, fx.Node) for each in inner.args):
             a, b = inner.args[side], inner.args[1 - side]
             first = _call(graph, node, "mul", a, c)
@@ -95,13 +92,10 @@ def _regrouped(graph: fx.GraphModule, node: fx.Node, side: int = 0) -> str:
 
 def _divided(graph: fx.GraphModule, node: fx.Node) -> str:
     """Turns a * rsqrt(b) into a / sqrt(b)."""
-    if named(node) != "mul" or not all(isinstance(each, fx.Node) for each in node.args):
-        return ""
-    for at in (0, 1):
-        root = _uncast(node.args[at])
+    for root, other in _factors(node):
         if named(root) == "rsqrt":
             bottom = _call(graph, node, "sqrt", root.args[0])
-            _finished(graph, node, _call(graph, node, "div", node.args[1 - at], bottom))
+            _finished(graph, node, _call(graph, node, "div", other, bottom))
             return "a division by sqrt in place of rsqrt"
     return ""
 
@@ -126,15 +120,18 @@ def _subtracted(graph: fx.GraphModule, node: fx.Node) -> str:
 
 def _distributed(graph: fx.GraphModule, node: fx.Node) -> str:
     """Turns a * (b + 1) into a + a * b."""
-    if named(node) != "mul" or not all(isinstance(each, fx.Node) for each in node.args):
-        return ""
-    for at in (0, 1):
-        inner, a = _uncast(node.args[at]), node.args[1 - at]
+    for inner, a in _factors(node):
         if named(inner) == "add" and list(inner.args[1:2]) in ([1], [1.0]):
             product = _call(graph, node, "mul", a, inner.args[0])
             _finished(graph, node, _call(graph, node, "add", a, product))
             return "a + a * b in place of a * (b + 1)"
     return ""
+
+
+def _factors(node: fx.Node) -> Iterator[tuple[Any, fx.Node]]:
+    """Yields each factor of a product before its cast, with the other one."""
+    if named(node) == "mul" and all(isinstance(each, fx.Node) for each in node.args):
+        yield from ((_uncast(node.args[at]), node.args[1 - at]) for at in (0, 1))
 
 
 def _uncast(node: Any) -> Any:

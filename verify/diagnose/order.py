@@ -86,13 +86,6 @@ class _Sum:
         found = found.movedim(self.rows.axis(self.result) or 0, 0)
         return found.reshape(found.shape[0], -1)[: len(values)].cpu()
 
-    def rows_with(self, *places: tuple[Sequence[int] | Tensor, float], fill: float = 0.0, count: int) -> Tensor:
-        """Returns rows of `fill` with numbers at places: one place a row."""
-        made = torch.full((count, self.places), fill, dtype=torch.float64)
-        for where, value in places:
-            made[torch.arange(count), torch.as_tensor(where)] = value
-        return made
-
 
 class _Signed:
     """Asks for orders of sums whose terms may be negative: the result is linear in the operand."""
@@ -160,9 +153,11 @@ class _Positive:
 
     def survive(self, large: Sequence[int], one: Sequence[int], two: Sequence[int]) -> list[bool]:
         """Tells for each row whether the small terms at `one` and `two` meet before the large one."""
-        rows = self._sum.rows_with((large, self._large), (one, self._small), fill=self._none, count=len(large))
+        every = torch.arange(len(large))
+        rows = torch.full((len(large), self._sum.places), self._none, dtype=torch.float64)
+        rows[every, torch.tensor(large)], rows[every, torch.tensor(one)] = self._large, self._small
         beside = rows.clone()
-        beside[torch.arange(len(large)), torch.tensor(two)] = self._small
+        beside[every, torch.tensor(two)] = self._small
         found = [bits_of(self._sum.results(each).contiguous()) for each in (rows, beside)]
         if found[0].shape[1] == self._sum.places:  # the result of the first small term
             found = [each.gather(1, torch.tensor(one)[:, None]) for each in found]

@@ -9,6 +9,8 @@ import msgspec
 from verify.records.record import LawRun, Number, Origin, Worst, value_of
 from verify.workers.requests import Request
 
+_SHOWN = 6  # undecided roundings that the screen shows
+
 
 class Smaller(msgspec.Struct, frozen=True):
     """Describes the search for a smaller case, which started from `original`."""
@@ -159,18 +161,48 @@ class FindBlindSpots(Request[list[BlindSpots]], frozen=True, tag="blind"):
     dtypes: tuple[str, ...] = ()
 
 
-class ContractReport(msgspec.Struct, frozen=True):
-    """Holds the contracts of a layer and of a kernel as programs, and where they part."""
+class FoundContract(msgspec.Struct, frozen=True):
+    """Holds the contract of one function: the program with its roundings, and how well it predicts."""
 
-    layer: str
-    kernel: str
-    layer_unseen: float  # share of unseen results whose bits the contract predicts
-    kernel_unseen: float
-    undecided: list[str]  # roundings of the kernel that no input tried could decide
+    like: str  # the program, for `like=`
+    formats: dict[str, str]  # place -> format, without the places in the usual one
+    places: dict[str, str]  # every place, in words
+    usual: str
+    known: float  # share of equal bits on the inputs of the search
+    unseen: float  # share of equal bits on other inputs of other recipes
+    elements: int  # number of unseen elements
+    evaluations: int
+    undecided: list[str] = []  # roundings that no input tried could decide
+    form: str = ""  # how the program differs from the layer's, such as "tanh in place of erf"
+
+    def lines(self, name: str) -> list[str]:
+        """Returns the contract as lines for the screen."""
+        share = "100%" if self.unseen == 1 else f"{100 * self.unseen:.3f}%"
+        said = f"{name}: predicts {share} of {self.elements:,} unseen results"
+        lines = [said + (f"; {self.form}" if self.form else ""), *("    " + line for line in self.like.splitlines())]
+        lines += [f"    rounds {self.places[place]} to {kind}" for place, kind in self.formats.items()]
+        if not self.formats:
+            lines.append("    rounds once, at the end")
+        more = len(self.undecided) - _SHOWN
+        shown = [*self.undecided[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
+        return lines + [f"    not decided by these inputs: {text}" for text in shown]
+
+
+class ContractReport(msgspec.Struct, frozen=True):
+    """Holds the contracts of a layer and of a kernel, and where they part."""
+
+    layer: FoundContract
+    kernel: FoundContract
     same: bool  # True: equal bits on all inputs tried
-    first: str  # the first place where the contracts differ
-    shown: str  # an input that shows it
-    lines: list[str]  # for the screen
+    first: str = ""  # the first place where the contracts differ
+    shown: str = ""  # an input that shows it
+
+    def __str__(self) -> str:
+        lines = [*self.layer.lines("layer"), "", *self.kernel.lines("kernel"), ""]
+        if self.same:
+            return "\n".join([*lines, "the same contract: equal bits on all inputs tried"])
+        lines.append(f"they part at {self.first}" if self.first else "they part at no rounding that was found")
+        return "\n".join([*lines, *([f"    {self.shown}"] if self.shown else [])])
 
 
 class FindContract(Request[ContractReport], frozen=True, tag="contract"):

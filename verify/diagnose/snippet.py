@@ -28,7 +28,7 @@ from verify.diagnose.requests import Replay
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
 from verify.records.figure import UNIT
-from verify.records.record import Number, replay_command, value_of
+from verify.records.record import replay_command, value_of
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import Policy
@@ -49,8 +49,7 @@ def snippet(kernel: Kernel, backend: Backend, found: Replay) -> str:
     """Returns the script that shows the element of `found`."""
     case = Case.from_json(found.case)
     measured = run_kernel(kernel, case, backend.device)
-    count = sum(_memory(tensor).numel() for tensor in _tensors(kernel, measured).values())
-    if count > LIMIT:
+    if count := too_long(kernel, case, backend):
         raise UsageError(
             f"a script spells out at most {LIMIT:,} elements; this case has {count:,}",
             hint="choose a smaller case, or one that is beyond its limit: that can be made smaller with --shrink",
@@ -250,11 +249,6 @@ def _binds(statement: ast.stmt) -> set[str]:
     return found
 
 
-def _is_torch(alias: ast.alias) -> bool:
-    """True for `import torch`. Every script begins with it."""
-    return (alias.name, alias.asname) == ("torch", None)
-
-
 def _declares(decorator: ast.expr, ours: set[str]) -> bool:
     roots = [node.id for node in ast.walk(decorator) if isinstance(node, ast.Name)]
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
@@ -276,7 +270,8 @@ def _reads(statement: ast.stmt, ours: set[str]) -> set[str]:
 def _text(statement: ast.stmt, text: str, ours: set[str]) -> str:
     """Returns the source of a statement without its declaration."""
     if isinstance(statement, ast.Import):
-        left = [item for item in statement.names if item.name.split(".")[0] != "verify" and not _is_torch(item)]
+        begun = [item for item in statement.names if (item.name, item.asname) == ("torch", None)]  # by every script
+        left = [item for item in statement.names if item.name.split(".")[0] != "verify" and item not in begun]
         return ast.unparse(ast.Import(left)) if left else ""
     lines = text.splitlines()
     decorators = [item for item in getattr(statement, "decorator_list", []) if not _declares(item, ours)]
@@ -364,7 +359,9 @@ def _error(kernel: Kernel, found: Replay) -> str:
     ]
     shown, judged = f"{value_of(found.worst.ulp):+.6g} ULP", "error"
     if found.worst.scaled_ulp is not None:
-        lines += _scale(found.worst.ulp, found.worst.scaled_ulp)
+        plain = value_of(found.worst.ulp)  # the spacing of the scale is the plain one times a power of two
+        ratio = value_of(found.worst.scaled_ulp) / plain if plain and math.isfinite(plain) else 1.0
+        lines += [f"of_scale = error * {ratio!r}", 'print(f"of scale  {of_scale:+.6g} ULP")']
         shown, judged = f"{value_of(found.worst.scaled_ulp):+.6g} ULP of scale", "of_scale"
     elif 0.5 < found.judged < (off := abs(value_of(found.worst.ulp))) < math.inf:  # judged by noise beside ULP
         share = (found.judged - 0.5) / (off - 0.5)
@@ -408,13 +405,3 @@ else:
 print(f"got       {number!r} ({pattern})")
 print(f"exact     {EXACT}")
 print(f"error     {error:+.6g} ULP")"""
-
-
-def _scale(error: Number, scaled: Number) -> list[str]:
-    """Returns the lines that compute the error in ULP of scale.
-
-    Their spacing is the plain one times a power of two.
-    """
-    plain = value_of(error)
-    ratio = value_of(scaled) / plain if plain and math.isfinite(plain) else 1.0
-    return [f"of_scale = error * {ratio!r}", 'print(f"of scale  {of_scale:+.6g} ULP")']

@@ -7,7 +7,7 @@ from torch import Tensor
 
 import verify
 from verify import backends
-from verify.diagnose.blind import every_blind_spot
+from verify.diagnose.explain import every_blind_spot
 from verify.ops.graph.blind import mutated, mutations
 from verify.ops.graph.program import trace
 from verify.ops.graph.steps import Run
