@@ -33,10 +33,10 @@ from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay, worst_index
 from verify.diagnose.requests import BlindSpots, Explanation, Replay, Rounded, Whole
 from verify.errors import UsageError
-from verify.measure.blind import blind_spots, case_of
 from verify.measure.call import Measured, run_kernel
 from verify.measure.case import question_of
 from verify.measure.kernel import SMALL
+from verify.measure.trivial import blind_spots, case_of
 from verify.ops.graph.blind import mutations
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shipped import operands_of, run_of
