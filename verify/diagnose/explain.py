@@ -249,7 +249,7 @@ def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) 
         limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
         spots = blind_spots([question.judged_by(name) for name in limits], limits, _EVERY_CHANGE)
         tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
-        found.append(BlindSpots(case.dtype, case.to_json(), tried, [each.words for each in spots]))
+        found.append(BlindSpots(case.dtype, case.to_json(), tried, [words for _, words in spots]))
     return found
 
 
