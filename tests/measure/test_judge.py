@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.truth.every_value import all_values
+from tests.truth.every_value import all_values, nearest
 from verify import ops
 from verify.errors import BeyondEffort, KernelError, TruthError
 from verify.measure import judge as judging
@@ -22,7 +22,6 @@ from verify.measure.tally import Tally
 from verify.ops.graph.like import Definition
 from verify.ops.op import Op, Point, Problem
 from verify.records.record import value_of
-from verify.truth.exact import nearest
 from verify.truth.fast import Truth, evaluate
 from verify.truth.formats import Format, named
 from verify.truth.ulp import Policy, bits_of, errors, from_bits, widen

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from verify.ops.op import Point
+from verify.truth.exact import judge
 from verify.truth.formats import Format
 from verify.truth.ulp import from_bits
 
@@ -18,3 +20,9 @@ def neighbour(fmt: Format, bits: int, step: int) -> int:
     """The number so many places above; infinity, or the largest number of a format without one, is the last."""
     top = fmt.inf_bits if fmt.has_inf else fmt.max_bits
     return fmt.from_ordinal(min(max(fmt.ordinal(bits) + step, -top), top))
+
+
+def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
+    """The correctly rounded pattern of an exact value; NaN if there is no value."""
+    right = judge(point, fmt, 0, both=both).right_bits
+    return fmt.nan_bits if right is None else right

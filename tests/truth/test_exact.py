@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 import flint
@@ -13,7 +12,8 @@ import pytest
 import torch
 from mpmath import mp
 
-from tests.truth.every_value import all_values
+from tests.ops.formulas import formula
+from tests.truth.every_value import all_values, nearest
 from verify import ops
 from verify.errors import BeyondEffort, TruthError
 from verify.ops.elements import arb_bits
@@ -21,7 +21,7 @@ from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem, remembering
 from verify.truth import exact
 from verify.truth.enclosure import Enclosure
-from verify.truth.exact import digits, judge, nearest, settle
+from verify.truth.exact import digits, judge, settle
 from verify.truth.fast import evaluate
 from verify.truth.formats import Format, named
 from verify.truth.ulp import errors, from_bits
@@ -45,32 +45,6 @@ def problem(dtype: str, form: str) -> Problem:
     return Problem(inputs={"x": x}, params={"approximate": form}, upstream=upstream, results=RESULTS)
 
 
-# -- mpmath at 200 bits, written here -----------------------------------------------------------
-
-
-def direct(form: str, result: str, x: float) -> mpmath.mpf:
-    """Both forms of GELU and their derivatives without cancellation in the left tail."""
-    with mp.workprec(260):
-        number = mp.mpf(x)
-        if mp.isnan(number):
-            return number
-        if mp.isinf(number):
-            return (number if result == "y" else mp.one) if x > 0 else mp.zero
-        with mp.workprec(400):
-            density = mp.exp(-number * number / 2) / mp.sqrt(2 * mp.pi)
-            cdf = mp.erfc(-number / mp.sqrt(2)) / 2
-            slope = mp.sqrt(2 / mp.pi)
-            u = slope * (number + mp.mpf(44715) / 1000000 * number**3)
-            logistic = 1 / (1 + mp.exp(-2 * u))
-            other = 1 / (1 + mp.exp(2 * u))
-            du = slope * (1 + mp.mpf(3 * 44715) / 1000000 * number**2)
-        if form == "none":
-            return number * cdf if result == "y" else cdf + number * density
-        if result == "y":
-            return number * logistic
-        return logistic + 2 * number * du * logistic * other
-
-
 def rounded(fmt: Format, value: mpmath.mpf) -> int:
     if mp.isnan(value):
         return fmt.nan_bits
@@ -81,16 +55,6 @@ def rounded(fmt: Format, value: mpmath.mpf) -> int:
         return fmt.sign_bit if sign else 0
     number = Fraction(int(mantissa)) * Fraction(2) ** int(exponent)
     return fmt.round(-number if sign else number)
-
-
-def arb_only(points: Sequence[Point]) -> Iterator[Point]:
-    """The Arb route with an mpmath route that must not be asked."""
-
-    def refuse(precision: int) -> None:
-        raise AssertionError("the mpmath route was used")
-
-    for point in points:
-        yield Point(mp=refuse, arb=point.arb)
 
 
 def same(fmt: Format, a: int, b: int) -> bool:
@@ -110,7 +74,7 @@ def test_inputs_by_arb_against_the_certified_fast_reference(dtype: str, form: st
     nan = torch.isnan(whole.inputs["x"].float()).tolist()  # type: ignore[union-attr]
     kept = [index for index in tried if not nan[index]]
     right = [fmt.nan_bits] * INPUTS
-    for index, point in zip(kept, arb_only(GELU.points(whole, result, kept)), strict=True):
+    for index, point in zip(kept, GELU.points(whole, result, kept), strict=True):
         right[index] = nearest(point, fmt, both=False)
     truth = evaluate(GELU, whole, dict.fromkeys(RESULTS, fmt))[result]
     found = errors(from_bits(torch.tensor(right), fmt), truth.value, fmt, bound=truth.bound)
@@ -119,46 +83,8 @@ def test_inputs_by_arb_against_the_certified_fast_reference(dtype: str, form: st
     assert not found.nonfinite[kept].any()
     open_ones = [index for index in kept if found.undecided[index]]
     assert len(open_ones) <= 300  # halves of odd subnormals are all but ties
-    x = whole.inputs["x"].double().tolist()  # type: ignore[union-attr]
     for index in open_ones:
-        assert same(fmt, right[index], rounded(fmt, direct(form, result, x[index])))
-
-
-@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
-def test_inputs_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
-    """Two in each binade of float16; the slow test takes them all."""
-    compare_routes(dtype, form, result, sample(named(dtype), 130))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "form", "result"), FUNCTIONS)
-def test_every_input_by_both_routes_against_mpmath_at_200_bits(dtype: str, form: str, result: str) -> None:
-    compare_routes(dtype, form, result, range(INPUTS))
-
-
-def sample(fmt: Format, count: int) -> list[int]:
-    """Evenly spread, and everything special."""
-    step = INPUTS / count
-    ends = [fmt.max_bits, fmt.inf_bits, 0, 1, 2, fmt.from_float(1.0), fmt.from_float(-0.75)]
-    found = {int(place * step) for place in range(count)} | set(ends)
-    return sorted(found | {bits | fmt.sign_bit for bits in ends})
-
-
-def compare_routes(dtype: str, form: str, result: str, inputs: Sequence[int]) -> None:
-    fmt, whole = named(dtype), problem(dtype, form)
-    points = GELU.points(whole, result, inputs)
-    for bits, point in zip(inputs, points, strict=True):
-        by_both = nearest(point, fmt, both=True)
-        x = fmt.to_float(bits)
-        if not math.isnan(x):
-            by_arb = nearest(point, fmt, both=False)
-            assert same(fmt, by_both, by_arb), fmt.hex(bits)
-        assert same(fmt, by_both, rounded(fmt, mpmath_route(point))), fmt.hex(bits)
-        assert same(fmt, by_both, rounded(fmt, direct(form, result, x))), fmt.hex(bits)
-
-
-def mpmath_route(point: Point) -> mpmath.mpf:
-    return point.mp(200)
+        assert same(fmt, right[index], rounded(fmt, formula("gelu", whole, result, index)(200)))
 
 
 # -- the judge against rational arithmetic -----------------------------------------------------

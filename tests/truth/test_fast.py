@@ -12,12 +12,13 @@ import pytest
 import torch
 from mpmath import mp
 
+from tests.truth.every_value import nearest
 from verify import ops
 from verify.errors import BeyondEffort, TruthError
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.op import Point, Problem
 from verify.truth.enclosure import Enclosure
-from verify.truth.exact import judge, judge_known, nearest, settle
+from verify.truth.exact import judge, judge_known, settle
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import Policy, bits_of, errors, from_bits

@@ -75,7 +75,7 @@ def test_every_pattern_has_the_value_that_torch_gives_it(fmt: Format) -> None:
 
 @small
 def test_every_pattern_comes_back_from_its_value(fmt: Format) -> None:
-    for bits in fmt.patterns():
+    for bits in range(1 << fmt.bits):
         if fmt.is_nan(bits):
             assert fmt.is_nan(fmt.from_float(fmt.to_float(bits)))
             continue
@@ -242,7 +242,7 @@ def test_e4m3fn_rounds_464_to_448_and_more_to_nan() -> None:
     assert fmt.to_float(fmt.round(Fraction(464))) == 448.0
     assert fmt.is_nan(fmt.round(Fraction(465)))
     assert fmt.is_nan(fmt.from_float(math.inf))
-    assert [fmt.is_inf(bits) for bits in fmt.patterns()].count(True) == 0
+    assert [fmt.is_inf(bits) for bits in range(1 << fmt.bits)].count(True) == 0
     assert machine_rounded(fmt, [464.0]) == [fmt.max_bits]
 
 

@@ -146,11 +146,9 @@ def _family(
             summary=f"x1 * {alone}(x2) on packed [..., 2d]",
             **gate,
         ),
-        Shipped(
-            split,
-            (Operand("x1"), Operand("x2")),
-            limits=partial(_limits, lambda problem: (problem.inputs["x1"], problem.inputs["x2"])),
-        ).op(apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate),
+        Shipped(split, (Operand("x1"), Operand("x2")), limits=partial(_limits, _two)).op(
+            apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate
+        ),
     )
 
 

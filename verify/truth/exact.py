@@ -316,21 +316,6 @@ def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, 
     return min(ends), max(ends)
 
 
-def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
-    """Returns the correctly rounded pattern of an exact value; NaN if there is no value."""
-
-    def decided(enclosure: Enclosure) -> bool:
-        low, high = fmt.round(enclosure.low), fmt.round(enclosure.high)
-        return low == high or _without_minus_zero(fmt, low) == _without_minus_zero(fmt, high)
-
-    enclosure, _, _ = settle(point, decided, both=both, start=fmt.precision + 60)
-    if enclosure.kind == "nan":
-        return fmt.nan_bits
-    if enclosure.kind != "real":
-        return fmt.inf_bits | (fmt.sign_bit if enclosure.kind == "-inf" else 0)
-    return fmt.round(enclosure.low if enclosure.low != 0 else enclosure.high)
-
-
 def digits(point: Point, count: int = 30, *, known: Enclosure | None = None) -> str:
     """Returns the exact value in decimal with `count` significant digits.
 

@@ -14,7 +14,6 @@ Fraction(171, 512)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -124,10 +123,6 @@ class Format:
             return -math.inf if self.is_negative(bits) else math.inf
         number = float(self.value(bits))
         return math.copysign(number, -1.0) if self.is_negative(bits) else number
-
-    def patterns(self) -> Iterator[int]:
-        """Returns all patterns in ascending order."""
-        return iter(range(1 << self.bits))
 
     # -- neighbours -------------------------------------------------------------------------------
 
