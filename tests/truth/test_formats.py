@@ -204,28 +204,6 @@ def test_float64_rounding_against_python_division() -> None:
 
 
 @names
-def test_ties_go_to_the_even_pattern_at_every_kind_of_boundary(fmt: Format) -> None:
-    m = fmt.mantissa_bits
-    places = {
-        "zero and the smallest subnormal": 0,
-        "two subnormals": 1,
-        "the largest subnormal and the smallest normal": (1 << m) - 1,
-        "the end of a binade": (2 << m) - 1,
-        "one and its successor": fmt.from_float(1.0),
-        "one and its predecessor": fmt.from_float(1.0) - 1,
-        "the two largest": fmt.max_bits - 1,
-    }
-    for place, bits in places.items():
-        middle = (fmt.value(bits) + fmt.value(bits + 1)) / 2
-        even = bits if bits % 2 == 0 else bits + 1
-        assert fmt.round(middle) == even, place
-        assert fmt.round(-middle) == even | fmt.sign_bit, place
-        hair = fmt.value(1) / 2**200
-        assert fmt.round(middle + hair) == bits + 1, place
-        assert fmt.round(middle - hair) == bits, place
-
-
-@names
 def test_the_overflow_threshold_is_half_an_ulp_above_the_largest(fmt: Format) -> None:
     threshold = fmt.max_finite + fmt.ulp(fmt.max_finite) / 2
     assert (fmt.overflow + fmt.max_finite) / 2 == threshold
@@ -258,17 +236,6 @@ def test_zero_keeps_its_sign(fmt: Format) -> None:
 
 
 @names
-def test_ulp_changes_at_powers_of_two(fmt: Format) -> None:
-    for exponent in range(max(fmt.emin + 1, -140), min(fmt.emax, 140) + 1):
-        power = power_of_two(exponent)
-        at = power_of_two(exponent - fmt.mantissa_bits)
-        assert fmt.ulp(power) == at
-        assert fmt.ulp(-power) == at
-        assert fmt.ulp(power * (1 - Fraction(1, 2**90))) == at / 2
-        assert fmt.ulp(power * (2 - Fraction(1, 2**90))) == at
-
-
-@names
 def test_ulp_is_the_distance_to_the_next_number(fmt: Format) -> None:
     for bits in sample(fmt, 500, 7):
         if not fmt.is_finite(bits) or fmt.is_negative(bits) or bits == fmt.max_bits:
@@ -282,22 +249,6 @@ def test_ulp_has_a_floor_and_a_ceiling(fmt: Format) -> None:
     assert fmt.ulp(fmt.value(1) / 1000) == fmt.value(1)
     assert fmt.ulp(fmt.min_normal) == fmt.value(1)
     assert fmt.ulp(fmt.max_finite * 1000) == fmt.ulp(fmt.max_finite)
-
-
-@names
-def test_the_rounded_result_is_within_half_an_ulp_and_no_other_is(fmt: Format) -> None:
-    source = random.Random(8)
-    for bits in sample(fmt, 400, 9):
-        if not fmt.is_finite(bits) or bits & ~fmt.sign_bit == fmt.max_bits:
-            continue
-        offset = Fraction(source.getrandbits(60), 1 << 60) - Fraction(1, 2)
-        real = fmt.value(bits) + offset * fmt.ulp(fmt.value(bits))
-        right = fmt.round(real, negative_zero=fmt.is_negative(bits))
-        assert abs(fmt.error(right, real)) <= Fraction(1, 2)
-        if abs(fmt.error(right, real)) < Fraction(1, 2):
-            for other in (neighbour(fmt, right, 1), neighbour(fmt, right, -1)):
-                if fmt.is_finite(other) and fmt.ordinal(other) != fmt.ordinal(right):
-                    assert abs(fmt.error(other, real)) > Fraction(1, 2)
 
 
 @pytest.mark.parametrize("fmt", IEEE, ids=lambda fmt: fmt.name)
