@@ -53,16 +53,10 @@ def dyadic(mantissa: int, exponent: int, *, up: bool) -> Fraction:
     if mantissa == 0:
         return Fraction(0)
     magnitude = mantissa.bit_length() + exponent
-    if magnitude > _CUT:
-        huge = Fraction(1 << _CUT)
-        if mantissa > 0:
-            return huge * huge if up else huge
-        return -huge if up else -huge * huge
-    if magnitude < -_CUT:
-        tiny = Fraction(1, 1 << _CUT)
-        if mantissa > 0:
-            return tiny if up else Fraction(0)
-        return Fraction(0) if up else -tiny
+    if abs(magnitude) > _CUT:
+        if mantissa < 0:
+            return -dyadic(-mantissa, exponent, up=not up)
+        return Fraction(1 << (2 * _CUT if up else _CUT)) if magnitude > 0 else Fraction(int(up), 1 << _CUT)
     return quotient(mantissa << max(exponent, 0), 1 << max(-exponent, 0))
 
 
