@@ -31,7 +31,7 @@ from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
 from verify.ops.graph.forms import only_tests, origins
 from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts
-from verify.ops.graph.program import Program
+from verify.ops.graph.program import Make, Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
 from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked
@@ -96,14 +96,7 @@ class Choices:
         if not found.deciding:
             return None
         kept = {id(each) for step in found.deciding for each in step.inputs} | set(map(id, found.sources))
-
-        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-            value = step.value(run, given)
-            if id(step) in kept:
-                found.numbers[id(step)] = value
-            return value, value
-
-        found.base = program.values(run, wanted, make)
+        found.base = program.values(run, wanted, _noting(run, kept, found.numbers))
         numbers = {id(step): [found.numbers[id(each)] for each in step.inputs] for step in found.deciding}
         free = any(bool(found._free(step, numbers[id(step)]).any()) for step in found.deciding)
         return found if free else None
@@ -146,11 +139,6 @@ class Choices:
                 found.add(id(step))
         return found
 
-    @cached_property
-    def _wide(self) -> bool:
-        """True if kernels compute in float64."""
-        return any(leaf.dtype == torch.float64 for leaf in self.run.leaves.values())
-
     def _is_settled(self, step: Step) -> bool:
         """True for a comparison of numbers that x + tiny p does not move, such as ceil(x) > 1."""
         compares = isinstance(step, Map) and step.function in COMPARISONS
@@ -169,15 +157,8 @@ class Choices:
 
     def values(self, decisions: Decisions, numbers: dict[int, Tensor] | None = None) -> dict[str, Tensor]:
         """Returns the results under decisions and what follows from them. Fills in the numbers of the sources."""
-        run, kept = self._deciding(decisions), set(map(id, self.sources)) if numbers is not None else ()
-
-        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
-            value = step.value(run, given)
-            if numbers is not None and id(step) in kept:
-                numbers[id(step)] = value
-            return value, value
-
-        return self.program.values(run, self.wanted, make)
+        run, kept = self._deciding(decisions), set(map(id, self.sources))
+        return self.program.values(run, self.wanted, _noting(run, kept, {} if numbers is None else numbers))
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions with those that follow from them."""
@@ -236,8 +217,8 @@ class Choices:
         """
         if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
             exact = (self.near(step.inputs[0]) == 0) & (self.near(step.inputs[1]) == 0)
-            if not self._wide:  # of a number that is 0 in PyTorch's own choice no noise is known
-                exact = exact & is_held(given[0])
+            if not any(leaf.dtype == torch.float64 for leaf in self.run.leaves.values()):
+                exact = exact & is_held(given[0])  # of a number that is 0 in PyTorch's own choice no noise is known
             return (given[0] - given[1] == 0) & exact
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
             return (given[0] == 0) & (self.near(step.inputs[0]) == 0)
@@ -520,8 +501,8 @@ class Choices:
             kept = torch.where(value != 0, 1.0, -1.0).to(torch.float64)
             for sign in (1.0, -1.0):
                 marks = {id(step): sign * kept for step in alike}
-                rest = {key: ramps[key] * 2.0**-6 for key in sizes}
-                yield self.proposed({key: sizes[key] * (marks.get(key, 0.0) + rest[key]) for key in sizes})
+                ways = {key: marks.get(key, 0.0) + line * 2.0**-6 for key, line in ramps.items()}
+                yield self.proposed({key: sizes[key] * way for key, way in ways.items()})
 
         generator = torch.Generator().manual_seed(0)
         for number in range(_AT_RANDOM):
@@ -565,6 +546,18 @@ class Choices:
             yield self.proposed(toward(step.inputs[0], way) | toward(step.inputs[1], -way))
         else:
             yield self.proposed({}, decided={id(step): shown})
+
+
+def _noting(run: Run, kept: set[int], numbers: dict[int, Tensor]) -> Make:
+    """Returns a `make` that evaluates each step as it is, and notes the numbers of some by their ids."""
+
+    def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+        value = step.value(run, given)
+        if id(step) in kept:
+            numbers[id(step)] = value
+        return value, value
+
+    return make
 
 
 def _ended(step: Map, x: Tensor, above: int) -> Tensor:
