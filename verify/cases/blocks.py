@@ -45,11 +45,6 @@ class BlockCase:
     everything: bool  # True: the cases of this kind together try every value
 
 
-def is_block_recipe(recipe: str) -> bool:
-    """True if `filled` makes this recipe."""
-    return recipe.startswith("block ")
-
-
 def filled(recipe: str, fmt: Format, shape: tuple[int, ...]) -> Tensor:
     """Makes a tensor of rows and columns by a recipe of this module."""
     _, kind, size, *rest = recipe.split()
@@ -91,11 +86,6 @@ def _borders(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tens
             found += [bits - 1, bits, bits + 1]
     maxima = torch.tensor(found).clamp(1, fmt.max_bits)
     return _below(fmt, maxima[torch.arange(blocks) % len(maxima)], size)
-
-
-def border_count(fmt: Format, mantissas: int) -> int:
-    """Counts the blocks of the recipe "borders"."""
-    return 3 * mantissas * (fmt.emax - fmt.emin + 1)
 
 
 def _listed(numbers: Tensor, blocks: int, size: int, given: dict[str, str]) -> Tensor:
@@ -165,7 +155,7 @@ def block_cases(encoding: Encoding, fmt: Format, allows: Allows, ordinary: Seque
         add("scales", count, name.format("amax") + f" from {first} by {step}", count, everything=everything)
     if not encoding.second and all(encoding.block) and fmt.bits > 16:  # 16-bit formats have all maxima above
         mantissas = sorted({1.0, 2 - 2.0**-1, 2 * math.frexp(encoding.data.largest)[0], 1.75})
-        count = border_count(fmt, len(mantissas))
+        count = 3 * len(mantissas) * (fmt.emax - fmt.emin + 1)
         if count * size <= _MOST:
             text = ",".join(f"{each:g}" for each in mantissas)
             add("scales", count, name.format("borders") + f" at {text}", count)

@@ -387,7 +387,7 @@ class _Greedy:
         """Returns the pair of the highest rank that a case with fixed choices can cover, of little used choices."""
         known = dict(fixed)
         fitting = [pair for pair in open_pairs if all(known.get(place, level) == level for place, level in pair)]
-        for pair in sorted(fitting, key=lambda pair: self._uses(pair) - open_pairs[pair]):
+        for pair in sorted(fitting, key=lambda pair: sum(self.used.get(each, 0) for each in pair) - open_pairs[pair]):
             if self._dims({**known, **dict(pair)}) is not None:
                 return pair
         return ()
@@ -411,9 +411,6 @@ class _Greedy:
 
     def _of_sizes(self, a: Choice, b: Choice) -> int:
         return (self._level(a) == self._level(b)) - 4 * (not self.sizes.join(a[0], b[0]))
-
-    def _uses(self, choices: Sequence[Choice]) -> int:
-        return sum(self.used.get(choice, 0) for choice in choices)
 
     def _gain(
         self, levels: Mapping[int, int], choice: Choice, pairs: Mapping[tuple[Choice, Choice], int]

@@ -157,7 +157,8 @@ def row_recipe(name: str) -> Recipe | None:
     if name in AT_BOUNDS:
         return ROW["randn"]
     if name.startswith(NEAR) and 0 < (size := _number(name.removeprefix(NEAR))) < math.inf:
-        return _below_too(size)
+        # down to a 64th of it: the length of a long row is on both sides of the size too
+        return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
     return ROW.get(name)
 
 
@@ -175,7 +176,7 @@ def forget() -> None:
 
 def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     count = math.prod(shape)
-    if blocks.is_block_recipe(recipe):
+    if recipe.startswith("block "):
         return blocks.filled(recipe, fmt, shape).to(stream.device)
     if recipe in ELEMENT:
         return ELEMENT[recipe](Wanted(fmt, count, 1, stream, landmarks)).reshape(shape)
@@ -312,17 +313,6 @@ ELEMENT: dict[str, Recipe] = {
 
 def _bell(*, times: float = 1.0, plus: float = 0.0) -> Recipe:
     return lambda wanted: wanted.bell().mul_(times).add_(plus)  # in place: it may fill gigabytes
-
-
-def _below_too(size: float) -> Recipe:
-    """Returns rows of that size and down to a 64th of it: the length of a long row is on both sides of the size too."""
-    return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
-
-
-def _zero_rows(wanted: Wanted) -> Tensor:
-    """Returns normal rows between rows of zeros, as padding has them."""
-    bell = wanted.bell()
-    return _by_row(wanted, [bell, torch.zeros_like(bell)])
 
 
 def _outlier(wanted: Wanted) -> Tensor:
@@ -518,7 +508,7 @@ ROW: dict[str, Recipe] = {
     "powers of two": _powers,
     MEDLEY: _medley,
     SPECIAL: _special,
-    ZERO_ROWS: _zero_rows,
+    ZERO_ROWS: lambda wanted: _by_row(wanted, [bell := wanted.bell(), torch.zeros_like(bell)]),  # as padding has them
     NOT_FINITE: _endless(NOT_FINITE, "NaN", "ordinary", "-inf alone", "inf", "-inf in front", "-inf"),
     MASKED: _endless(MASKED, "-inf in front", "ordinary", "-inf in front", "-inf alone"),  # in front, also of two rows
     SIGNS: _signs,

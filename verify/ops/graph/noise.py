@@ -82,7 +82,8 @@ def noise_of(
 ) -> tuple[dict[str, Noise], Reaches]:
     """Returns the noise of each wanted result, and the largest error of each number that decides (`reaches`)."""
     sampled = Samples(program, run, wanted, format)
-    sampled.measure(runs + runs // 2 if sampled.is_small() else runs, seed)
+    few = sum(value.numel() for value in sampled.truth.values()) <= _FEW  # so that more runs cost little
+    sampled.measure(runs + runs // 2 if few else runs, seed)
     return {name: Noise(sampled.deviation(name), sampled.together(name)) for name in sampled.wanted}, sampled.reaches()
 
 
@@ -134,7 +135,9 @@ class Samples:
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
         self.divisors = {id(b): step for step in self.steps if (b := constant_divisor(step)) is not None}
         self.deciding = {id(each) for step in deciding for each in (step, *origins(step))} | self.divisors.keys()
-        self.compared = {id(step) for step in self.steps if _compares(step)}
+        self.compared = {
+            id(s) for s in self.steps if isinstance(s, Map) and s.function in COMPARISONS and s.inputs[0].real
+        }
         self.bent = {id(step) for step in self.steps if bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
         exponential = [step for step in self.steps if isinstance(step, Map) and step.function in EXPONENTIALS]
@@ -393,10 +396,6 @@ class Samples:
         """Returns the difference of the two inputs of a comparison in the base run."""
         return self.held[id(step.inputs[0])] - self.held[id(step.inputs[1])]
 
-    def is_small(self) -> bool:
-        """True if all results together have few elements, so that more runs cost little."""
-        return sum(value.numel() for value in self.truth.values()) <= _FEW
-
     def is_chaotic(self) -> bool:
         """True if the response may not be linear: a tenth of some result's elements, or an exponent, has much noise."""
         if 0 in self.lengths and float(self.lengths[0]) / math.sqrt(self.runs) > _STEEP * self.first_shrink:
@@ -559,10 +558,6 @@ def _is_exact(step: Step) -> bool:
 def _plainly(step: Step, run: Run, given: list[Tensor]) -> Tensor:
     """Returns the value of a step. A rounding to a format rounds anew."""
     return step.evaluated(given) if isinstance(step, Map) and step.stepped else step.value(run, given)
-
-
-def _compares(step: Step) -> bool:
-    return isinstance(step, Map) and step.function in COMPARISONS and step.inputs[0].real
 
 
 def _size(difference: Tensor) -> Tensor:

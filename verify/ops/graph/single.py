@@ -89,7 +89,12 @@ class ElementEvaluator:
 
     def enclosure(self, position: int, prec: int) -> Any:
         """Returns the enclosure of one element as an Arb ball in every case."""
-        return _as_ball(self.ball(position, max(prec, _MIN_BITS)))
+        ball = self.ball(position, max(prec, _MIN_BITS))
+        if isinstance(ball, float):
+            return to_arb(ball)
+        # A ball around zero keeps only its size. Its midpoint may be as small as 2^-10^60 beside a radius of 1.
+        # Expressing the radius in units of the midpoint would take an integer of 10^60 bits.
+        return flint.arb(0, ball.abs_upper()) if ball.is_finite() and ball.contains(0) else ball
 
     def _element(self, position: int, bits: int, kind: type[Arithmetic]) -> Any:
         """Returns one element. Also evaluates a batch of others that probably need this precision."""
@@ -247,12 +252,3 @@ def _is_vague(ball: Any) -> bool:
     if ball is None or isinstance(ball, float) or not hasattr(ball, "rel_accuracy_bits"):
         return False
     return not ball.is_finite() or ball.rel_accuracy_bits() < _SHARP
-
-
-def _as_ball(value: Any) -> Any:
-    """Converts a special value to a ball, and simplifies a ball around zero."""
-    if isinstance(value, float):
-        return to_arb(value)
-    # A ball around zero keeps only its size. Its midpoint may be as small as 2^-10^60 beside a radius of 1. Expressing
-    # the radius in units of the midpoint would take an integer of 10^60 bits.
-    return flint.arb(0, value.abs_upper()) if value.is_finite() and value.contains(0) else value
