@@ -71,11 +71,7 @@ class Definition:
         table = NamedDims.made(callee.names, parameters, self.shapes, given, self.where)
         ranges = ranges_of([each for each in callee.names if each not in derived], self.integers or {}, table, given)
         table = table and table.with_ranges(ranges)
-        labels = tuple(self.outputs) if self.outputs else None
-        made = _Like(callee, table, ranges, labels, products=self.accumulate, fused=self.intermediate == "float32")
-        made.ties = self.ties
-        made.derived, made.hidden, made.shown = derived, tuple(self.hidden), self.shown
-        return made.op(fuses=not self.intermediate)
+        return _Like(self, callee, table, ranges, derived, ties=self.ties).op()
 
 
 def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -133,35 +129,32 @@ def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict
 class _Like(Meaning):
     """The meaning of an op with like=: traces its function for given shapes and evaluates the programs."""
 
+    definition: Definition
     callee: Callee
     shapes: NamedDims | None  # None: elementwise
     ranges: dict[str, Range]
-    outputs: tuple[str, ...] | None
+    derived: Mapping[str, Derivation]
     programs: dict[Any, Program] = field(default_factory=dict, repr=False)
     identities: dict[Shape, str] = field(default_factory=dict, repr=False)  # by sizes; see `identity`
     by_noise: bool = False  # True: errors are measured in units of the program's noise
-    products: Accumulate = "float32"  # how products of matrices are added up
     ties: str = ""  # see `Meaning`
     fused: bool = False  # True: no result between operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
-    derived: Mapping[str, Derivation] = field(default_factory=dict)
-    hidden: tuple[str, ...] = ()
-    shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
     part: tuple[Program, Run] | None = None  # replaces the program; see `of_part`
 
-    def op(self, *, fuses: bool = False) -> Op:
+    def op(self) -> Op:
         """Traces the function once and returns the op.
 
-        With `fuses`, a program that calls `verify.rounds` or whose results are rounded to integers rounds to 16 bits
-        nowhere else.
+        Unless intermediate= says where, a program that calls `verify.rounds` or whose results are rounded to integers
+        rounds to 16 bits nowhere else.
         """
         names = self.callee.names
         dims = self._small_dims()
         shapes = self._shapes(dims)
         integers = self._possible_integers(shapes)
         program = self._first_program({name: shapes[name] for name in names})
-        outputs = self.outputs or tuple(program.results)
+        outputs = tuple(self.definition.outputs or program.results)
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
             raise UsageError(
@@ -178,7 +171,8 @@ class _Like(Meaning):
                 narrow = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names})
                 sums = narrow.sums(list(narrow.results))
         self.by_noise = sums
-        self.fused = self.fused or (fuses and (program.rounds or program.quantises))
+        told = self.definition.intermediate
+        self.fused = told == "float32" or (not told and (program.rounds or program.quantises))
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}{self.ties}"
         return Op(
             name=f"like {self.callee.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
@@ -220,7 +214,7 @@ class _Like(Meaning):
             except UsageError:
                 return False
 
-        left_out = {*self.ranges, *self.derived, *self.hidden}
+        left_out = {*self.ranges, *self.derived, *self.definition.hidden}
         wanted = tuple(name for name in self.callee.names if name not in left_out)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
 
@@ -262,7 +256,8 @@ class _Like(Meaning):
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
         """Returns an operand with its role, which depends on its name and on the module's parameters."""
-        kept: Any = {"derive": self.derived.get(name), "hidden": name in self.hidden, "shown": self.shown.get(name)}
+        own = self.definition
+        kept: Any = {"derive": self.derived.get(name), "hidden": name in own.hidden, "shown": own.shown.get(name)}
         if name in self.ranges:
             given = self.ranges[name]
             return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
@@ -331,7 +326,7 @@ class _Like(Meaning):
         program = trace(
             lambda *values: self.callee(tuple(shapes), values),
             {name: self._traceable(name, shapes, kinds[name]) for name in shapes},
-            outputs=self.outputs,
+            outputs=self.definition.outputs,
             differentiable=gradients,
         )
         self.programs[key if plain and not program.typed else (*key, tuple(kinds.items()))] = program
@@ -424,7 +419,9 @@ class _Like(Meaning):
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
         stored = {} if self.fused else program.stored
-        return Rounding.of(run, products=self.products, stored=stored, narrower=program.mixed or program.narrows)
+        return Rounding.of(
+            run, products=self.definition.accumulate, stored=stored, narrower=program.mixed or program.narrows
+        )
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
