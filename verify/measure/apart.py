@@ -49,7 +49,6 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
-_TESTS = rb"laws_for"  # a file that calls `verify.laws_for` imports Hypothesis and pytest, 0.3 s in each process
 _DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
 # The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
@@ -109,8 +108,7 @@ class KernelProcesses:
         self._judge: Fork | None = None  # begins on the GPU while the targets are listed
         self._ending: list[Fork] = []  # told to end
         self._listed = False  # True: the process has only imported the module of its targets
-        self._tests = False  # True: the targets' modules define tests of the laws
-        self._traces = False  # True: they have a definition by `like=`
+        self._traces = False  # True: the targets have a definition by `like=`
 
     def answer(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """Returns the reply to a request.
@@ -163,8 +161,7 @@ class KernelProcesses:
         same = self._targets == targets or (self._listed and not shared and before == files)
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
-            text = _text_of(targets)
-            self._tests, self._traces = bool(re.search(_TESTS, text)), bool(re.search(_DEFINITION, text))
+            self._traces = _have_definitions(targets)
             first, self._first = self._first, None
             if first is not None and first.ended:
                 first.stop()
@@ -194,8 +191,7 @@ class KernelProcesses:
     def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
-        imports = SHARED_BY_LAWS if laws else SHARED_BY_LAWS[:1] if self._tests else ()
-        imports = imports if self.backend.forks else ()
+        imports = SHARED_BY_LAWS if laws and self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
         setup = ForkSetup(backend, imports, who == "judge", self._traces)
         return self._server.fork(msgspec.json.encode(setup), who)
@@ -434,11 +430,12 @@ def _begin_beside(first: Callable[[], object]) -> None:
     threading.Thread(target=begin, daemon=True).start()
 
 
-def _text_of(targets: Sequence[str]) -> bytes:
-    """Returns the text of the targets' files. Nothing is imported for that."""
+def _have_definitions(targets: Sequence[str]) -> bool:
+    """True if a target's file has a definition by `like=`. Nothing is imported for that."""
+    files = [target.file for target in map(Target.parse, targets) if target.file is not None]
     with contextlib.suppress(OSError):
-        return b"\n".join(each.file.read_bytes() for each in map(Target.parse, targets) if each.file is not None)
-    return b""
+        return any(re.search(_DEFINITION, file.read_bytes()) for file in files)
+    return False
 
 
 def _share(given: bytes) -> None:

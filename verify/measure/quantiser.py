@@ -266,17 +266,11 @@ class _QuantiserLaws:
         x[:, 0], x[:, -1] = (low + encoding.span if encoding.zero_point else most), low
         if encoding.second:
             x[0] *= code_format(encoding.scale).largest
-        measured = self._call(from_blocks(x, encoding, shape))
+        measured = self.judging.call(_spelled(self.base, from_blocks(x, encoding, shape).to(self.kind)))
         if measured is None:
             return None
-        numbers = encoding.decode(parts_of(measured[1]), shape)
+        numbers = encoding.decode(parts_of(measured), shape)
         return numbers if self._fits(numbers) else None
-
-    def _call(self, x: Tensor) -> tuple[Case, Measured] | None:
-        """Quantises these numbers. Returns None if the quantiser gave no result."""
-        case = _spelled(self.base, x.to(self.kind))
-        measured = self.judging.call(case)
-        return None if measured is None else (case, measured)
 
     def _law(
         self, name: str, rule: str, x: Tensor, wanted: Tensor, codes: Tensor | None, where: Tensor | None = None
@@ -285,10 +279,10 @@ class _QuantiserLaws:
 
         A code of -1 stands for any code. `where` marks the numbers that count; without it all do.
         """
-        if (called := self._call(x)) is None:
+        case = _spelled(self.base, x.to(self.kind))
+        if (measured := self.judging.call(case)) is None:
             return None
-        case, parts = called[0], parts_of(called[1])
-        encoding, shape = self.judging.encoding, (x.shape[0], x.shape[1])
+        parts, encoding, shape = parts_of(measured), self.judging.encoding, (x.shape[0], x.shape[1])
         got, made = encoding.decode(parts, shape), encoding.codes_of(parts)
         differs = got != wanted if where is None else (got != wanted) & where
         if codes is not None:
