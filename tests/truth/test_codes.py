@@ -126,12 +126,6 @@ def test_every_code_and_tie_is_what_gfloat_says(name: str) -> None:
     assert rounded(fmt, numbers, "outward") == outward
 
 
-def test_integers_are_two_s_complement() -> None:
-    assert code_format("int4").table == (*range(8), *range(-8, 0))
-    assert code_format("int8").table == tuple(torch.arange(256, dtype=torch.uint8).view(torch.int8).double().tolist())
-    assert code_format("uint4").table == tuple(map(float, range(16)))
-
-
 @pytest.mark.parametrize("fmt", ALL, ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("ties", TIES)
 def test_tensors_are_rounded_as_rationals_are(fmt: CodeFormat, ties: Ties) -> None:

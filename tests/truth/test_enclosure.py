@@ -15,7 +15,6 @@ from verify.truth.enclosure import (
     NAN,
     PLUS_INFINITY,
     Enclosure,
-    dyadic,
     from_arb,
     from_mpmath,
     narrow_pair,
@@ -104,15 +103,6 @@ def test_exponents_beyond_every_format_are_cut_outwards(exponent: int, sign: int
         number = mpmath.ldexp(mpmath.mpf(5 * sign), exponent)
         assert from_mpmath(number, 100).meets(huge)
         assert from_mpmath(1 / number, 100).meets(tiny)
-
-
-def test_dyadic_rounds_outwards_only_where_it_cuts() -> None:
-    assert dyadic(-3, 4, up=True) == dyadic(-3, 4, up=False) == -48
-    assert dyadic(3, -4, up=True) == Fraction(3, 16)
-    assert dyadic(0, 10**9, up=True) == 0
-    for mantissa in (1, -1):
-        for exponent in (10**6, -(10**6)):
-            assert dyadic(mantissa, exponent, up=False) < dyadic(mantissa, exponent, up=True)
 
 
 def test_an_mpf_is_enclosed_with_its_promised_error(moment: int) -> None:
