@@ -7,45 +7,21 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.golden import answers
 from verify.declare.lines import declared_at, implemented_at
 from verify.declare.target import Declared, Target
-from verify.errors import UsageError
 from verify.records.record import KernelRun
 
 
-@pytest.mark.parametrize(
-    ("text", "source", "kernel", "file", "stands_in"),
-    [
-        ("a/k.py", "a/k.py", None, Path("a/k.py"), False),
-        ("a/k.py::f", "a/k.py", "f", Path("a/k.py"), False),
-        ("package.module::f@eager", "package.module", "f@eager", None, True),
-        ("folder@v2/k.py", "folder@v2/k.py", None, Path("folder@v2/k.py"), False),
-    ],
-)
-def test_a_target_is_read_and_said_alike(
-    text: str, source: str, kernel: str | None, file: Path | None, stands_in: bool
-) -> None:
+def read(text: str) -> tuple[object, ...]:
+    """What it names, whether that is a file and stands in for the kernel, and the command that imports it."""
     target = Target.parse(text)
-    assert (target.source, target.kernel, target.file, target.stands_in) == (source, kernel, file, stands_in)
-    assert str(target) == text and Target.parse(str(target.of("g"))) == Target(source, "g")
+    assert str(target) == text and Target.parse(str(target.of("g"))) == Target(target.source, "g")
+    return target.source, target.kernel, target.file, target.is_file, target.stands_in, target.import_command()
 
 
-@pytest.mark.parametrize(("text", "path"), [("a.py", True), ("a.py::k", True), ("dir/a", True), ("some.module", False)])
-def test_a_path_is_told_from_a_module(text: str, path: bool) -> None:
-    assert Target.parse(text).is_file == path
-
-
-@pytest.mark.parametrize("text", ["", "::f", "k.py::"])
-def test_what_is_no_target_says_the_rule(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        Target.parse(text)
-    assert caught.value.message == f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}"
-    assert caught.value.hint == "verify run accuracy.py::my_gelu"
-
-
-def test_the_command_that_imports_a_target() -> None:
-    assert Target.parse("my kernels.py::f").import_command() == "python 'my kernels.py'"
-    assert Target.parse("package.module").import_command() == "python -c 'import package.module'"
+def test_a_target_is_read_and_said_alike_or_refused_with_the_rule() -> None:
+    answers(Path(__file__).parent / "snapshots" / "targets.txt", globals())
 
 
 DECLARED = Declared("k.py::f", "f", "gelu", "elementwise", {"a": 1}, "float32", ("cuda",), ("float32",), peer=True)
