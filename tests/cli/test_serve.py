@@ -22,7 +22,7 @@ from verify.cli import main
 from verify.cli.door import LONGEST, VERSIONS, Door
 from verify.cli.tools import TOOLS, Answer, options_of, schema_of
 from verify.errors import UsageError
-from verify.measure.session import Progress
+from verify.measure.session import RunProgress
 from verify.records import files
 from verify.workers import process_tree
 from verify.workers.lanes import Stopped, Task
@@ -210,7 +210,7 @@ def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> Non
 
 
 def test_progress_of_mcp_grows_towards_its_total(spoken: Spoken, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress = Progress(2, laws=False)
+    progress = RunProgress(2, laws=False)
     progress.begin("a", "gelu float32")
     lines = [progress.at("a", Step("gelu float32, case 3 of 4", "case", 3, 4)), "starting", progress.end("a")]
     tool = dataclasses.replace(TOOLS["run"], work=lambda options, pool, report: [*map(report, lines)])
