@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.cli.here import hears_ctrl_c
+from tests.golden import asked, golden
 from verify.cli import main
 from verify.cli.door import LONGEST, VERSIONS, Door
 from verify.cli.tools import TOOLS, Answer, options_of, schema_of
@@ -85,34 +86,23 @@ def rpc(method: str, identity: Any = None, **params: Any) -> dict[str, Any]:
 # -- lines of JSON --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("line", "rule", "received"),
-    [
-        (b"verify run\n", "a line is one JSON object", "other text (JSON is malformed: "),
-        (b"[1, 2]\n", "a line is one JSON object", "list"),
-        (b"\xff\xfe{}\n", "a line is one JSON object", "other text (JSON is malformed: "),
-        (b"[" * 100_000 + b"\n", "a line is one JSON object", ""),
-        (b'{"id": "' + b"x" * LONGEST + b'"}\n', f"a request has at most {LONGEST:,} bytes", "more"),
-        (b'{"do": "run"}\n', "a request has an id, a text or a whole number", "none"),
-        (b'{"id": true, "do": "run"}\n', "a request has an id, a text or a whole number", "none"),
-        (b'{"id": 1, "do": "rnu"}\n', "do is run, judge, replay, explain or cancel", "'rnu'"),
-        (b'{"id": 1}\n', "do is run, judge, replay, explain or cancel", "None"),
-        (b'{"id": 1, "do": "run"}\n', "run needs targets", "no targets"),
-        (b'{"id": 1, "do": "judge", "problem": "p.py"}\n', "judge needs problem and solution", "no solution"),
-        (b'{"id": 1, "do": "run", "targets": "a.py", "seed": "x"}\n', "argument --seed: a whole number from 0", "'x'"),
-        (b'{"id": 1, "do": "run", "targets": "a.py", "html": "x"}\n', "run takes targets, dtype, profile", "html"),
-        (b'{"id": 1, "do": "run", "targets": [{"a": 1}]}\n', "targets is text or a number", '{"a": 1}'),
-    ],
-)
-def test_a_bad_line_is_answered_with_the_rule_and_the_next_line_is_taken(
-    spoken: Spoken, line: bytes, rule: str, received: str
-) -> None:
+def test_what_is_wrong_with_a_line_is_answered_with_the_rule(spoken: Spoken) -> None:
+    """The lines of snapshots/lines.txt, of both protocols."""
+    path, text = Path(__file__).parent / "snapshots" / "lines.txt", ""
+    for line in asked(path, "> "):
+        answers = spoken.say(line.encode() + b"\n")
+        text += "".join(f"{each}\n" for each in (f"> {line}", *map(json.dumps, answers)))
+    golden(path, text)
+    assert not spoken.lanes.tasks
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe{}\n", b"[" * 100_000 + b"\n", b'{"id": "' + b"x" * LONGEST + b'"}\n'])
+def test_a_line_that_nothing_can_read_costs_itself(spoken: Spoken, line: bytes) -> None:
     first, second = spoken.say(line, b"\n", {"id": 2, "do": "cancel", "request": 7})
-    assert first["exit_code"] == 2 and first["error"]["kind"] == "usage"
-    assert first["error"]["rule"].startswith(rule) and first["error"]["received"].startswith(received)
-    assert first["id"] == (1 if b'"id": 1' in line else None)
+    rule = f"a request has at most {LONGEST:,} bytes" if len(line) > LONGEST else "a line is one JSON object"
+    assert (first["id"], first["exit_code"], first["error"]["rule"]) == (None, 2, rule)
     assert second == {"id": 2, "exit_code": 0, "result": {"cancelled": False}}
-    assert spoken.lanes.cancelled == [("line", 7)] and not spoken.lanes.tasks
+    assert spoken.lanes.cancelled == [("line", 7)]
 
 
 def test_a_request_is_answered_with_what_came_of_it(spoken: Spoken) -> None:
@@ -220,30 +210,6 @@ def test_progress_of_mcp_grows_towards_its_total(spoken: Spoken, monkeypatch: py
     told = [line["params"] for line in spoken.lines]
     assert [each["message"] for each in told] == lines and {each["total"] for each in told} == {100}
     assert [each["progress"] for each in told] == [30, 30.001, 50]
-
-
-def test_another_version_of_mcp_gets_the_newest(spoken: Spoken) -> None:
-    for asked in ("1999-01-01", None, "2025-03-26"):
-        [begun] = spoken.say(rpc("initialize", 1, protocolVersion=asked))
-        assert begun["result"]["protocolVersion"] == VERSIONS[0]
-
-
-def test_errors_of_mcp_have_its_codes_and_those_of_a_tool_are_for_the_agent(spoken: Spoken) -> None:
-    spoken.say(rpc("initialize", 0))
-    bad, method, tool, arguments, unread = spoken.say(
-        b"{\n",
-        rpc("resources/list", 1),
-        rpc("tools/call", 2, name="bench"),
-        rpc("tools/call", 3, name="run", arguments=[1]),
-        rpc("tools/call", 4, name="run", arguments={"target": "a.py"}),
-    )
-    assert (bad["id"], bad["error"]["code"]) == (None, -32700)
-    assert (method["id"], method["error"]["code"]) == (1, -32601)
-    assert (tool["error"]["code"], arguments["error"]["code"]) == (-32602, -32602)
-    assert (
-        unread["result"]["isError"] and "received target (closest: targets)" in unread["result"]["content"][0]["text"]
-    )
-    assert unread["result"]["structuredContent"]["error"]["kind"] == "usage"
 
 
 def test_a_cancelled_call_has_no_answer_and_answers_to_nothing_are_dropped(spoken: Spoken) -> None:

@@ -172,7 +172,9 @@ class Door:
                 self.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
 
         if not isinstance(name, str) or name not in TOOLS or not isinstance(wanted, dict):
-            return self._rpc_error(identity, -32602, f"a tool is {', '.join(TOOLS)}; received {name!r}")
+            received = repr(name) if isinstance(wanted, dict) else f"arguments of type {type(wanted).__name__}"
+            rule = f"a tool is {', '.join(TOOLS)}, its arguments are an object"
+            return self._rpc_error(identity, -32602, f"{rule}; received {received}")
         try:
             self._start(("mcp", identity), name, wanted, reply, progress)
         except VerifyError as error:
