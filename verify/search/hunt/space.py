@@ -144,22 +144,22 @@ def _chosen(op: Op, elements: int, axis: int | None) -> CandidateLayout:
     return CandidateLayout(max(sizes, key=order), axis)
 
 
+def whole_operands(kernel: Kernel) -> list[str]:
+    """Returns the integer operands of which a hunt draws the numbers."""
+    some = [each for each in kernel.op.operands if each.range is not None and each.derive is None]
+    return [each.name for each in some if each.name not in kernel.absent]
+
+
 def whole_numbers(kernel: Kernel, dims: Dims, draws: Draws) -> dict[str, Tensor]:
     """Draws the integer operands of one candidate within their ranges."""
-    found = {}
+    found, shapes = {}, kernel.op.shapes(dims, kernel.op.params)
     for operand in kernel.op.operands:
-        if operand.range is not None and operand.derive is None and operand.name not in kernel.absent:
-            shape = kernel.op.shapes(dims, kernel.op.params)[operand.name]
-            low, high = operand.range(dims)
+        if operand.range is not None and operand.name in whole_operands(kernel):
+            shape, (low, high) = shapes[operand.name], operand.range(dims)
             values = (draws.below(math.prod(shape), max(high - low, 1)) + low).reshape(shape)
             values = operand.range.arranged(values, dims)
             found[operand.name] = values.bool() if operand.boolean else values
     return found
-
-
-def copied(value: Tensor, count: int) -> Tensor:
-    """Repeats the value `count` times along its first dimension."""
-    return value.repeat(count, *[1] * (value.ndim - 1))
 
 
 Candidates = dict[str, Tensor]  # variable -> ordinals, one candidate per line
@@ -284,18 +284,9 @@ class SearchSpace:
         return next((size for size in fewer if self.kernel.allows(self.layout.times(size))), count)
 
     def tensors(self, population: Candidates, shared: Candidates) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-        """Returns the operands and the arriving gradients of one call."""
-        inputs, upstream = self._tensors(population, shared)
-        if self.kernel.op.derived:
-            case = case_of(self.kernel, self.dtype, dims=self.layout.times(size_of(population)))
-            inputs = derive_all(self.kernel.op, case, inputs, next(iter(population.values())).device)
-        return inputs, upstream
-
-    def _tensors(
-        self, population: Candidates, shared: Candidates
-    ) -> tuple[dict[str, Tensor | None], dict[str, Tensor]]:
-        """Returns the same without derived operands."""
-        inputs: dict[str, Tensor | None] = {operand.name: None for operand in self.kernel.op.operands}
+        """Returns the operands and the arriving gradients of one call. All candidates have the same integers."""
+        op, count = self.kernel.op, size_of(population)
+        inputs: dict[str, Tensor | None] = {operand.name: None for operand in op.operands}
         upstream: dict[str, Tensor] = {}
         for variable in (*self.variables, *self.shared):
             tensor = self._laid(to_tensor((population | shared)[variable.name], variable.fmt), variable)
@@ -303,17 +294,18 @@ class SearchSpace:
                 upstream[variable.name[1:]] = tensor
             else:
                 inputs[variable.name] = tensor
-        for operand in self.kernel.op.operands:
-            if operand.range is not None and operand.derive is None and operand.name not in self.kernel.absent:
-                inputs[operand.name] = self._whole_numbers(operand.name, shared[operand.name], size_of(population))
+        for name in whole_operands(self.kernel):
+            value = shared[name]
+            if self.side_by_side:
+                line = math.gcd(count, _LINE)
+                value = value.expand(count // line, line).contiguous()
+            elif name in self.layout.laid:
+                value = value.repeat(count, *[1] * (value.ndim - 1))
+            inputs[name] = value
+        if op.derived:
+            case = case_of(self.kernel, self.dtype, dims=self.layout.times(count))
+            inputs = derive_all(op, case, inputs, next(iter(population.values())).device)
         return inputs, upstream
-
-    def _whole_numbers(self, name: str, value: Tensor, count: int) -> Tensor:
-        """Returns an integer operand of a call, the same for every candidate."""
-        if self.side_by_side:
-            line = math.gcd(count, _LINE)
-            return value.expand(count // line, line).contiguous()
-        return copied(value, count) if name in self.layout.laid else value
 
     def _laid(self, tensor: Tensor, variable: Variable) -> Tensor:
         """Lays all candidates out as an operand: elements side by side, others one behind the other."""
@@ -334,8 +326,9 @@ class SearchSpace:
     def case(self, candidate: Candidates, shared: Candidates, copies: int) -> Case:
         """Returns a case that spells out the bits of one candidate, `copies` times."""
         many = {name: value.expand(copies, -1) for name, value in candidate.items()}
-        inputs, upstream = self._tensors(many, shared)
-        values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None}
+        inputs, upstream = self.tensors(many, shared)
+        own = {operand.name for operand in self.kernel.op.operands if operand.derive is None}
+        values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None and name in own}
         values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
         return _case(self.kernel, self.dtype, self.layout.times(copies), gradient=self.gradient, values=values)
 
@@ -359,15 +352,6 @@ class SearchSpace:
 def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
     fill, upstream = "ones" if values else "normal", "ones" if gradient else ""
     return case_of(kernel, dtype, dims=dims, fill=fill, upstream=upstream, values=dict(values))
-
-
-def results_with(result: str, kernel: Kernel, dtype: str, device: str, dims: tuple[int, ...]) -> dict[str, Format]:
-    """Returns the formats of the kernel's results in a dtype. Makes one plain call, which checks the contract."""
-    case = _case(kernel, dtype, dims, gradient=bool(kernel.differentiable), values={})
-    measured = run_kernel(kernel, case, device)
-    if result not in measured.results:
-        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
-    return {name: of(tensor.dtype) for name, tensor in measured.results.items()}
 
 
 def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
@@ -430,7 +414,10 @@ def _space(kernel: Kernel, dtype: str, result: str, device: str, width: int, lar
     layout = layout_of(kernel, dtype, result, width)
     space = SearchSpace(kernel, dtype, result, named(dtype), layout, (), (), largest)
     call = (3, 16) if space.side_by_side else layout.times(space.fits(3))
-    found = results_with(result, kernel, dtype, device, call)
+    case = _case(kernel, dtype, call, gradient=bool(kernel.differentiable), values={})
+    found = {name: of(tensor.dtype) for name, tensor in run_kernel(kernel, case, device).results.items()}
+    if result not in found:
+        raise UsageError(f"kernel {kernel.name!r} provides no {result}: autograd has no path to it")
     shapes = op.shapes_with_outputs(layout.dims, op.resolve(kernel.params), op.all_outputs)
     drawn = [each for each in op.operands if each.range is None and each.derive is None]
     operands = [each for each in drawn if each.name not in kernel.absent]
