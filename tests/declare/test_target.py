@@ -42,6 +42,18 @@ def test_why_a_kernel_cannot_run_here() -> None:
     assert lacking.unfit("cuda", "run") == lacking.missing() == "needs quack, liger, which is not installed"
 
 
+def test_a_package_of_the_project_is_one_step_from_being_importable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lacking = msgspec.structs.replace(DECLARED, lacking=("mine",))
+    assert lacking.install == ""
+    Path("src/mine").mkdir(parents=True)
+    assert lacking.install == "export PYTHONPATH=src"
+    Path("pyproject.toml").touch()
+    assert lacking.install == "pip install -e ."
+
+
 @pytest.mark.parametrize(
     ("source", "line"),
     [

@@ -137,6 +137,13 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Returns why the kernel cannot run without its packages, or ""."""
         return f"needs {', '.join(self.lacking)}, which is not installed" if self.lacking else ""
 
+    @property
+    def install(self) -> str:
+        """Returns the step that makes a missing package of this project importable, or ""."""
+        own = [folder for name in self.lacking for folder in ("", "src") if (Path(folder) / name).is_dir()]
+        known = any(Path(name).is_file() for name in ("pyproject.toml", "setup.py"))
+        return "" if not own else "pip install -e ." if known else f"export PYTHONPATH={own[0] or '.'}"
+
     def unfit(self, backend: str, this: str) -> str:
         """Returns why `this` (run, hunt) on a backend omits the kernel, or ""."""
         if missing := self.missing():

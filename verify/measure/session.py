@@ -313,7 +313,7 @@ class Measuring(Source[_RunPart, KernelRun]):
     def _unfit(self, part: _RunPart) -> KernelRun | None:
         """Returns the record of a kernel that cannot run here or in none of the requested dtypes; None if it can."""
         if reason := part.kernel.unfit(self.backend, "run"):
-            return part.kernel.run("skipped", reason)
+            return part.kernel.run("skipped", reason, hint=part.kernel.install)
         if self.session.dtypes and not part.dtypes:
             received = ", ".join(self.session.dtypes)
             return part.kernel.run(

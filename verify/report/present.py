@@ -443,8 +443,7 @@ class Facts:
             return next(kernel.rerun for kernel in self.kernels if kernel.run is run.unproven[0])
         if run.verdict == "incomplete":
             if "skipped" in found and not run.incomplete:
-                hint = clean(found["skipped"].run.hint)
-                return hint if hint.startswith("verify ") else "verify doctor"
+                return clean(found["skipped"].run.hint) or "verify doctor"
             return continuing(run)
         if record:
             return f"verify report {shlex.quote(record)} --html report.html"
