@@ -26,6 +26,8 @@ def gathered(lines: Iterable[str]) -> list[GapLine]:
 
     >>> [line.text for line in gathered(["a: late", "b: late", "c: late", "d: late", "e: lost"])]
     ['a, b, c and 1 more: late', 'e: lost']
+    >>> [line.text for line in gathered(["a: no dx", "a: no dx"])]
+    ['a: no dx']
 
     If the reasons of parts of many kinds end alike, they have one line too. For example, every law of every dtype is
     out of time once the budget is spent.
@@ -34,7 +36,7 @@ def gathered(lines: Iterable[str]) -> list[GapLine]:
     ['16 parts of a, b, c and 1 more (the law of s, the law of t, the law of u and 1 more): late']
     """
     reasons: dict[str, list[str]] = {}
-    for line in map(clean, lines):
+    for line in dict.fromkeys(map(clean, lines)):  # dtypes of a kernel may say the same
         name, _, reason = line.partition(": ")
         reasons.setdefault(reason or line, []).append(name)
     ends: dict[str, list[str]] = {}  # the last clause -> the reasons that end with it
