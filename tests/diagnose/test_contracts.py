@@ -168,3 +168,8 @@ def test_what_has_no_program_is_refused() -> None:
         verify.contract(branches, branches, (torch.ones(4),))
     with pytest.raises(verify.UsageError, match="inputs are the tensors that the layer takes"):
         verify.contract(llama_norm, fused_norm, ())
+
+
+def test_a_kernel_with_other_results_than_its_layer_is_refused() -> None:
+    with pytest.raises(verify.UsageError, match="the layer returns 1, the kernel 2"):
+        verify.contract(llama_norm, lambda x, w: (llama_norm(x, w), x), drawn("r n", 0, BF16))

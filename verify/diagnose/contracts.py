@@ -79,8 +79,14 @@ def contract(
         )
     traced, call = layer, getattr(kernel, "function", kernel)
     names: tuple[str, ...] = ()
+    results = _results(layer, inputs)
+    if len(results) != (count := len(_results(call, inputs))):
+        raise UsageError(
+            f"a kernel has the results of its layer; the layer returns {len(results)}, the kernel {count}",
+            hint="a lambda that returns the same tensors in the same order",
+        )
     if gradients:
-        count, results = len(inputs), _results(layer, inputs)
+        count = len(inputs)
         upstream = ["dy"] if len(results) == 1 else [f"dy{at}" for at in range(1, len(results) + 1)]
         names = (*_names_of(layer, count), *upstream)
         traced, layer, call = _traced_gradients(layer, count), _gradients(layer, count), _gradients(call, count)
@@ -90,19 +96,16 @@ def contract(
     own = found_by(program, traced, layer, inputs)
     theirs = found_by(program, traced, call, inputs)
     tried = [inputs, *(each for kind in _SEEDS for each in _sets(inputs, 2, kind))]
-    pairs = [(each, _results(layer, each), _results(call, each)) for each in tried]
-    apart = next((pair for pair in pairs if not all(map(_is_equal, pair[1], pair[2]))), None)
-    if apart is None:
-        return ContractReport(own, theirs, same=True)
-    return ContractReport(own, theirs, False, _first(own, theirs), _shown(program, *apart))
+    pairs = ((each, _results(layer, each), _results(call, each)) for each in tried)
+    shown = next(filter(None, (_shown(program, *pair) for pair in pairs)), "")
+    return ContractReport(own, theirs, not shown, _first(own, theirs) if shown else "", shown)
 
 
 def _names_of(layer: Callable[..., Any], count: int) -> list[str]:
     """Returns the names of the arguments of a layer."""
     called = layer.forward if isinstance(layer, torch.nn.Module) else layer
     with suppress(TypeError, ValueError):
-        names = list(inspect.signature(called).parameters)
-        if len(names) >= count:
+        if len(names := list(inspect.signature(called).parameters)) >= count:
             return names[:count]
     return [f"x{at}" for at in range(1, count + 1)]
 
@@ -271,12 +274,9 @@ def _starts(program: Program, before: FoundContract | None) -> list[dict[str, st
 class _Held:
     """Holds the values of a contract on all inputs of a search, and how far its bits are off."""
 
+    formats: dict[str, str]
     values: list[Rounded]
     off: float
-
-    @property
-    def formats(self) -> dict[str, str]:
-        return self.values[0].contract
 
 
 class _Search:
@@ -328,7 +328,7 @@ class _Search:
         self.evaluations += 1
         values = [Rounded(self.program, inputs, formats) for inputs, _ in self.known]
         off = sum(_off(one, results) for one, (_, results) in zip(values, self.known, strict=True))
-        return _Held(values, off)
+        return _Held(dict(formats), values, off)
 
     def _descended(self, held: _Held, flips_of: Callable[[], Iterable[dict[str, str]]]) -> _Held:
         """Takes each change that brings the bits closer, until none does."""
@@ -351,7 +351,7 @@ class _Search:
             total += _off(made[-1], results)
             if not total < held.off:
                 return held
-        return _Held(made, total)
+        return _Held({**held.formats, **flips}, made, total)
 
     def _singles(self) -> Iterator[dict[str, str]]:
         return ({place: kind} for place, kind in self.choices())
@@ -435,28 +435,24 @@ def _share(program: Program, formats: Contract, known: Known) -> float:
     return equal / total if total else 0.0
 
 
-def _is_equal(a: Tensor, b: Tensor) -> bool:
-    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(_ordinals(a), _ordinals(b))
-
-
 # -- inputs ------------------------------------------------------------------------------------------------
 
 _SEEDS = {"search": 0, "others": 1000, "unseen": 2000}  # the others refute a contract, the unseen ones only count
-_SEARCH: dict[str, Callable[[Tensor], Tensor]] = {
-    "normal": lambda z: z,
-    "of any size": lambda z: z * torch.exp2((z * 977).frac() * 6),
-}
-_OTHERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "large": lambda z: z * 8,
-    "positive": lambda z: z.abs() + 0.01,
-    "far from zero": lambda z: z + 3,
-    "small": lambda z: z * 0.03,
-}
+_SEARCH: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda z: z,  # normal
+    lambda z: z * torch.exp2((z * 977).frac() * 6),  # of any size
+)
+_OTHERS: tuple[Callable[[Tensor], Tensor], ...] = (
+    lambda z: z * 8,
+    lambda z: z.abs() + 0.01,
+    lambda z: z + 3,  # far from zero
+    lambda z: z * 0.03,
+)
 
 
 def _sets(inputs: Sequence[Tensor], count: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
     """Yields inputs of the same shapes and dtypes: floating-point operands by the recipes, others as they are."""
-    recipes = list((_SEARCH if kind == "search" else _OTHERS).values())
+    recipes = _SEARCH if kind == "search" else _OTHERS
     size = max(each.numel() for each in inputs)
     for at in range(max(len(recipes), count)):
         generator = torch.Generator().manual_seed(_SEEDS[kind] + at)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from verify.backends import Backend
+from verify.cases.blocks import block_cases
 from verify.cases.case import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.sizes import sizes_of
@@ -21,14 +23,15 @@ from verify.cases.strategies import Sizes
 from verify.declare import promises
 from verify.declare.declaration import DEFAULT_DTYPES, Kernel
 from verify.diagnose.requests import Probed
-from verify.diagnose.rules import rules
 from verify.errors import KernelError, OtherDtype
 from verify.laws.accuracy import judge_measured
 from verify.laws.law import Broken, Subject, plain_case
 from verify.measure.call import Measured, run_kernel
+from verify.measure.quantiser import QuantiserJudging, parts_of
 from verify.ops.geometry import ByGeometry
 from verify.ops.op import Largest, largest_words
 from verify.truth import formats
+from verify.truth.quantised import Encoding, causes, followed
 
 Progress = Callable[[str], None]
 
@@ -42,13 +45,13 @@ MAGNITUDES = (1e38, 1e30, 1e24, 1e19, 1e18, 1e15, 1e12, 1e9, 1e6, 65504.0, 1e4, 
 ENDS = "its process ends, or hangs"
 MOST = 1 << 17  # limit for an operand of a PyTorch function, whose shapes are traced on the CPU
 POWERS = 1 << 16  # its divisors are the powers of two up to it
+BLOCK_CASES = 4  # number of cases of a quantiser, of each kind
 STEPS = (256, 128, 64, 32, 16, 8, 4, 2)
 
 
 def _shown(size: Largest) -> str:
-    return (
-        f"{size:g}" if not isinstance(size, dict) else "{" + ", ".join(f"{k!r}: {v:g}" for k, v in size.items()) + "}"
-    )
+    parts = [f"{name!r}: {each:g}" for name, each in size.items()] if isinstance(size, dict) else []
+    return f"{{{', '.join(parts)}}}" if isinstance(size, dict) else f"{size:g}"
 
 
 def _powers(taken: Collection[int], refused: Collection[int]) -> bool:
@@ -77,7 +80,7 @@ def probe(kernel: Kernel, target: str, backend: Backend, progress: Progress, avo
     For a quantiser, returns its rules.
     """
     if kernel.encoding is not None and not kernel.encoding.fused:
-        return rules(kernel, kernel.encoding, target, backend, progress)
+        return _rules(kernel, kernel.encoding, target, backend, progress)
     return _Probe(kernel, target, backend, progress, tuple(avoid)).found()
 
 
@@ -155,11 +158,8 @@ class _Probe:
                 mixed, why = self._in_own_dtypes(f"dtype {dtype} with {said}", dtype)
                 if mixed is not None:
                     kept = self._within(self._subject(dtype), self._case(dtype, self.plain), mixed)
-                    why = (
-                        "taken"
-                        if kept
-                        else f"taken, and beyond {self.kernel.ulp_limit(dtype):g} ULP on ordinary inputs"
-                    )
+                    limit = f", and beyond {self.kernel.ulp_limit(dtype):g} ULP on ordinary inputs"
+                    why = f"taken{'' if kept else limit}"
                 if mixed is not None or why != reason:
                     beside.setdefault(f"{said}: {why}", []).append(dtype)
                 if measured is not None or mixed is None:
@@ -396,9 +396,7 @@ class _Probe:
 
     def _of_operands(self, largest: float, trouble: Callable[[Largest], str]) -> Largest:
         """Returns the magnitude by operand if only some operands need the limit; else the magnitude."""
-        names = [
-            operand.name for operand in self.kernel.op.operands if operand.role == "data" and operand.range is None
-        ]
+        names = [each.name for each in self.kernel.op.operands if each.role == "data" and each.range is None]
         needed = [name for name in names if trouble({other: largest for other in names if other != name})]
         alone = dict.fromkeys(needed, largest)
         return alone if 0 < len(needed) < len(names) and not trouble(alone) else largest
@@ -415,3 +413,34 @@ class _Probe:
         except Broken:
             return False
         return True
+
+
+def _rules(
+    kernel: Kernel, encoding: Encoding, target: str, backend: Backend, progress: Callable[[str], None]
+) -> Probed:
+    """Returns the rules of a quantiser in its first dtype, and the arguments of a matching declaration."""
+    dtype = kernel.dtypes[0]
+    judging = QuantiserJudging(
+        kernel, encoding, dtype, target, 0, backend.name, lambda case: run_kernel(kernel, case, backend.device)
+    )
+    tried = []
+    cases = block_cases(encoding, formats.named(dtype), kernel.allows)
+    for kind in ("rounding", "scales"):
+        for planned in itertools.islice((each for each in cases if each.kind == kind), BLOCK_CASES):
+            progress(f"{kernel.name} {dtype}, {planned.fill}")
+            measured = judging.call(case := judging.case(planned))
+            assert measured is not None
+            tried.append((judging.value(case, measured), parts_of(measured)))
+    progress(f"{kernel.name} {dtype}, rules")
+    found = followed(encoding, tried)
+    lines = [("dtypes", dtype)]
+    if not found:
+        why = next(filter(None, (causes(encoding, *each) for each in tried)), [])
+        lines += [("rules", "none that verify knows"), ("declared", "; ".join(why) or "no block is wrong")]
+    for each in found:
+        lines += [("scales", f"{each.rule}{f' by {each.by}' if each.by else ''}"), ("ties", each.ties)]
+        lines += [("beyond", each.overflow), ("zeros", each.zero), ("layout", each.words)]
+    told = ("ties", "overflow", "packed", "swizzle", "rule", *(["by"] if any(each.by for each in found) else []))
+    other = [each for each in found if any(getattr(each, name) != getattr(encoding, name) for name in told)]
+    first = dataclasses.replace(other[0], zero=encoding.zero) if other and len(other) == len(found) else None
+    return Probed(kernel.name, lines, {} if first is None else {"quantise": first.declaration})

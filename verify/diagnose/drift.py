@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import product
 
 import msgspec
 import torch
@@ -90,12 +91,11 @@ def _stack(kernel: Kernel, case: Case, device: str) -> tuple[_Stack, Tensor]:
     given = inputs_of(kernel.op, case, device)
     shapes = {name: each.shape for name, each in run_tensors(kernel, given, case.params, {}).items()}
     found: list[tuple[float, _Stack, Tensor]] = []
-    for name, value in given.items():
-        if value is None or not value.is_floating_point() or value.ndim < 1 or name not in kernel.operands:
-            continue
-        for result in [each for each, shape in shapes.items() if shape == value.shape and each in kernel.outputs]:
-            one = _Stack(kernel, case, device, name, result)
-            found.append((_share(one.derivative(0, value.double(), value.double()), value.double()), one, value))
+    for name, result in product(kernel.operands, kernel.outputs):
+        value = given[name]
+        if value is not None and value.is_floating_point() and value.ndim and value.shape == shapes[result]:
+            one, wide = _Stack(kernel, case, device, name, result), value.double()
+            found.append((_share(one.derivative(0, wide, wide), wide), one, value))
     if not found:
         raise UsageError(
             f"kernel {kernel.name!r} has no result in the shape of an operand, so its layers are no stack",

@@ -56,15 +56,10 @@ def _finished(graph: fx.GraphModule, node: fx.Node, made: fx.Node) -> None:
     made.meta = dict(node.meta)
     node.replace_all_uses_with(made)
     graph.graph.eliminate_dead_code()
-    _measured(graph)
-
-
-def _measured(graph: fx.GraphModule) -> None:
-    """Notes the shape of each new step."""
-    for node in graph.graph.nodes:
-        if "val" not in node.meta and node.op == "call_function":
-            given = [each.meta["val"] if isinstance(each, fx.Node) else each for each in node.args]
-            node.meta["val"] = node.target(*given)
+    for each in graph.graph.nodes:
+        if "val" not in each.meta and each.op == "call_function":
+            given = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in each.args]
+            each.meta["val"] = each.target(*given)
 
 
 def _again(graph: fx.GraphModule, node: fx.Node) -> str:

@@ -25,10 +25,7 @@ from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Order
-from verify.diagnose.same import cases_of
-from verify.errors import UsageError
-from verify.laws.engine import PROFILES
-from verify.laws.law import Subject
+from verify.diagnose.same import cases_of, subject_of
 from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import run_tensors
 from verify.truth import formats
@@ -229,11 +226,8 @@ def _tree(asked: _Signed | _Positive) -> Additions:
 
 def orders_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress) -> list[Order]:
     """Returns the order of each sum over an operand that has rows, in one dtype, at the sizes of a case."""
-    dtype = dtype or kernel.dtypes[0]
-    if dtype not in kernel.dtypes:
-        raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
-    subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
-    case = Case.from_json(text) if text else cases_of(subject)[0]
+    subject = subject_of(kernel, backend, dtype)
+    dtype, case = subject.dtype, Case.from_json(text) if text else cases_of(subject)[0]
     found = []
     for rows in separate_rows(kernel, case):
         drawn = inputs_of(kernel.op, case, backend.device)

@@ -131,7 +131,7 @@ class Program:
         """Maps a place to the format narrower than float32 that PyTorch stores it in."""
         found = {}
         for name in self.places:
-            node = self.node(name)
+            node = self.by_name[name]
             while _alone(node) and (_is_cast(user := next(iter(node.users))) or named(user) in _LAYOUTS):
                 node = user  # what takes it is a cast
             if (kind := str(node.meta["val"].dtype).removeprefix("torch.")) in FORMATS and kind != WIDE:
@@ -157,15 +157,12 @@ class Program:
     @cached_property
     def contracted(self) -> set[str]:
         """The products that only sums and differences take, which a kernel may leave unrounded."""
-        products = [node for node in map(self.node, self.places) if named(node) == "mul"]
+        products = [node for node in map(self.by_name.__getitem__, self.places) if named(node) == "mul"]
         return {node.name for node in products if all(named(user) in ("add", "sub") for user in node.users)}
 
-    def node(self, name: str) -> fx.Node:
-        """Returns the node with a name."""
-        return self._by_name[name]
-
     @cached_property
-    def _by_name(self) -> dict[str, fx.Node]:
+    def by_name(self) -> dict[str, fx.Node]:
+        """The nodes by their names."""
         return {node.name: node for node in self.nodes}
 
     def text(self, contract: Contract, name: str = "contract") -> str:
@@ -188,7 +185,7 @@ class Program:
 
     def words(self, name: str) -> str:
         """Returns a place as a short expression, such as `x * rsqrt(...)`."""
-        node = self.node(name)
+        node = self.by_name[name]
         short = {each: each.name.removesuffix("_1") for each in self.operands}
 
         def of(each: Any, depth: int) -> str:
@@ -248,7 +245,8 @@ class Rounded:
                 made.values[node] = rounded(made.exact[node], made.contract[node.name])
             else:
                 continue
-            if not _same(made.values[node], self.values[node]):
+            one, other = made.values[node], self.values[node]
+            if not (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)):
                 moved.add(node)
         return made
 
@@ -263,10 +261,6 @@ def rounded(value: Any, kind: str) -> Any:
         return value
     wide = value.float()
     return (wide if kind == WIDE else wide.to(FORMATS[kind]).float()).double()
-
-
-def _same(a: Any, b: Any) -> bool:
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and torch.equal(a, b)
 
 
 def _computed(node: fx.Node, values: Mapping[fx.Node, Any], wide: torch.dtype) -> Any:

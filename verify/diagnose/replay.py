@@ -16,16 +16,18 @@ from verify.cases import Case, problem_of
 from verify.cases.classes import class_of, classed, segments_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.requests import Replay, Smaller
-from verify.diagnose.rules import on_case
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.element import worst_element
 from verify.measure.judge import JudgedBy
+from verify.measure.quantiser import QuantiserJudging, parts_of
 from verify.records.readings import BEYOND, NONFINITE
 from verify.records.record import LawRun, Number, Origin, Worst, number
 from verify.truth import formats
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, decided, evaluate
+from verify.truth.quantised import Encoding, causes
+from verify.truth.quantised import judge as judge_blocks
 from verify.truth.ulp import bits_of, pattern_at
 
 if TYPE_CHECKING:
@@ -38,7 +40,7 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
     if kernel.encoding is not None:
         raise UsageError(
             f"a replay judges one number, and {kernel.name!r} returns codes; on this case "
-            + on_case(kernel, kernel.encoding, target, backend, case, measured),
+            + _on_case(kernel, kernel.encoding, target, backend, case, measured),
             hint=f"verify run {target}",
         )
     again = run_kernel(kernel, case, backend.device)
@@ -56,7 +58,10 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
         if result in theirs.results:
             baseline, _, baseline_error = judge_element(kernel, target, case, theirs, result, index)
     fmt = formats.of(got.dtype)
-    of_class, special = _class_of(kernel, case, measured, result, index)
+    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
+    places, parts = classed(kernel.op, case, problem, result, tuple(got.shape), kernel.largest.get(case.dtype))
+    part = parts[0 if places is None else int(places[index])]
+    of_class, special = class_of(*part), part[0].name == NONFINITE  # no class: beyond the kernel's domain
     limit = kernel.limit_of(case.dtype, of_class, result) if of_class else None
     return Replay(
         kernel=kernel.name,
@@ -83,13 +88,16 @@ def replay(kernel: Kernel, target: str, backend: Backend, case: Case, *, result:
     )
 
 
-def _class_of(kernel: Kernel, case: Case, measured: Measured, result: str, index: int) -> tuple[str, bool]:
-    """Returns the class of the inputs of an element, "" beyond the kernel's domain, and whether one is not finite."""
-    problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, (result,))
-    shape = tuple(measured.results[result].shape)
-    places, parts = classed(kernel.op, case, problem, result, shape, kernel.largest.get(case.dtype))
-    part = parts[0 if places is None else int(places[index])]
-    return class_of(*part), part[0].name == NONFINITE
+def _on_case(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, case: Case, measured: Measured) -> str:
+    """Returns the verdict on the blocks of one case as text, with causes and facts.
+
+    An example is `6 blocks: 5 right, 1 wrong: ties go up, ...; block [0, 0], ...`.
+    """
+    judging = QuantiserJudging(kernel, encoding, case.dtype, target, 0, backend.name, lambda case: measured)
+    value, parts = judging.value(case, measured), parts_of(measured)
+    found = judge_blocks(encoding, value, parts)
+    facts = [f"{name} {text}" for name, text in found.facts().items()]
+    return found.words + "".join(f"; {each}" for each in (*causes(encoding, value, parts, found), *facts))
 
 
 def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:

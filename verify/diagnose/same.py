@@ -45,10 +45,8 @@ def settings_of(
     kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, *, later: Sequence[Case] = ()
 ) -> SameBits:
     """Returns the classes of each setting of a kernel in one dtype, on one case or on several, and on `later` ones."""
-    dtype = dtype or kernel.dtypes[0]
-    if dtype not in kernel.dtypes:
-        raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
-    subject = Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
+    subject = subject_of(kernel, backend, dtype)
+    dtype = subject.dtype
     cases = [*([Case.from_json(text)] if text else cases_of(subject)), *later]
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
@@ -60,6 +58,14 @@ def settings_of(
         found += _of_setting(subject, name, given, all_rows)
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
+
+
+def subject_of(kernel: Kernel, backend: Backend, dtype: str) -> Subject:
+    """Returns a kernel as a subject, in its first dtype if none is given."""
+    dtype = dtype or kernel.dtypes[0]
+    if dtype not in kernel.dtypes:
+        raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
+    return Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
 
 
 def cases_of(subject: Subject) -> list[Case]:

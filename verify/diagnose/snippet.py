@@ -82,9 +82,9 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
             "That is verify's interpreter of Triton; run the script on a GPU. Triton's own interpreter, which it"
         )
         lines.append("falls back to, rounds bfloat16 and fma differently, and may fail.")
-    lines += [
+    lines.append(
         "Run it in the folder of the kernel's project; it exits 1 while the element is beyond the kernel's limit."
-    ]
+    )
     lines += ["The command that it comes from:", "", replay_command(worst.origin)]
     if found.smaller is not None and found.smaller.original not in (None, worst.origin):
         lines += ["", "The case was made smaller; the one that was found:", "", replay_command(found.smaller.original)]
@@ -93,22 +93,20 @@ def _heading(kernel: Kernel, backend: Backend, found: Replay, source: str) -> st
 
 
 def _imports(kernel: Kernel, backend: Backend, source: str) -> str:
-    needed, lines = {"math", "sys"}, ["import torch"]
+    needed, lines, device = {"math", "sys"}, ["import torch"], f'"{backend.device}"'
     if _interprets(backend, source):
         needed.add("os")
+        device = '"cuda" if torch.cuda.is_available() else "cpu"'
         lines += ["", "if not torch.cuda.is_available():", '    os.environ["TRITON_INTERPRET"] = "1"']
     if _modules(source) - _KNOWN:
-        lines.append(f"sys.path[:0] = {_folders(kernel)!r}")
+        path = Path(kernel.file).resolve()  # as `verify` imports a file
+        project = next((parent for parent in path.parents if (parent / "pyproject.toml").exists()), path.parent)
+        folders = list(dict.fromkeys([".", os.path.relpath(project), os.path.relpath(path.parent)]))
+        lines.append(f"sys.path[:0] = {folders!r}")
     imports = [f"import {name}" for name in sorted(needed)]
     if _FUTURE in inspect.getsource(sys.modules[kernel.module]):  # this import must come before everything else
         imports[:0] = [_FUTURE, ""]
-    return "\n".join([*imports, "from fractions import Fraction", "", *lines, "", _device(backend, source)])
-
-
-def _device(backend: Backend, source: str) -> str:
-    if _interprets(backend, source):
-        return 'DEVICE = "cuda" if torch.cuda.is_available() else "cpu"'
-    return f'DEVICE = "{backend.device}"'
+    return "\n".join([*imports, "from fractions import Fraction", "", *lines, "", f"DEVICE = {device}"])
 
 
 def _interprets(backend: Backend, source: str) -> bool:
@@ -125,13 +123,6 @@ def _modules(source: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
     return found
-
-
-def _folders(kernel: Kernel) -> list[str]:
-    """Returns the import path for the kernel's own imports. It is the path that `verify` uses for a file."""
-    path = Path(kernel.file).resolve()
-    project = next((parent for parent in path.parents if (parent / "pyproject.toml").exists()), path.parent)
-    return list(dict.fromkeys([".", os.path.relpath(project), os.path.relpath(path.parent)]))
 
 
 # -- the kernel's own code -----------------------------------------------------------------------------
