@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ import torch
 from mpmath import mp
 
 import verify
+from verify.cases import Case
+from verify.cli import parser
+from verify.declare.declaration import Kernel
+from verify.measure.call import run_kernel
+from verify.truth import formats
+from verify.truth.ulp import pattern_at
 
 X = torch.tensor([-30.0, -3.0, 0.5, 2.0])
 
@@ -31,7 +38,28 @@ def test_a_lost_tail_fails_and_shows_the_element() -> None:
     with mp.workdps(40):
         exact = mp.nstr(-3 * mp.ncdf(-3), 30)
     assert lines[3] == f"  truth   {exact}"
-    assert lines[4].startswith("  explain verify run FILE.py") and len(lines) == 5
+    assert len(lines) == 5
+
+
+def explained(message: str, kernel: Kernel) -> tuple[str, str]:
+    """What the message got, and what the case of its explain command gives a declared kernel."""
+    got, command = re.search(r"got +\S+ \((\S+)\)", message), message.partition("explain ")[2]
+    options = parser().parse_args(shlex.split(command)[1:])
+    assert got is not None and (options.target, options.handler) == ("FILE.py::KERNEL", "verify.cli.explain:main")
+    found = run_kernel(kernel, Case.from_json(options.case), "cpu").results[options.result]
+    return got[1], formats.of(found.dtype).hex(pattern_at(found, options.index))
+
+
+@pytest.mark.parametrize("result", ["y", "dx"])
+def test_the_command_of_the_message_is_about_the_element(result: str) -> None:
+    rough = verify.kernel(op="gelu", dtypes=["float32"], max_ulp=4)(lambda x: x * 0.5 * (1 + torch.erf(x * 0.5**0.5)))
+    x, dy = X.reshape(2, 2).clone().requires_grad_(True), torch.tensor([[1.0, 3.0], [2.0, 0.5]])
+    y = rough.function(x)
+    (dx,) = torch.autograd.grad(y, x, dy)
+    with pytest.raises(AssertionError) as caught:
+        verify.assert_ulp({"y": y, "dx": dx}[result], op="gelu", inputs=(x,), max_ulp=1, result=result, upstream=(dy,))
+    got, again = explained(str(caught.value), rough)
+    assert got == again
 
 
 def test_the_traceback_ends_at_the_line_of_the_test() -> None:

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import math
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from verify import ops
 from verify.cases import Case, problem_of
+from verify.cases.case import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
 from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
@@ -43,7 +45,7 @@ from verify.truth.ulp import Policy
 
 P = ParamSpec("P")
 R = TypeVar("R")
-EXPLAIN = "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
+SPELLED = 32  # a message's command spells out the inputs of at most this many elements
 
 
 def _at_the_callers_line(check: Callable[P, R]) -> Callable[P, R]:
@@ -99,13 +101,16 @@ def assert_ulp(
     upper = value_of(tally.deciding.upper)
     # not (x <= bound): a NaN must fail
     if not (upper <= limit) or tally.nan:
-        index, error, found = tally.leaders[0].place, value_of(tally.leaders[0].upper), outcome.errors
-        worst = worst_element(definition, problem, actual, outcome.exact[index], Origin("", "", result, index))
+        index, found = tally.leaders[0].place, outcome.errors
+        case = _case(definition, problem, dims, result, index)
+        error = value_of(tally.leaders[0].upper)
+        origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
+        worst = worst_element(definition, problem, actual, outcome.exact[index], origin)
         failing = max(1, int((~(found.upper <= limit)).sum()))
         at = f"[{', '.join(map(str, worst.index))}]"
         off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"
         first = f"{definition.name}.{result} is {off}; {failing:,} of {actual.numel():,} elements fail"
-        raise AssertionError("\n".join([first, *_shown(worst), f"  explain {EXPLAIN}"]))
+        raise AssertionError("\n".join([first, *_shown(worst), f"  explain {_explain(result, case, index)}"]))
 
 
 def _shown(worst: Worst, at: str = "") -> list[str]:
@@ -456,6 +461,37 @@ def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[
         raise AssertionError(f"{label} has no results: nothing was compared, which is no pass")
 
 
+# -- the case of a message ----------------------------------------------------------------------------------------
+
+
+def _case(op: Op, problem: Problem, dims: tuple[int, ...], result: str, index: int) -> Case:
+    """Returns a case for the message's command.
+
+    For an elementwise op it has the worst element alone. Otherwise it has all tensors, if they are short.
+    """
+    tensors = {name: value for name, value in problem.inputs.items() if value is not None}
+    upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
+    given = tensors | upstream
+    if op.geometry.by_element and len({value.shape for value in given.values()}) == 1:
+        given, dims = {name: value.reshape(-1)[index : index + 1] for name, value in given.items()}, (1,)
+    kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
+    dtype = next(iter(kinds.values()), "float32")
+    params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
+    derived = [operand.name for operand in op.derived]
+    # a case cannot store integer inputs
+    short = len(kinds) == len(tensors) and sum(value.numel() for value in given.values()) <= SPELLED
+    return Case(
+        dtype=dtype,
+        dims=dims,
+        fill=op.geometry.fill,
+        params=params,
+        upstream="normal" if upstream else "",
+        absent=tuple(name for name, value in problem.inputs.items() if value is None),
+        dtypes={name: kind for name, kind in kinds.items() if kind != dtype},
+        values={name: spell(value) for name, value in given.items() if name not in derived} if short else {},
+    )
+
+
 def _dims(op: Op, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> tuple[int, ...] | None:
     """Returns the dims of a case whose operands have these shapes; None if no dims fit."""
     geometry, first = op.geometry, next(iter(shapes.values()))
@@ -472,3 +508,11 @@ def _dims(op: Op, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, An
             if {name: wanted[name] for name in shapes} == dict(shapes):
                 return dims
     return None
+
+
+def _explain(result: str, case: Case, index: int) -> str:
+    """Returns the command that finds the step with the error. The user must declare the kernel first."""
+    if not case.values:
+        return "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
+    place = ["--result", result, "--index", "0" if case.dims == (1,) else str(index)]
+    return shlex.join(["verify", "explain", "FILE.py::KERNEL", case.to_json(), *place])
