@@ -19,7 +19,7 @@ from verify.cases.plan import PLAN_SIZES, Group, plan
 from verify.cases.sizes import REACHES
 from verify.declare.standin import baseline_of
 from verify.errors import Refused
-from verify.measure import case as judging
+from verify.measure import effort
 from verify.measure import kernel as running
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.case_runner import DIFFER
@@ -54,8 +54,8 @@ def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
         ]
 
     monkeypatch.setattr(running, "plan", few)
-    for scale, effort in PLAN_SIZES.items():
-        monkeypatch.setitem(PLAN_SIZES, scale, replace(effort, elements=1 << 14))
+    for scale, sizes in PLAN_SIZES.items():
+        monkeypatch.setitem(PLAN_SIZES, scale, replace(sizes, elements=1 << 14))
 
 
 def silu(x: torch.Tensor) -> torch.Tensor:
@@ -380,7 +380,7 @@ def test_where_there_is_no_answer_a_kernel_has_no_verdict_on_any_machine(
 
 def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 12))
-    monkeypatch.setattr(judging, "OPEN_PEER", 0)
+    monkeypatch.setattr(effort, "OPEN_PEER", 0)
     judged, peer = (
         only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
         for peer in (False, True)

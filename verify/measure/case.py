@@ -27,12 +27,12 @@ from verify.declare.declaration import Kernel
 from verify.measure.call import Measured
 from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, peaks_of
 from verify.measure.digest import of_many
-from verify.measure.effort import CONTENDER_ROUNDS, OPEN_LIMIT, SAMPLE, Effort
+from verify.measure.effort import efforts_of
 from verify.measure.element import WholeResult, worst_element
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName, kept
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
-from verify.measure.tally import KEEP, Peak, Tally
+from verify.measure.tally import Peak, Tally
 from verify.measure.trivial import blind_spots, mistake, trivial_at_ordinary
 from verify.measure.trivial import case_of as blind_case
 from verify.ops.graph.sampled import Sample
@@ -44,15 +44,6 @@ from verify.truth.fast import Truth, truth_of
 from verify.truth.formats import Format
 from verify.truth.ulp import bits_of
 from verify.workers.phases import phase
-
-SAMPLE_EACH = 4  # elements of each case whose bound is checked, if the group has several cases
-# The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
-# result of a case: in a group of one case, in a group of several, and for a peer or PyTorch. The others count as
-# undecided. Maxima are always settled.
-OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
-# One exact element of a PyTorch function may depend on all inputs, so fewer elements are judged exactly.
-ROUNDS_GRAPH = 1  # rounds of judging the candidates for the maximum
-OPEN_GRAPH = 16  # the limit in place of the three above
 
 Parts = tuple[tuple[Regime, str], ...]  # the parts of a result: a regime and a class each
 
@@ -236,33 +227,13 @@ def judge_case(
     return {by: judged[by] for by in given}
 
 
-def _efforts(kernel: Kernel, group: Group, question: Question) -> tuple[Effort, Effort]:
-    """Returns the effort for results of a kernel, and the smaller one for PyTorch's."""
-    kept, of_graph = question.host.kept, kernel.op.geometry.named
-    # with several cases the ten worst elements come from different cases; a single case must give all ten
-    single = len(group.cases) == 1 and kept.effort >= 1
-    keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
-    sample = 1 if kernel.peer else sample
-    if question.case.fill in ENDLESS:  # no bound says anything about NaN
-        sample = 0
-    limits = (OPEN_PEER if kernel.peer else OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
-    if group.exhaustive or of_graph:
-        limits = (OPEN_LIMIT,) * 2 if group.exhaustive else (OPEN_GRAPH,) * 2
-    rounds = ROUNDS_GRAPH if of_graph else CONTENDER_ROUNDS
-    # the first source that is judged spends few exact values on the bounds before it spends them all
-    at_first = sample if kept.effort < 1 else 0
-    return (
-        Effort(sample=sample, keep=keep, open_limit=limits[0], rounds=rounds),
-        Effort(sample=at_first, keep=1, open_limit=limits[1], rounds=rounds),
-    )
-
-
 class _CaseJudge:
     """Judges the results of one case from every source: PyTorch first, with whose errors the others are compared."""
 
     def __init__(self, kernel: Kernel, group: Group, question: Question, given: dict[str, dict[str, Tensor]]) -> None:
         self.kernel, self.group, self.question, self.given = kernel, group, question, given
-        self.effort, self.effort_of_baseline = _efforts(kernel, group, question)
+        fill, kept = question.case.fill, question.host.kept
+        self.effort, self.effort_of_baseline = efforts_of(kernel, group, fill, kept)
         shared = question.rules()  # of the sources that need no other choices at ties
         self.rules = {by: question.others[by].rules() if by in question.others else shared for by in given}
         self._parts: dict[str, tuple[Tensor, Parts]] = {}
@@ -310,8 +281,9 @@ class _CaseJudge:
         elif name in self.within:
             # not (x <= limit): a NaN is beyond it
             beyond = ~(errors.least[-1] <= limit) | errors.nonfinite
-            worse = beyond & self.within[name].to(beyond.device) & ~errors.undecided
-            outcome = replace(outcome, tallies=_with_worse(outcome.tallies, worse, segments))
+            worse = segments[beyond & self.within[name].to(beyond.device) & ~errors.undecided & (segments >= 0)]
+            pairs = zip(outcome.tallies, torch.bincount(worse, minlength=len(parts)).tolist(), strict=True)
+            outcome = replace(outcome, tallies=[msgspec.structs.replace(part, worse=count) for part, count in pairs])
         numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
         apart = torch.isin(segments, torch.tensor(numbers, dtype=torch.int64, device=segments.device))
         near = Peaks()
@@ -350,14 +322,6 @@ class _CaseJudge:
             digest="" if whole is None else whole.digest,
             near=near,
         )
-
-
-def _with_worse(tallies: list[Tally], worse: Tensor, segments: Tensor) -> list[Tally]:
-    """Returns the tallies with counts of the elements that are beyond the limit while PyTorch's are within it."""
-    if not bool(worse.any()):
-        return tallies
-    counts = torch.bincount(segments[worse & (segments >= 0)], minlength=len(tallies)).tolist()
-    return [msgspec.structs.replace(part, worse=count) for part, count in zip(tallies, counts, strict=True)]
 
 
 def _new_worst(

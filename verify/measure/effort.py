@@ -25,7 +25,9 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, counter
+from verify.cases.plan import Group
 from verify.cases.sizes import computed_by
+from verify.cases.values import ENDLESS
 from verify.declare.declaration import Kernel
 from verify.errors import BeyondEffort
 from verify.measure.tally import KEEP
@@ -34,7 +36,7 @@ from verify.ops.graph.program import Program
 from verify.ops.graph.sampled import Sample, sample_of
 from verify.ops.graph.slices import Cut, cost_of
 from verify.ops.graph.steps import Run
-from verify.ops.op import Op, Problem
+from verify.ops.op import Kept, Op, Problem
 from verify.truth import formats
 from verify.workers.phases import phase
 
@@ -43,6 +45,14 @@ DEFAULT_MEMORY = 2 << 30
 OPEN_LIMIT = 50_000
 CONTENDER_ROUNDS = 6  # at most this many rounds of judging the elements that could be the maximum
 SAMPLE = 24  # elements per result whose bound is checked
+SAMPLE_EACH = 4  # elements of each case whose bound is checked, if the group has several cases
+# The float64 truth leaves the rounding of some elements open. At most this many of them are judged exactly, for each
+# result of a case: in a group of one case, in a group of several, and for a peer or PyTorch. The others count as
+# undecided. Maxima are always settled.
+OPEN_ONE_CASE, OPEN_EACH_CASE, OPEN_PEER = 12_000, 2_000, 500
+# One exact element of a PyTorch function may depend on all inputs, so fewer elements are judged exactly.
+ROUNDS_GRAPH = 1  # rounds of judging the candidates for the maximum
+OPEN_GRAPH = 16  # the limit in place of the three above
 DIFFERING = 32  # number of elements at which the kernel and PyTorch differ most
 _BOXES = 4  # number of drawn boxes
 _BLOCKS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096)  # sizes of blocks whose edges are among the drawn indices
@@ -104,6 +114,27 @@ class Effort:
         work, memory = cost_of(program.needed_for(wanted), lambda step: float(math.prod(step.shape)))
         fits = memory <= min(self.memory, DEFAULT_MEMORY) and work <= min(self.work, _WHOLE) * len(wanted)
         return most <= self.whole and fits
+
+
+def efforts_of(kernel: Kernel, group: Group, fill: str, kept: Kept) -> tuple[Effort, Effort]:
+    """Returns the effort for results of a kernel in one case of a group, and the smaller one for PyTorch's."""
+    of_graph = kernel.op.geometry.named
+    # with several cases the ten worst elements come from different cases; a single case must give all ten
+    single = len(group.cases) == 1 and kept.effort >= 1
+    keep, sample = (KEEP, SAMPLE) if single else (2, SAMPLE_EACH)
+    sample = 1 if kernel.peer else sample
+    if fill in ENDLESS:  # no bound says anything about NaN
+        sample = 0
+    limits = (OPEN_PEER if kernel.peer else OPEN_ONE_CASE if single else OPEN_EACH_CASE), OPEN_PEER
+    if group.exhaustive or of_graph:
+        limits = (OPEN_LIMIT,) * 2 if group.exhaustive else (OPEN_GRAPH,) * 2
+    rounds = ROUNDS_GRAPH if of_graph else CONTENDER_ROUNDS
+    # the first source that is judged spends few exact values on the bounds before it spends them all
+    at_first = sample if kept.effort < 1 else 0
+    return (
+        Effort(sample=sample, keep=keep, open_limit=limits[0], rounds=rounds),
+        Effort(sample=at_first, keep=1, open_limit=limits[1], rounds=rounds),
+    )
 
 
 def total_memory(backend: Backend) -> int:
