@@ -134,7 +134,8 @@ def seeded(count: int, seed: int) -> Iterator[dict[str, Any]]:
         inputs = drawn(shapes, trial, dtype)
         program = trace(layer, inputs)
         share = chance.choice([0.1, 0.3, 0.6])
-        planted = {place: chance.choice(["bfloat16", "float16"]) for place in program.places if chance.random() < share}
+        kinds = ["bfloat16", "float16", *(["float8_e4m3fn"] if trial % 10 == 3 else [])]  # every tenth has 8 bits
+        planted = {place: chance.choice(kinds) for place in program.places if chance.random() < share}
         wide = torch.float32 if trial % 5 == 4 else dtype  # every fifth kernel returns float32, and may contract
         if wide == torch.float32:
             planted |= {place: EXACT for place in sorted(program.contracted) if chance.random() < 0.5}

@@ -105,6 +105,13 @@ def test_a_sum_that_is_returned_and_used_is_a_place() -> None:
     assert found.first == "x + r: the layer keeps it in bfloat16, the kernel in float32"
 
 
+def test_numbers_that_are_stored_in_8_bits_are_found() -> None:
+    layer, shapes = PROGRAMS["rope"]
+    [place, *_] = trace(layer, drawn(shapes, 0, BF16)).places
+    found = planted("rope", {place: "float8_e4m3fn"})
+    assert (found.unseen, found.formats) == (1.0, {place: "float8_e4m3fn"}) and found.form == "numbers in 8 bits"
+
+
 def test_a_number_that_is_stored_for_one_of_its_uses_alone_is_found() -> None:
     """Inductor stores a norm in 16 bits where RoPE turns it, and keeps it in float32 where it does not."""
 
@@ -168,6 +175,11 @@ def test_what_has_no_program_is_refused() -> None:
         verify.contract(branches, branches, (torch.ones(4),))
     with pytest.raises(verify.UsageError, match="inputs are the tensors that the layer takes"):
         verify.contract(llama_norm, fused_norm, ())
+
+
+def test_a_kernel_without_a_gradient_has_no_contract_of_it() -> None:
+    with pytest.raises(verify.UsageError, match="gradients are compared, and a result has none"):
+        verify.contract(llama_norm, lambda x, w: llama_norm(x, w).detach(), drawn("r n", 0, BF16), gradients=True)
 
 
 def test_a_kernel_with_other_results_than_its_layer_is_refused() -> None:

@@ -135,7 +135,10 @@ def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
             values = [each.detach().requires_grad_(each.is_floating_point()) for each in given[:count]]
             returned = function(*values)
         made = [returned] if isinstance(returned, Tensor) else list(returned)
-        return list(torch.autograd.grad(made, [each for each in values if each.requires_grad], list(given[count:])))
+        if not all(each.requires_grad for each in made):
+            raise UsageError("gradients are compared, and a result has none", hint="compare results: no gradients")
+        wanted = [each for each in values if each.requires_grad]
+        return list(torch.autograd.grad(made, wanted, list(given[count:]), materialize_grads=True))
 
     return pulled
 
@@ -173,8 +176,7 @@ def _layer(kernel: Kernel, text: str) -> Callable[..., Any]:
         return callee.function  # type: ignore[no-any-return]
     source, _, name = text.rpartition("::" if "::" in text else ".")
     found = getattr(imported(Target.parse(source)), name, None) if source else None
-    if isinstance(found, Kernel):
-        return found.function
+    found = getattr(found, "function", found)  # of a declared kernel
     if not callable(found):
         raise UsageError(
             f"a layer is a PyTorch function or module: FILE.py::NAME, a dotted name, or like for the kernel's own "
@@ -427,12 +429,9 @@ def _off(made: Rounded, results: Sequence[Tensor]) -> float:
 
 def _share(program: Program, formats: Contract, known: Known) -> float:
     """Returns the share of elements whose bits are predicted."""
-    equal = total = 0
-    for inputs, results in known:
-        for one, got in zip(Rounded(program, inputs, formats).outputs(), results, strict=True):
-            equal += int((_apart(one, got) == 0).sum())
-            total += got.numel()
-    return equal / total if total else 0.0
+    made = ((Rounded(program, inputs, formats).outputs(), results) for inputs, results in known)
+    equal = [_apart(one, got) == 0 for pair in made for one, got in zip(*pair, strict=True)]
+    return sum(int(each.sum()) for each in equal) / max(sum(map(torch.numel, equal)), 1)
 
 
 # -- inputs ------------------------------------------------------------------------------------------------

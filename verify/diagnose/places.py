@@ -101,6 +101,7 @@ class Program:
     graph: fx.GraphModule
     inputs: tuple[Tensor, ...]
     nearest: bool = False  # True: exp, erf and such are rounded correctly; False: they are PyTorch's in float32
+    more: tuple[str, ...] = ()  # further formats that places may have
     usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
 
     @cached_property
@@ -152,7 +153,7 @@ class Program:
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """The formats narrower than float32 that places may have: 8 bits only if PyTorch or an operand has them."""
-        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", *self.stored.values())))
+        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", *self.stored.values(), *self.more)))
 
     @cached_property
     def contracted(self) -> set[str]:
