@@ -8,8 +8,8 @@ contractions get every row regime, at widths on both sides of a power of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -146,8 +146,16 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
 
     `rows_of` names another backend for sums over many rows: the interpreter would take hours where a GPU takes no time.
     """
-    groups = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
+    first, *others = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
+    groups = [replace(first, cases=(*first.cases, *_without_optional(kernel, first.cases[0]))), *others]
     return [*groups, *_summed(kernel, dtype, PLAN_SIZES[backends.named(rows_of or backend).scale], seed)]
+
+
+def _without_optional(kernel: Kernel, plain: Case) -> Iterator[Case]:
+    """Yields a case without each optional operand of a PyTorch function, and one without all of them."""
+    names = [] if kernel.op.meaning.shipped else [each.name for each in kernel.op.operands if each.optional]
+    for absent in dict.fromkeys([*((name,) for name in names), tuple(names)] if names else ()):
+        yield msgspec.structs.replace(plain, absent=absent)
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:

@@ -219,6 +219,7 @@ class Declared:
     like: Callable[..., Any]
     shapes: Mapping[str, str] | None
     hidden: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()  # the operands that may be None
 
 
 def by_operand(
@@ -266,7 +267,10 @@ def by_operand(
         for name, each in (shapes or {}).items()
         for one, text in ([(name, each)] if isinstance(each, str) else zip(members[name], each, strict=True))
     }
-    return Declared(calling.adapted(), _of_flat(like, members), flat if shapes is not None else None, hidden)
+    # an operand may be None if both the kernel and the definition say so by their default
+    without = {each.name for each in _parameters(like) if each.default is None}
+    optional = () if derive else tuple(each.name for each in own if each.default is None and each.name in without)
+    return Declared(calling.adapted(), _of_flat(like, members), flat if shapes is not None else None, hidden, optional)
 
 
 def _of_flat(like: Callable[..., Any], members: Mapping[str, tuple[str, ...]]) -> Callable[..., Any]:
@@ -311,5 +315,12 @@ def op_of(
             )
     labels = None if outputs is None else promises.strings(about, "outputs", outputs)
     return Definition(
-        declared.like, names, outputs=labels, name=label, shapes=declared.shapes, hidden=declared.hidden, **said
+        declared.like,
+        names,
+        outputs=labels,
+        name=label,
+        shapes=declared.shapes,
+        hidden=declared.hidden,
+        optional=declared.optional,
+        **said,
     ).op()

@@ -403,7 +403,9 @@ def where(geometry: Geometry, cases: Sequence[Case], wrong: Sequence[bool]) -> s
 
 def _kinds(case: Case) -> list[str]:
     """Returns the values and the layout of a case."""
-    return [f"values: {case.fill}" + (f" in {case.only}" if case.only else ""), *map(" ".join, case.layouts.items())]
+    without = [f"without {name}" for name in case.absent]
+    values = f"values: {case.fill}" + (f" in {case.only}" if case.only else "")
+    return [values, *without, *map(" ".join, case.layouts.items())]
 
 
 def _rules(bad: Sequence[Tried], tried: Sequence[Tried]) -> Iterator[tuple[str, list[Tried]]]:

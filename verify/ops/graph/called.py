@@ -91,7 +91,8 @@ class Callee:
         inner = {self.parameters[name]: given.pop(name) for name in list(given) if name in self.parameters}
         args: list[Any] = []
         if self.fixed or not self.by_name:
-            args, given = list(given.values()), {}
+            own = [name for name in self.names if name not in self.parameters and name not in self.unused]
+            args, given = [given.get(name) for name in own], {}  # None: an optional operand is absent
             for place, value in sorted(self.fixed.items()):
                 args.insert(place, value)
         if self.module is None:

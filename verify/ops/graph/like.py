@@ -59,6 +59,7 @@ class Definition:
     ties: str = ""
     derive: Mapping[str, Any] | None = None
     hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
+    optional: Sequence[str] = ()  # operands that may be None
     shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
 
     def op(self) -> Op:
@@ -258,6 +259,7 @@ class _Like(Meaning):
         """Returns an operand with its role, which depends on its name and on the module's parameters."""
         own = self.definition
         kept: Any = {"derive": self.derived.get(name), "hidden": name in own.hidden, "shown": own.shown.get(name)}
+        kept["optional"] = name in own.optional
         if name in self.ranges:
             given = self.ranges[name]
             return Operand(name, "integer", differentiable=False, range=given, boolean=given.boolean, **kept)
@@ -295,9 +297,8 @@ class _Like(Meaning):
         return {name: step.shape for name, step in program.results.items()}
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
-        values = [value for value in operands if value is not None]
-        callee = self._function_on(values)
-        made = callee(callee.names, values)
+        present = {n: value for n, value in zip(self.callee.names, operands, strict=True) if value is not None}
+        made = self._function_on(list(present.values()))(tuple(present), list(present.values()))
         return tuple(made.values()) if isinstance(made, Mapping) else made
 
     def _function_on(self, values: Sequence[Tensor]) -> Callee:
