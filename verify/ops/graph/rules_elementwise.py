@@ -12,7 +12,6 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS, STEPPED, polygamma
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import RULES, Rewriter, Rule, condition_of, constant, name_of, rule, through_moves
-from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.steps import Plain, Step
 
 _FUNCTIONS_OF = {  # operators that are one step, and its function
@@ -41,6 +40,10 @@ RULES["asin"] = lambda r, a: r.map("atan", r.map("divide", a, r.map("sqrt", _pro
 RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0)]
 RULES["log_sigmoid_backward"] = lambda r, grad, a, _: r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
 RULES["relu"] = lambda r, a: r.map("maximum", a, 0.0)
+RULES["hardtanh"] = lambda r, a, low=-1.0, high=1.0: _clamp(r, a, low, high)
+RULES["rounds"] = lambda r, a, format: r.map(f"to {format}", a)
+RULES["tanh_backward"] = lambda r, grad, y: r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
+RULES["sigmoid_backward"] = lambda r, grad, y: r.map("multiply", grad, r.map("multiply", y, _difference(r, 1.0, y)))
 
 
 @rule("log1p")
@@ -65,12 +68,6 @@ def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
     root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
     beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
     return r.map("where", beyond, math.inf, root)
-
-
-@rule("rounds")
-def _rounds(r: Rewriter, a: Step, format: str) -> Step:
-    assert format in GRIDS
-    return r.map(f"to {format}", a)
 
 
 @rule("acos")
@@ -104,16 +101,6 @@ def _acosh(r: Rewriter, a: Step) -> Step:
 def _atanh(r: Rewriter, a: Step) -> Step:
     inner = r.map("divide", r.map("multiply", a, 2.0), r.map("subtract", 1.0, a))
     return r.map("multiply", r.map("log1p", inner), 0.5)
-
-
-@rule("tanh_backward")
-def _tanh_backward(r: Rewriter, grad: Step, y: Step) -> Step:
-    return r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
-
-
-@rule("sigmoid_backward")
-def _sigmoid_backward(r: Rewriter, grad: Step, y: Step) -> Step:
-    return r.map("multiply", grad, r.map("multiply", y, _difference(r, 1.0, y)))
 
 
 @rule("round")
@@ -253,11 +240,6 @@ def _clamp(r: Rewriter, a: Any, min: Any = None, max: Any = None) -> Step:
     return a if max is None else r.map("minimum", a, max)
 
 
-@rule("hardtanh")
-def _hardtanh(r: Rewriter, a: Step, low: float = -1.0, high: float = 1.0) -> Step:
-    return _clamp(r, a, low, high)  # type: ignore[no-any-return]
-
-
 @rule("leaky_relu")
 def _leaky(r: Rewriter, a: Step, slope: float = 0.01) -> Step:
     return r.map("where", r.map("gt", a, 0.0, real=False), a, r.map("multiply", a, slope))
@@ -276,18 +258,15 @@ def _where(r: Rewriter, condition: Step, a: Any, b: Any) -> Step:
     return Map(r.shape, (condition, a, b), False, function="where")
 
 
-def _compare(name: str) -> Rule:
-    """Returns the rule for a comparison."""
-
-    def compared(r: Rewriter, a: Any, b: Any) -> Step:
-        if a is b:  # every number but NaN is equal to itself
-            if name in ("lt", "gt"):
-                return constant(torch.zeros(r.shape, dtype=torch.bool))
-            nan = r.map("isnan", a, real=False)
-            return nan if name == "ne" else r.map("not", nan, real=False)
+@rule("lt", "le", "gt", "ge", "eq", "ne")
+def _compare(r: Rewriter, a: Any, b: Any) -> Step:
+    name = name_of(r)
+    if a is not b:
         return r.map(name, a, b, real=False)
-
-    return compared
+    if name in ("lt", "gt"):
+        return constant(torch.zeros(r.shape, dtype=torch.bool))
+    nan = r.map("isnan", a, real=False)  # every number but NaN is equal to itself
+    return nan if name == "ne" else r.map("not", nan, real=False)
 
 
 def _number(value: Any) -> float | None:
@@ -297,29 +276,19 @@ def _number(value: Any) -> float | None:
     return None if isinstance(value, Step) else float(value)
 
 
-for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    RULES[_name] = _compare(_name)
-
-
-def _logic(name: str) -> Rule:
-    """Returns the rule for and, or, xor of booleans, or of the bits of integers."""
-
-    def combined(r: Rewriter, a: Any, b: Any) -> Step:
-        if r.node.value.dtype == torch.bool:
-            return r.map(name, *(condition_of(r, each) for each in (a, b)), real=False)
-        return r.map(f"bits {name}", *(_bits_of(r, each) for each in (a, b)), real=False)
-
-    return combined
+@rule(*(f"{kind}_{name}" for kind in ("logical", "bitwise") for name in ("and", "or", "xor")))
+def _logic(r: Rewriter, a: Any, b: Any) -> Step:
+    """Returns and, or, xor of booleans, or of the bits of integers."""
+    name = name_of(r).partition("_")[2]
+    if r.node.value.dtype == torch.bool:
+        return r.map(name, *(condition_of(r, each) for each in (a, b)), real=False)
+    return r.map(f"bits {name}", *(_bits_of(r, each) for each in (a, b)), real=False)
 
 
 def _bits_of(r: Rewriter, a: Any) -> Step:
     """Returns an integer step for a number, a boolean or an integer."""
     a = a if isinstance(a, Step) else constant(torch.tensor(a))
     return r.map("integer", a, real=False, within=(-(2**64), 2**64)) if a.real else a  # `wrap` came before
-
-
-for _name in ("and", "or", "xor"):
-    RULES[f"logical_{_name}"] = RULES[f"bitwise_{_name}"] = _logic(_name)
 
 
 @rule("logical_not", "bitwise_not")
