@@ -1,4 +1,4 @@
-"""Convolutions, pooling, padding and interpolation have PyTorch's values and gradients."""
+"""Windows, and functions that PyTorch composes of operators, have its values and gradients."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ F.conv2d(x[0], w, b, groups=2)""",
     ((2, 4, 6, 5), (4, 3, 3, 3), (6,)): """F.conv_transpose2d(x, w, b, 2, 1, 1, 2)
 F.conv_transpose2d(x[0], w, b, 1, 2, 0, 2, 2)""",
     ((4, 6), (4, 1)): "torch._weight_norm(x, w, 0)",
+    ((4, 5),): """x.quantile(torch.tensor([0.1, 0.75], dtype=x.dtype), 1)|x.quantile(0.3, 0, interpolation="lower")
+torch.cov(x, fweights=torch.tensor([1, 2, 1, 3, 1]))|torch.corrcoef(x)""",
 }
 EACH = [(call, shapes) for shapes, text in CALLS.items() for line in text.splitlines() for call in line.split("|")]
 
