@@ -18,7 +18,6 @@ from verify.truth.quantised.operands import tiled
 
 ZEROS = "every code of the wrong blocks is 0"
 UNKNOWN = "no other rule or layout that verify knows explains it"
-_RANDOM = {"": "to nearest, without the bits", "add": "up where the bits carry", "less": "up where the bits are less"}
 _SHOWN = 3  # distances of zero points that are listed
 _MOST = 0.5  # largest part of the wrong blocks that may stay wrong under a change that explains something
 _NEARLY = 0.99  # part of the elements whose code an explanation must give
@@ -32,9 +31,13 @@ _WORDS = {
     "random": "elements are rounded {0}, the declaration says {1}",
     "zero": "zeros are {0}, the declaration says {1}",
 }
-_LAYOUT = {"": "in the order of the blocks", "128x4": "in 128x4 tiles"}
-_TIE = {"even": "to even", "to zero": "toward zero", "away": "away from zero", "truncate": "toward zero, all elements",
-        "outward": "away from zero, all elements"}  # fmt: skip
+_VALUES = {  # of some fields, in words
+    "swizzle": {"": "in the order of the blocks", "128x4": "in 128x4 tiles"},
+    "ties": {"even": "to even", "to zero": "toward zero", "away": "away from zero",
+             "truncate": "toward zero, all elements", "outward": "away from zero, all elements"},
+    "random": {"": "to nearest, without the bits", "add": "up where the bits carry",
+               "less": "up where the bits are less"},
+}  # fmt: skip
 
 
 def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None = None) -> list[str]:
@@ -65,13 +68,8 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
         changed = replace(encoding, **{name: other})
         left = judge(changed, value, _relaid(changed, value, parts), ties=False).wrong
         if left <= _MOST * wrong and left < wrong:
-            said = (getattr(changed, name), getattr(encoding, name))
-            if name == "swizzle":
-                said = (_LAYOUT[said[0]], _LAYOUT[said[1]])
-            if name == "ties":
-                said = (_TIE.get(said[0], said[0]), _TIE.get(said[1], said[1]))
-            if name == "random":
-                said = (_RANDOM[said[0]], _RANDOM[said[1]])
+            values = (getattr(changed, name), getattr(encoding, name))
+            said = (_VALUES.get(name, {}).get(value, value) for value in values)
             yield left, _WORDS[name].format(*said)
 
 
@@ -254,11 +252,7 @@ def misread(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
         yield "the scale is that of the block before in a row", {**parts, "scales": scales.roll(1, -1)}, encoding
         first = scales[..., :1].expand(scales.shape)
         yield "the scale is that of the first block in a row", {**parts, "scales": first}, encoding
-    one = (
-        torch.ones_like(scales)
-        if encoding.scale in FLOATS
-        else torch.full_like(scales, code_format(encoding.scale).code_of[1.0])
-    )
+    one = encoding.filled("scales", scales, 1.0)
     yield "the scales are left out", {**parts, "scales": one}, encoding
     if encoding.zero_point:
         yield from _other_zeros(encoding, parts)
@@ -269,22 +263,15 @@ def misread(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
 def _other_zeros(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
     """Yields the mistakes that concern zero points."""
     zeros = parts["zeros"]
-    if encoding.zero_point in FLOATS:
-        none, middle, steps = (
-            torch.zeros_like(zeros),
-            torch.full_like(zeros, 2.0 ** (encoding.data.bits - 1)),
-            (1.0, -1.0),
-        )
-    else:
-        table = code_format(encoding.zero_point)
-        none, steps = torch.full_like(zeros, table.code_of[0.0]), (1, -1)
-        middle = torch.full_like(zeros, table.code_of.get(2.0 ** (encoding.data.bits - 1), 0))
-    yield "the zero points are left out", {**parts, "zeros": none}, encoding
+    yield "the zero points are left out", {**parts, "zeros": encoding.filled("zeros", zeros, 0.0)}, encoding
     if encoding.data.numbers[0] == 0:
+        middle = encoding.filled("zeros", zeros, 2.0 ** (encoding.data.bits - 1))
         yield "the middle of the codes is taken as the zero point", {**parts, "zeros": middle}, encoding
-    for step in steps:
-        moved = zeros + step if zeros.is_floating_point() else (zeros + step) % len(table.table)
-        yield f"the zero point is off by one ({step:+g})", {**parts, "zeros": moved}, encoding
+    for step in (1, -1):
+        moved = zeros + step
+        if encoding.zero_point not in FLOATS:
+            moved = moved % len(code_format(encoding.zero_point).table)
+        yield f"the zero point is off by one ({step:+d})", {**parts, "zeros": moved}, encoding
 
 
 def _other_formats(encoding: Encoding, parts: Named) -> Iterator[Mistake]:

@@ -83,6 +83,11 @@ class Encoding:
         kind = self.format_of(part)
         return held.double() if kind in FLOATS else code_format(kind).decode(held)
 
+    def filled(self, part: str, like: Tensor, number: float) -> Tensor:
+        """Returns a part with one number everywhere; with the code 0 if its format does not have the number."""
+        kind = self.format_of(part)
+        return torch.full_like(like, number if kind in FLOATS else code_format(kind).code_of.get(number, 0))
+
     @property
     def span(self) -> float:
         """The amax of a block with the scale 1, or its range if it has a zero point."""
