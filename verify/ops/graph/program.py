@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from verify.errors import BeyondEffort, UsageError, VerifyError
+from verify.ops.autograd import gradients
 from verify.ops.graph import rules_elementwise, rules_moving, rules_reducing
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.decompositions import table
@@ -416,13 +417,13 @@ def _recorded(
             ends = [value for value in made if value.is_floating_point()]
             upstream.extend(recorder.operand(value.shape, value.dtype) for value in ends)
             first.extend(map(recorder.node, upstream))
-            sums = [_ending(value, g) for value, g in zip(ends, upstream, strict=True) if value.requires_grad]
-            if not sums:
+            pairs = [pair for pair in zip(ends, upstream, strict=True) if pair[0].requires_grad]
+            if not pairs:
                 raise UsageError(
                     "like= has no gradient: no result of it can be differentiated", hint="declare gradients=False"
                 )
             wanted = [values[names.index(name)] for name in differentiable]
-            found = torch.autograd.grad(sums, wanted, allow_unused=True)
+            found = gradients([value for value, _ in pairs], wanted, [gradient for _, gradient in pairs])
         return [value.detach() for value in made], list(found)
 
     with _following():
@@ -430,8 +431,8 @@ def _recorded(
             given = [recorder.operand(value.shape, value.dtype) for value in operands.values()]
             first.extend(map(recorder.node, given))
             with recorder:
-                made, gradients = joint(given)
-            ends = [None if value is None else recorder.node(value) for value in (*made, *gradients)]
+                made, slopes = joint(given)
+            ends = [None if value is None else recorder.node(value) for value in (*made, *slopes)]
         except UsageError:
             raise
         except Exception as error:
@@ -534,16 +535,6 @@ def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tens
             hint="return a scalar as a tensor (x.sum(), not float(x.sum())), and tensors of a nested tuple one by one",
         )
     return made
-
-
-def _ending(value: Tensor, gradient: Tensor) -> Tensor:
-    """Returns a scalar whose derivative by `value` is `gradient`.
-
-    Passing `gradient` to torch.autograd.grad instead would import sympy.
-    """
-    end: Tensor = torch.ops.aten.alias.default(value)
-    end.register_hook(lambda _: gradient)  # type: ignore[no-untyped-call]
-    return end.sum()
 
 
 class _no_functions:  # noqa: N801
