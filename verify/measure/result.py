@@ -25,7 +25,7 @@ from verify.measure.trivial import EMPTY, rungs
 from verify.ops.geometry import Geometry
 from verify.ops.op import Regime
 from verify.records.figure import UNIT, shown, signed
-from verify.records.readings import APART, FEWEST, NONFINITE, ends, judged
+from verify.records.readings import APART, FEWEST, NONFINITE, is_open, judged
 from verify.records.record import (
     CLASSES,
     EXTREME,
@@ -156,19 +156,18 @@ class _Limits:
 
     def _over(self, figures: Figures, limit: float, inputs: str) -> tuple[ResultStatus, str]:
         """Returns the verdict on a maximum beyond the limit: undecided, if it is not proven beyond it."""
-        upper, (proven, _) = judged(figures, self.gate), ends(figures, self.gate)
+        upper, undecided = judged(figures, self.gate), is_open(figures, self.gate, limit)
         of = f"{figures.nonfinite:,} of {figures.n:,} {inputs} inputs"
-        is_open = not math.isnan(upper) and proven is not None and not value_of(proven) > limit
         if math.isnan(upper):
             reason = f"NaN at {of} whose exact answer is a number"
         elif math.isinf(upper) and figures.nonfinite:
             reason = f"infinite or unbounded error at {of}"
-        elif is_open:
+        elif undecided:
             size = f"up to {shown(upper)} cannot be excluded"
             reason = f"not proven within {limit:g}{self.unit} on {inputs} inputs: {size}"
         else:
             reason = f"{shown(upper)}{self.unit} on {inputs} inputs, the limit is {limit:g}"
-        return "undecided" if is_open else "wrong", reason
+        return "undecided" if undecided else "wrong", reason
 
     def _bias_limit(self, limit: float, theirs: Tally) -> float:
         """Returns the limit of the bias: as declared, else the default or PyTorch's own bias.

@@ -214,15 +214,18 @@ def parts(result: Result) -> list[Part]:
 
 
 def _verdict_on(found: ClassFigures, gate: Gate) -> ResultStatus:
-    """Returns the verdict on a class. It is undecided if the maximum is not proven beyond the limit."""
+    """Returns the verdict on a class."""
     if not found.reason:
         return "ok"
-    upper, limit = judged(found.figures, gate), found.limit
-    proven, _ = ends(found.figures, gate)
-    if limit is None or math.isnan(upper) or proven is None:
-        return "wrong"
-    is_open = found.figures.open > 0 if upper <= limit else value_of(proven) <= limit
-    return "undecided" if is_open else "wrong"
+    return "undecided" if found.limit is not None and is_open(found.figures, gate, found.limit) else "wrong"
+
+
+def is_open(figures: Figures, gate: Gate, limit: float) -> bool:
+    """True if nothing proves that elements keep a limit, or that one is beyond it."""
+    upper, (proven, _) = judged(figures, gate), ends(figures, gate)
+    if upper <= limit:
+        return figures.open > 0
+    return not math.isnan(upper) and proven is not None and value_of(proven) <= limit
 
 
 def typical(figures: Figures, gate: Gate) -> float | None:
