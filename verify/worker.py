@@ -267,6 +267,8 @@ def _compile_anew(dtype: str) -> None:
 
 
 def _time(request: measure.Time, backend: Backend, progress: OnProgress) -> list[measure.Timed]:
+    import torch
+
     from verify.measure import timing
     from verify.measure.autotuners import launched
 
@@ -278,7 +280,7 @@ def _time(request: measure.Time, backend: Backend, progress: OnProgress) -> list
             clock = timing.CudaClock(backend.device)
             return timing.time_together(contenders, request, backend.device, clock, progress)
     finally:
-        timing.free_memory(backend.device)
+        torch.cuda.empty_cache()  # other processes may need what it holds for later calls
 
 
 def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:

@@ -75,7 +75,9 @@ class TimedProblem:
         self.pristine = {name: value.clone() for name, value in self.inputs.items() if value is not None}
 
     def disturbed(self) -> list[str]:
-        """Returns the inputs that a contender changed, and restores them for the next contender."""
+        """Waits for a contender's calls, returns the inputs that they changed, and restores these for the next one."""
+        if torch.device(self.device).type == "cuda":
+            torch.cuda.synchronize()
         pairs = {name: (self.inputs[name], kept) for name, kept in self.pristine.items()}
         changed = {
             name: (value, kept)
@@ -141,12 +143,6 @@ def time_together(
     return found
 
 
-def free_memory(device: str) -> None:
-    """Releases unused GPU memory for other processes."""
-    if torch.device(device).type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction) -> Call | str:
     """Returns a warm call, or the reason why there is none."""
     try:
@@ -155,23 +151,16 @@ def _prepared(kernel: Kernel, problem: TimedProblem, direction: Direction) -> Ca
             return call
         for _ in range(WARM_UP):
             call()
-        _synchronise(problem.device)
         if changed := problem.disturbed():
             return f"changes its input {', '.join(changed)}: a second call computes something else"
     except Exception as error:
         reason = str(error) if isinstance(error, KernelError) else f"{kernel.name} raised {describe(error)}"
         try:
-            _synchronise(problem.device)
             problem.disturbed()
         except Exception:
             raise KernelError(f"{reason}; the GPU is unusable after it") from error
         return reason
     return call
-
-
-def _synchronise(device: str) -> None:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize()
 
 
 def _forward(kernel: Kernel, problem: TimedProblem) -> Call:
