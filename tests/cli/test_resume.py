@@ -39,7 +39,7 @@ class Fake(FakeWorker):
     def __call__(self, *_: Any) -> Fake:
         return self
 
-    def answer(self, request: Any, timeout: float) -> Any:
+    def answer(self, request: Any) -> Any:
         match request:
             case Environment():
                 return About("interpreter", "cpu", {"gpu": self.gpu, "commit": str(len(self.measured))})
@@ -196,7 +196,7 @@ def test_what_was_wrong_so_far_stays_where_a_part_has_no_result(fake: Fake, monk
     def telling(request: Any, *, timeout: float, progress: Any = None) -> Any:
         if isinstance(request, Measure) and request.dtypes == ("float16",):
             progress(wrong)
-        return fake.answer(request, timeout)
+        return fake.answer(request)
 
     monkeypatch.setattr(fake, "ask", telling)
     fake.raises["one", "float16"] = Late("late", who="judge")

@@ -33,7 +33,7 @@ class Fake(FakeWorker):
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def answer(self, request: Any, timeout: float) -> Any:
+    def answer(self, request: Any) -> Any:
         if isinstance(request, CountGpus):
             return 3
         assert isinstance(request, Environment)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,7 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun
 from verify.workers.pool import Pool
 from verify.workers.process import OutOfTime
-from verify.workers.requests import About, CountGpus, Died, Environment, Late
+from verify.workers.requests import About, CountGpus, Died, Late
 
 
 @pytest.mark.parametrize(
@@ -88,48 +87,38 @@ def declared(name: str) -> Declared:
     return Declared(name, name, "silu", "elementwise", {}, "", ("cpu",), ("float32",))
 
 
-class Fake(FakeWorker):
+def counting(at: int = -1, error: Exception | None = None) -> FakeWorker:
     """A worker that counts its requests, and raises for one of them."""
-
-    def __init__(self, at: int = -1, error: Exception | None = None) -> None:
-        super().__init__()
-        self.at, self.error, self.asked = at, error, 0
-
-    def answer(self, request: Any, timeout: float) -> Any:
-        if isinstance(request, Environment):
-            return About("cpu", "cpu", {})
-        self.asked += 1
-        if self.asked == self.at and self.error is not None:
-            raise self.error
-        return self.asked
+    made = FakeWorker(lambda request: error if len(made.asked) == at else len(made.asked))
+    return made
 
 
 def test_what_an_earlier_start_kept_is_not_asked_again(tmp_path: Path) -> None:
-    def work(worker: Fake) -> SourceSettings:
+    def work(worker: FakeWorker) -> SourceSettings:
         return SourceSettings(pool=Pool.of([worker]), kept=PartStore(tmp_path / "a.parts"))
 
-    first = collect(Letters(work(Fake(2, Died("SIGSEGV")))), "verify letters")
+    first = collect(Letters(work(counting(2, Died("SIGSEGV")))), "verify letters")
     assert [(kernel.status, kernel.notes) for kernel in first.kernels] == [
         ("ok", ["1"]),
         ("crashed", []),
         ("ok", ["3"]),
     ]
     assert first.incomplete == [Gap("crashed", "b: SIGSEGV", "b")] and first.profile == "letters"
-    second = Fake()
+    second = counting()
     again = collect(Letters(work(second)), "verify letters")
-    assert second.asked == 1 and [kernel.notes for kernel in again.kernels] == [["1"], ["1"], ["3"]]
+    assert len(second.asked) == 1 and [kernel.notes for kernel in again.kernels] == [["1"], ["1"], ["3"]]
 
 
 @pytest.mark.parametrize("error", [UsageError("rule"), TruthError("routes"), InternalError("bug")])
 def test_an_error_of_verify_ends_its_part_or_where_the_caller_wants_that_the_command(error: VerifyError) -> None:
-    contained = collect(Letters(SourceSettings(pool=Pool.of([Fake(2, error)]))), "verify letters")
+    contained = collect(Letters(SourceSettings(pool=Pool.of([counting(2, error)]))), "verify letters")
     assert [kernel.status for kernel in contained.kernels].count("ok") == 2
     with pytest.raises(type(error)):
-        collect(Letters(SourceSettings(pool=Pool.of([Fake(2, error)]), contain=False)), "verify letters")
+        collect(Letters(SourceSettings(pool=Pool.of([counting(2, error)]), contain=False)), "verify letters")
 
 
 def test_a_judge_that_dies_ends_no_command() -> None:
     """The finds of all other parts would be lost to it."""
-    worker = Fake(2, Died("SIGKILL", who="judge"))
+    worker = counting(2, Died("SIGKILL", who="judge"))
     found = collect(Letters(SourceSettings(pool=Pool.of([worker]), contain=False)), "verify letters")
-    assert found.incomplete == [Gap("judge failed", "the judge died: SIGKILL", "b")] and worker.asked == 3
+    assert found.incomplete == [Gap("judge failed", "the judge died: SIGKILL", "b")] and len(worker.asked) == 3

@@ -25,7 +25,7 @@ from verify.search.hunt import outcome, schedule
 from verify.search.hunt.requests import DoHunt, Hunt, HuntReply, Hunts, Settings
 from verify.search.hunt.schedule import HuntSession
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Environment, Late
+from verify.workers.requests import Late
 
 KINDS: dict[str, Any] = {"pairs": "elementwise", "rows": "rowwise"}
 HUNTS = [Hunt(dtype, "y") for dtype in ("float32", "float64")]
@@ -41,32 +41,25 @@ def found(request: DoHunt) -> HuntReply:
     return HuntReply(result, "hunt: rows", [f"{request.target} {request.hunt.dtype}"], 1.0)
 
 
-class Fake(FakeWorker):
-    """A worker that hunts nothing, and says what it was asked."""
+def fake(reply: Reply = found) -> FakeWorker:
+    """A worker that hunts nothing."""
 
-    def __init__(self, reply: Reply = found) -> None:
-        super().__init__()
-        self.reply = reply
-        self.asked: list[tuple[str, str]] = []
-        self.seconds: list[float] = []
-        self.timeouts: list[float] = []
-
-    def answer(self, request: Any, timeout: float) -> Any:
-        match request:
-            case Environment():
-                return About("interpreter", "cpu", {})
-            case ListKernels(target):
-                name = str(Target.parse(target).kernel)
-                return Listed("", [Declared(target, name, "silu", KINDS[name], {}, "", ("interpreter",), ())])
+    def answer(request: Any) -> Any:
+        if isinstance(request, ListKernels):
+            name = str(Target.parse(request.target).kernel)
+            return Listed("", [Declared(request.target, name, "silu", KINDS[name], {}, "", ("interpreter",), ())])
         assert isinstance(request, DoHunt), "what can be hunted was asked before"
-        self.asked.append((request.target, request.hunt.dtype))
-        assert request.settings.seconds is not None
-        self.seconds.append(request.settings.seconds)
-        self.timeouts.append(timeout)
-        return self.reply(request)
+        return reply(request)
+
+    return FakeWorker(answer)
 
 
-def hunted(worker: Fake, **settings: Any) -> tuple[Run, HuntSession]:
+def hunts(worker: FakeWorker) -> list[DoHunt]:
+    """What it was asked to hunt."""
+    return [each for each in worker.asked if isinstance(each, DoHunt)]
+
+
+def hunted(worker: FakeWorker, **settings: Any) -> tuple[Run, HuntSession]:
     asked = {f"k.py::{name}": Hunts(HUNTS, ["dw"]) for name in KINDS}
     pool, short = Pool.of([worker]), Settings(generations=4, seconds=20.0)
     wanted = HuntSession(settings=short, asked=asked, pool=pool, **settings)
@@ -85,25 +78,27 @@ def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.Mo
         clock[0] += 6.0
         return found(request)
 
-    worker = Fake(reply)
+    worker = fake(reply)
     run, _ = hunted(worker, until=16.0)
-    assert worker.seconds == [4.0, 3.3, 2.0], "16 s for four, 10 for three, 4 for two, none for the last"
-    assert worker.timeouts[0] == 16.0 + schedule.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
+    assert [each.settings.seconds for each in hunts(worker)] == [4.0, 3.3, 2.0], (
+        "16 s for four, 10 for three, 4 for two, none for the last"
+    )
+    assert worker.timeouts[-3] == 16.0 + schedule.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
     assert texts(run) == [f"hunt of k.py::pairs y float32: not begun: {SPENT}"]
     assert run.verdict == "incomplete"
     clock[0] = 0.0
-    plenty = Fake(reply)
+    plenty = fake(reply)
     hunted(plenty, until=1000.0)
-    assert plenty.seconds == [20.0] * 4, "no more than a hunt may take at most"
+    assert [each.settings.seconds for each in hunts(plenty)] == [20.0] * 4, "no more than a hunt may take at most"
 
 
 def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:
     def reply(request: DoHunt) -> HuntReply:
         raise Late("late")
 
-    run, _ = hunted(Fake(only("float64", reply)), until=time.monotonic() + 9.0)
+    run, _ = hunted(fake(only("float64", reply)), until=time.monotonic() + 9.0)
     assert run.incomplete == [Gap("out of time", f"hunt of k.py::rows y float64: not finished: {SPENT}", "k.py::rows")]
-    hung, _ = hunted(Fake(only("float64", reply)))
+    hung, _ = hunted(fake(only("float64", reply)))
     assert hung.kernels[1].status == "timeout"
     assert len(hung.kernels[1].results) == 1, "its other hunt is kept"
 
@@ -112,12 +107,12 @@ def test_finished_hunts_are_known_and_no_others(tmp_path: Path) -> None:
     def kept() -> PartStore:
         return PartStore(tmp_path / "hunt.parts")
 
-    hunted(Fake(only("float64", raising(TruthError("routes")))), contain=True, kept=kept())
+    hunted(fake(only("float64", raising(TruthError("routes")))), contain=True, kept=kept())
     assert "k.py::rows y float64" not in kept().parts and len(kept().parts) == 3
-    worker = Fake()
+    worker = fake()
     again, _ = hunted(worker, contain=True, kept=kept())
-    assert worker.asked == [("k.py::rows", "float64")]
-    assert again.id == hunted(Fake())[0].id, "as if it had been done in one go"
+    assert [(each.target, each.hunt.dtype) for each in hunts(worker)] == [("k.py::rows", "float64")]
+    assert again.id == hunted(fake())[0].id, "as if it had been done in one go"
 
 
 # -- one hunt -------------------------------------------------------------------------------------------
@@ -146,11 +141,11 @@ def test_a_count_of_generations_decides_what_is_found_and_a_clock_that_cuts_it_i
 def test_a_night_keeps_each_hunt_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from verify import nightly
 
-    worker = Fake()
+    worker = fake()
     night = nightly.Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
     asked = {f"k.py::{name}": Hunts(HUNTS, []) for name in KINDS}
     monkeypatch.setattr(nightly, "_hunts", lambda night: asked)
     first = nightly.hunt(night, None)
-    assert len(PartStore(tmp_path / "night" / "hunt.parts").parts) == len(worker.asked) == 4
+    assert len(PartStore(tmp_path / "night" / "hunt.parts").parts) == len(hunts(worker)) == 4
     assert nightly.hunt(night, None).id == first.id
-    assert len(worker.asked) == 4, "nothing is hunted twice"
+    assert len(hunts(worker)) == 4, "nothing is hunted twice"

@@ -24,7 +24,7 @@ from verify.measure import session, source
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Died, Environment, Late
+from verify.workers.requests import Died, Late
 
 LAWS = ["first", "second"]
 KINDS: dict[str, Any] = {"small": "elementwise", "large": "contraction"}
@@ -42,27 +42,10 @@ def two_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule, "remaining", lambda without: [law for law in LAWS if law not in without])
 
 
-class Fake(FakeWorker):
-    """A worker that tries no law, and says what it was asked."""
-
-    def __init__(self, reply: Reply = kept) -> None:
-        super().__init__()
-        self.reply = reply
-        self.asked: list[tuple[str, str, str]] = []
-        self.seconds: list[float] = []
-        self.timeouts: list[float] = []
-        self.lock = threading.Lock()
-
-    def answer(self, request: Any, timeout: float) -> Any:
-        match request:
-            case Environment():
-                return About("interpreter", "cpu", {})
-        assert isinstance(request, TryLaw), "what the kernels declare was asked before"
-        with self.lock:
-            self.asked.append((kernel_of(request), request.dtype, request.law))
-            self.seconds.append(request.seconds)
-            self.timeouts.append(timeout)
-        return self.reply(request)
+def asked(worker: FakeWorker) -> list[tuple[str, str, str]]:
+    """Which laws it was asked to try."""
+    assert all(isinstance(each, TryLaw) for each in worker.asked), "what the kernels declare was asked before"
+    return [(kernel_of(each), each.dtype, each.law) for each in worker.asked]
 
 
 def kernel_of(request: TryLaw) -> str:
@@ -73,7 +56,7 @@ def declared(name: str) -> Declared:
     return Declared(f"k.py::{name}", name, "silu", KINDS[name], {}, "", ("interpreter",), DTYPES)
 
 
-def tried(worker: Fake, workers: int = 1, **settings: Any) -> Any:
+def tried(worker: FakeWorker, workers: int = 1, **settings: Any) -> Any:
     judged = [declared(name) for name in ("small", "large")]
     laws = schedule.LawSettings(profile="nightly", pool=Pool.of([worker] * workers), **settings)
     return schedule.run(judged, laws, "verify nightly: laws")
@@ -90,9 +73,9 @@ def only(name: str, law: str, reply: Reply) -> Reply:
 
 
 def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
-    worker = Fake()
+    worker = FakeWorker(kept)
     record = tried(worker, without=("second",))
-    assert {law for _, _, law in worker.asked} == {"first"}
+    assert {law for _, _, law in asked(worker)} == {"first"}
     for kernel in record.kernels:
         assert [(law.law, law.dtype, law.status, law.message) for law in kernel.laws if law.law == "second"] == [
             ("second", dtype, "skipped", "left out by --without") for dtype in DTYPES
@@ -101,15 +84,15 @@ def test_a_law_that_is_left_out_is_not_tried_and_stands_in_the_record() -> None:
 
 
 def test_every_law_of_every_kernel_is_in_the_record() -> None:
-    done = tried(Fake())
+    done = tried(FakeWorker(kept))
     assert done.verdict == "pass" and not done.incomplete
     assert [kernel.name for kernel in done.kernels] == ["small", "large"], "as they were asked for"
     assert [(law.law, law.dtype) for law in done.kernels[0].laws] == [(law, dtype) for law in LAWS for dtype in DTYPES]
 
 
 def test_many_workers_do_what_one_does() -> None:
-    alone, many = tried(Fake()), tried(worker := Fake(), workers=5)
-    assert len(worker.asked) == len(set(worker.asked)) == 8
+    alone, many = tried(FakeWorker(kept)), tried(worker := FakeWorker(kept), workers=5)
+    assert len(asked(worker)) == len(set(asked(worker))) == 8
     assert alone.id == many.id
 
 
@@ -122,38 +105,38 @@ def test_an_error_of_the_harness_costs_one_law_in_one_dtype_and_the_run_is_incom
         "truth": raising(TruthError("two routes")),
         "internal": raising(InternalError("two routes")),
     }
-    worker = Fake(only("large", "second", replies[answer]))
+    worker = FakeWorker(only("large", "second", replies[answer]))
     done = tried(worker, kept=PartStore(tmp_path / "laws.parts"))
     said = "verify itself failed: two routes" if answer == "internal" else "two routes"
     text = f"large: the law of bfloat16 second: {IN_ERROR}: {said}"
     assert done.incomplete == [Gap("harness error", text, "k.py::large")]
     assert done.verdict == "incomplete"
     assert [len(kernel.laws) for kernel in done.kernels] == [4, 3]
-    assert worker.asked.count(("large", "bfloat16", "second")) == 1
-    mended = Fake()
+    assert asked(worker).count(("large", "bfloat16", "second")) == 1
+    mended = FakeWorker(kept)
     assert tried(mended, kept=PartStore(tmp_path / "laws.parts")).verdict == "pass"
-    assert mended.asked == [("large", "bfloat16", "second")], "the rest is known"
+    assert asked(mended) == [("large", "bfloat16", "second")], "the rest is known"
 
 
 def test_a_broken_law_makes_its_kernel_wrong_and_no_other() -> None:
-    done = tried(Fake(only("small", "first", lambda request: kept(request, "broken", "rule"))))
+    done = tried(FakeWorker(only("small", "first", lambda request: kept(request, "broken", "rule"))))
     assert [kernel.status for kernel in done.kernels] == ["wrong", "ok"]
 
 
 def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_is_given_up() -> None:
-    once = tried(Fake(only("small", "first", raising(Died("SIGSEGV")))))
+    once = tried(FakeWorker(only("small", "first", raising(Died("SIGSEGV")))))
     assert once.kernels[0].status == "crashed"
     assert once.kernels[0].message == "bfloat16 first: SIGSEGV"
     assert len(once.kernels[0].laws) == 3
-    always = Fake(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
+    always = FakeWorker(lambda request: kept(request) if kernel_of(request) == "large" else raising(Died("x"))(request))
     done = tried(always)
-    assert sum(unit[0] == "small" for unit in always.asked) == source.GIVEN_UP
+    assert sum(unit[0] == "small" for unit in asked(always)) == source.GIVEN_UP
     assert any(text.startswith("small: ") and text.endswith(": it failed 3 times") for text in texts(done))
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 
 
 def test_what_a_kernel_says_of_itself_is_its_error() -> None:
-    done = tried(Fake(only("small", "first", raising(KernelError("out of memory")))))
+    done = tried(FakeWorker(only("small", "first", raising(KernelError("out of memory")))))
     assert (done.kernels[0].status, done.kernels[0].message) == ("error", "bfloat16 first: out of memory")
 
 
@@ -165,9 +148,11 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
         clock[0] += 1.0
         return kept(request)
 
-    worker = Fake(reply)
+    worker = FakeWorker(reply)
     done = tried(worker, until=6.0)
-    assert worker.seconds == [6 / 8, 5 / 7, 4 / 6, 3 / 5, 2 / 4, 1 / 3], "each has its share of the time that is left"
+    assert [each.seconds for each in worker.asked] == [6 / 8, 5 / 7, 4 / 6, 3 / 5, 2 / 4, 1 / 3], (
+        "each has its share of the time that is left"
+    )
     assert worker.timeouts == [6.0, 5.0, 4.0, 3.0, 2.0, 1.0], "no law may take longer than is left"
     assert {text.partition(":")[0] for text in texts(done)} == {"small"}, "the longest come first"
     assert [text.rpartition(": not begun: ")[2] for text in texts(done)] == [SPENT] * 2
@@ -175,7 +160,7 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_laws_with_less_time_than_they_need_are_counted() -> None:
-    done = tried(Fake(only("small", "first", lambda request: kept(request, late=True))))
+    done = tried(FakeWorker(only("small", "first", lambda request: kept(request, late=True))))
     notes = [kernel.notes for kernel in done.kernels]
     assert notes == [[f"1 of 4 laws had fewer cases than the profile draws: {SPENT}"], []]
     assert not done.incomplete, "every law was tried"
@@ -183,9 +168,9 @@ def test_laws_with_less_time_than_they_need_are_counted() -> None:
 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:
     slow = only("small", "first", raising(Late("late")))
-    cut = tried(Fake(slow), until=time.monotonic() + 30.0, timeout=60.0)
+    cut = tried(FakeWorker(slow), until=time.monotonic() + 30.0, timeout=60.0)
     assert f"small: the law of bfloat16 first: not finished: {SPENT}" in texts(cut)
-    hung = tried(Fake(slow), until=time.monotonic() + 60.0, timeout=30.0)
+    hung = tried(FakeWorker(slow), until=time.monotonic() + 60.0, timeout=30.0)
     assert (hung.kernels[0].status, hung.kernels[0].message) == (
         "timeout",
         "bfloat16 first: no result within 30 s; stopped",
@@ -196,7 +181,7 @@ def test_workers_that_are_stopped_are_no_crash_of_a_kernel(tmp_path: Path) -> No
     """After Ctrl-C, or an error of another unit, what was still running is done again the next time."""
     begun, gone = threading.Event(), threading.Event()
 
-    class Stopped(Fake):
+    class Stopped(FakeWorker):
         def stop(self) -> None:
             gone.set()
 

@@ -22,28 +22,18 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Environment
 
 
-class Fake(FakeWorker):
+def fake(replies: dict[str, Any]) -> FakeWorker:
     """A worker that measures nothing: what it answers for each kernel is given."""
 
-    def __init__(self, replies: dict[str, Any]) -> None:
-        super().__init__()
-        self.replies = replies
+    def answer(request: Any) -> Any:
+        if isinstance(request, ListKernels):
+            return Listed("", [declared(name) for name in replies])
+        assert isinstance(request, Measure)
+        return replies[str(Target.parse(request.target).kernel)]
 
-    def answer(self, request: Any, timeout: float) -> Any:
-        match request:
-            case Environment():
-                return About("interpreter", "cpu", {}, workers=4)
-            case ListKernels():
-                return Listed("", [declared(name) for name in self.replies])
-            case Measure(target):
-                reply = self.replies[str(Target.parse(target).kernel)]
-                if isinstance(reply, Exception):
-                    raise reply
-                return reply
-        raise AssertionError(request)
+    return FakeWorker(answer)
 
 
 def declared(name: str, dtypes: tuple[str, ...] = ("float32",)) -> Declared:
@@ -68,8 +58,8 @@ class Remembered(PartStore):
         self.parts[name] = done
 
 
-def run(replies: dict[str, Any]) -> tuple[Run, list[str], Fake]:
-    worker, kept = Fake(replies), Remembered()
+def run(replies: dict[str, Any]) -> tuple[Run, list[str], FakeWorker]:
+    worker, kept = fake(replies), Remembered()
     found = session.run(["k.py"], Session(pool=Pool.of([worker]), kept=kept), "verify run")
     return found, list(kept.parts), worker
 
@@ -131,16 +121,14 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     asked = []
 
-    class Slow(Fake):
-        def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
-            if isinstance(request, ListKernels):
-                return Listed("", [declared("good", ("float16", "float64"))])
-            if isinstance(request, Measure):
-                asked.append(request.dtypes)
-                clock[0] += 1.0
-            return super().ask(request, timeout=timeout)
+    def answer(request: Any) -> Any:
+        if isinstance(request, ListKernels):
+            return Listed("", [declared("good", ("float16", "float64"))])
+        asked.append(request.dtypes)
+        clock[0] += 1.0
+        return measured("good")
 
-    worker = Slow({"good": measured("good")})
+    worker = FakeWorker(answer)
     done = session.run(["k.py"], Session(pool=Pool.of([worker]), by_dtype=True, until=1.0), "verify nightly")
     assert asked == [("float64",)], "what takes longest comes first"
     assert done.incomplete == [Gap("out of time", f"good: float16: not begun: {SPENT}", "k.py::good")]
@@ -150,7 +138,7 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
-    worker = Fake({})
+    worker = fake({})
     mine = Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
 
     def stage(night: Night, until: float | None) -> Run:

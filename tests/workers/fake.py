@@ -6,21 +6,33 @@ from collections.abc import Callable
 from typing import Any
 
 from verify.records.record import Run
+from verify.workers.requests import About, Environment
+
+ABOUT = About("interpreter", "cpu", {}, workers=4)
 
 
 class FakeWorker:
-    """Answers requests with what `answer` gives, and counts its stops."""
+    """Answers a request with the `reply` to it, or raises that, and remembers requests, their times and its stops."""
 
-    def __init__(self) -> None:
+    def __init__(self, reply: Callable[[Any], Any] = lambda request: 1, about: About | Exception = ABOUT) -> None:
+        self.reply, self.about = reply, about
         self.alive = True
         self.stops = 0
+        self.asked: list[Any] = []
+        self.timeouts: list[float] = []
 
-    def answer(self, request: Any, timeout: float) -> Any:
-        """Returns the reply to a request, which may take `timeout` seconds, or raises."""
-        raise NotImplementedError
+    def answer(self, request: Any) -> Any:
+        """Returns the reply to a request, or its error."""
+        return self.about if isinstance(request, Environment) else self.reply(request)
 
     def ask(self, request: Any, *, timeout: float, progress: Any = None) -> Any:
-        return self.answer(request, timeout)
+        if not isinstance(request, Environment):
+            self.asked.append(request)
+            self.timeouts.append(timeout)
+        found = self.answer(request)
+        if isinstance(found, Exception):
+            raise found
+        return found
 
     def stop(self) -> None:
         self.stops += 1

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from tests.workers.fake import FakeWorker
 from verify.errors import UsageError
 from verify.workers.check_workers_identical import check_equal, identity_of
 from verify.workers.pool import Pool
-from verify.workers.requests import About, Environment
-
-
-class Fake(FakeWorker):
-    """A worker that says where it runs, or why it cannot."""
-
-    def __init__(self, about: About | Exception) -> None:
-        super().__init__()
-        self.about = about
-
-    def answer(self, request: Any, timeout: float) -> Any:
-        assert isinstance(request, Environment)
-        if isinstance(self.about, Exception):
-            raise self.about
-        return self.about
+from verify.workers.requests import About
 
 
 def test_gpus_that_differ_are_refused_by_name() -> None:
-    pool = Pool.of([Fake(About("cuda", "cuda", {"gpu": name})) for name in ("H200", "H200", "H100")])
+    pool = Pool.of([FakeWorker(about=About("cuda", "cuda", {"gpu": name})) for name in ("H200", "H200", "H100")])
     with pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"):
         check_equal(pool)
     check_equal(Pool.of(pool.workers[:2]))
     with pytest.raises(UsageError, match="worker 0 cannot run verify: no GPU"):
-        check_equal(Pool.of([Fake(UsageError("no GPU"))]))
+        check_equal(Pool.of([FakeWorker(about=UsageError("no GPU"))]))
 
 
 def test_what_may_differ_is_not_compared() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,19 +14,6 @@ from verify.workers import process
 from verify.workers.pool import Job, Pool
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, CountGpus, Died, Late
-
-
-class Fake(FakeWorker):
-    """A worker that answers with what a function gives."""
-
-    def __init__(self, reply: Callable[[], Any] = lambda: 1) -> None:
-        super().__init__()
-        self.reply = reply
-        self.timeouts: list[float] = []
-
-    def answer(self, request: Any, timeout: float) -> Any:
-        self.timeouts.append(timeout)
-        return self.reply()
 
 
 class Policy:
@@ -49,7 +35,7 @@ class Policy:
 
 
 def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -> None:
-    policy, pool = Policy(5), Pool.of([Fake()])
+    policy, pool = Policy(5), Pool.of([FakeWorker()])
     pool.run(policy.take)
     assert policy.done == [1] * 5 and policy.last == [None, 4, 3, 2, 1]
     assert pool.requests == {"gpus": 5} and {place for place, _ in pool.spent} == {0}
@@ -58,12 +44,12 @@ def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -
 def test_no_job_begins_after_an_exception_that_ends_everything() -> None:
     begun, broken = threading.Event(), threading.Event()
 
-    def breaks() -> Any:
+    def breaks(request: Any) -> Any:
         assert begun.wait(10)
         broken.set()
         raise ValueError("never")
 
-    def goes_on() -> int:
+    def goes_on(request: Any) -> int:
         begun.set()
         assert broken.wait(10)
         time.sleep(0.05)
@@ -71,14 +57,14 @@ def test_no_job_begins_after_an_exception_that_ends_everything() -> None:
 
     policy = Policy(1000)
     with pytest.raises(ValueError, match="never"):
-        Pool.of([Fake(breaks), Fake(goes_on)]).run(policy.take)
+        Pool.of([FakeWorker(breaks), FakeWorker(goes_on)]).run(policy.take)
     assert policy.left == 998
 
 
 @pytest.mark.parametrize("error", [UsageError("rule"), KernelError("raised"), Died("SIGSEGV")])
 def test_an_error_that_a_request_may_have_is_that_of_its_job(error: VerifyError) -> None:
     policy = Policy(2)
-    Pool.of([Fake(raising(error))]).run(policy.take)
+    Pool.of([FakeWorker(raising(error))]).run(policy.take)
     assert policy.failed == [error, error] and not policy.done
 
 
@@ -86,11 +72,11 @@ def test_time_that_runs_out_is_no_timeout_of_the_job(monkeypatch: pytest.MonkeyP
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
-    def hangs() -> Any:
+    def hangs(request: Any) -> Any:
         clock[0] += 5.0
         raise Late("late")
 
-    policy, worker = Policy(3, timeout=8.0, until=12.0), Fake(hangs)
+    policy, worker = Policy(3, timeout=8.0, until=12.0), FakeWorker(hangs)
     Pool.of([worker]).run(policy.take)
     assert worker.timeouts == [8.0, 7.0, 2.0]
     assert [type(error) for error in policy.failed] == [Late, OutOfTime, OutOfTime]
@@ -100,7 +86,7 @@ def test_time_that_runs_out_is_no_timeout_of_the_job(monkeypatch: pytest.MonkeyP
 
 
 def test_a_fresh_process_prepares_outside_the_time_of_the_job() -> None:
-    worker, prepared = Fake(), []
+    worker, prepared = FakeWorker(), []
 
     def prepare(asked: Any) -> None:
         prepared.append(asked)
@@ -118,15 +104,15 @@ def test_a_fresh_process_prepares_outside_the_time_of_the_job() -> None:
 def test_an_exception_that_no_job_expects_ends_everything_and_stops_the_workers() -> None:
     gone = threading.Event()
 
-    class Waits(Fake):
+    class Waits(FakeWorker):
         def stop(self) -> None:
             gone.set()
 
-    def waits() -> Any:
+    def waits(request: Any) -> Any:
         assert gone.wait(10)
         raise Died("SIGKILL")
 
-    policy, other = Policy(9), Fake(raising(ValueError("never")))
+    policy, other = Policy(9), FakeWorker(raising(ValueError("never")))
     with pytest.raises(ValueError, match="never"):
         Pool.of([Waits(waits), other]).run(policy.take)
     assert other.stops and not policy.failed, "a worker that was stopped is no crash of a kernel"
@@ -134,7 +120,7 @@ def test_an_exception_that_no_job_expects_ends_everything_and_stops_the_workers(
 
 @pytest.mark.parametrize("place", ["take", "done", "failed"])
 def test_an_exception_of_a_policy_ends_everything(place: str) -> None:
-    worker = Fake(raising(KernelError("x")) if place == "failed" else lambda: 1)
+    worker = FakeWorker(raising(KernelError("x")) if place == "failed" else lambda request: 1)
     policy = Policy(5)
     calls = {"done": policy.done.append, "failed": policy.failed.append, place: lambda _: 1 // 0}
 
@@ -161,13 +147,13 @@ def test_the_first_ctrl_c_lets_running_jobs_end_where_a_policy_says_so(monkeypat
             raise KeyboardInterrupt
         settle(serving)
 
-    def reply() -> int:
+    def reply(request: Any) -> int:
         begun.set()
         assert released.wait(10)
         return 1
 
     monkeypatch.setattr(module, "_settle", interrupted)
-    policy, worker = Policy(5), Fake(reply)
+    policy, worker = Policy(5), FakeWorker(reply)
     Pool.of([worker]).run(policy.take, on_interrupt=released.set)
     assert policy.done == [1] and policy.left == 4, "what ran is kept, and nothing else begins"
     calls.clear()
@@ -176,13 +162,13 @@ def test_the_first_ctrl_c_lets_running_jobs_end_where_a_policy_says_so(monkeypat
     assert worker.stops
 
 
-class Made(Fake):
+class Made(FakeWorker):
     """A worker that says which GPU it sees."""
 
     def __init__(
-        self, backend: str | None, environment: dict[str, str] | None = None, template: Fake | None = None
+        self, backend: str | None, environment: dict[str, str] | None = None, template: FakeWorker | None = None
     ) -> None:
-        super().__init__(lambda: About("cuda", "cuda", {"gpu": "H200", "driver": "1", **(environment or {})}))
+        super().__init__(about=About("cuda", "cuda", {"gpu": "H200", "driver": "1", **(environment or {})}))
         self.backend, self.environment, self.template = backend, environment, template
         MADE.append(self)
 
