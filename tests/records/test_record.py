@@ -236,9 +236,6 @@ def test_a_peer_is_never_judged_and_never_counts() -> None:
         assert run(kernel_run("wrong"), peer).verdict == "fail"
 
 
-# -- what is written ----------------------------------------------------------------------------
-
-
 # -- lean ---------------------------------------------------------------------------------------
 
 

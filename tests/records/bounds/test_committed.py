@@ -11,7 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from tests.golden import answers
+from tests.golden import answers, golden
 from tests.records.bounds.gate_records import ALL, PROVEN, SEEN, book, bound, kernel, result, run
 from verify.errors import UsageError
 from verify.records.bounds import committed
@@ -76,20 +76,7 @@ def test_two_kernels_never_share_a_file_and_none_leaves_the_folder(first: str, s
 def test_the_file_is_pinned() -> None:
     entry = Acceptance("2026-11-21", 0.5, 0.75, "exp2 is approximate on this device")
     text = committed.render("sm_90", "gelu", [bound(0.75, accepted=(entry,)), bound(1.5, dtype="float16", basis=SEEN)])
-    assert text == (
-        "# Errors in ULP that no result may exceed. Written by `verify bounds`, judged by `verify gate`.\n"
-        'format = 3\narch = "sm_90"\nkernel = "gelu"\n'
-        '\n[[result]]\noutput = "y"\ndtype = "bfloat16"\ngate = "plain"\nproperties = { run = "aa00aa00aa00" }\n'
-        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run" }\n'
-        'bounds = [\n  { regimes = ["all"], value = 0.75, basis = "exhaustive", n = 65536, reason = "first measured", '
-        'measured = 0.75, worst = "x = 1 (0x3f80)", '
-        'accepted = [{ date = "2026-11-21", old = 0.5, new = 0.75, reason = "exp2 is approximate on this device" }] },'
-        "\n]\n"
-        '\n[[result]]\noutput = "y"\ndtype = "float16"\ngate = "plain"\nproperties = { run = "aa00aa00aa00" }\n'
-        'evidence = { record = "fedcba987654", commit = "bbbbbbbbbbbb", date = "2026-10-01", source = "run" }\n'
-        'bounds = [\n  { regimes = ["all"], value = 1.5, basis = "observed", n = 40960, seed = 0, '
-        'reason = "first measured", measured = 1.5, worst = "x = 1 (0x3f80)" },\n]\n'
-    )
+    golden(Path(__file__).parent / "snapshots" / "gelu.toml", text)
 
 
 def edited(old: str, new: str) -> None:
