@@ -24,6 +24,7 @@ def test_a_target_is_read_and_said_alike_or_refused_with_the_rule() -> None:
     answers(Path(__file__).parent / "snapshots" / "targets.txt", globals())
 
 
+TARGET = Target.parse("a.py::k")
 DECLARED = Declared("k.py::f", "f", "gelu", "elementwise", {"a": 1}, "float32", ("cuda",), ("float32",), peer=True)
 
 
@@ -54,31 +55,19 @@ def test_a_package_of_the_project_is_one_step_from_being_importable(
     assert lacking.install == "pip install -e ."
 
 
-@pytest.mark.parametrize(
-    ("source", "line"),
-    [
-        ("import verify\n\n@verify.kernel(op='gelu')\ndef k(x): ...\n", 3),
-        ("@first\n@verify.kernel(\n    op='gelu',\n)\ndef k(x): ...\n", 1),
-        ("def k(x): ...\n\n@verify.kernel(op='gelu', name='k')\ndef other(x): ...\n", 3),
-        ("def make():\n    def k(x): ...\n\n@verify.kernel(op='gelu')\ndef k(x): ...\n", 4),
-        ("k = 1\nkernel = verify.kernel(op='gelu', name='k')(abs)\n", 2),
-        ("other = 1\nk = verify.kernel(op='gelu')(abs)\n", 2),
-        ("@verify.kernel(op='k')\ndef other(x): ...\n", 1),
-        ("def k(:\n", 1),
-        ("\x00", 1),
-        (None, 1),
-    ],
-)
-def test_a_declaration_is_found_by_reading_its_file(
-    source: str | None, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def line(source: str) -> int:
+    """Where a file or module with this text declares the kernel k."""
+    Path("a.py").write_text(source)
+    Path("src/package").mkdir(parents=True, exist_ok=True)
+    Path("src/package/__init__.py").write_text(source)
+    assert declared_at(Target.parse("package::k@eager")) == ("src/package/__init__.py", declared_at(TARGET)[1])
+    return declared_at(TARGET)[1]
+
+
+def test_a_declaration_is_found_by_reading_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if source is not None:
-        Path("a.py").write_text(source)
-        (tmp_path / "src" / "package").mkdir(parents=True)
-        (tmp_path / "src" / "package" / "__init__.py").write_text(source)
-        assert declared_at(Target.parse("package::k@eager")) == ("src/package/__init__.py", line)
-    assert declared_at(Target.parse("a.py::k")) == ("a.py", line)
+    assert declared_at(TARGET) == ("a.py", 1)
+    answers(Path(__file__).parent / "snapshots" / "lines.txt", globals())
 
 
 USES = """
