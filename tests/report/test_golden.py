@@ -96,7 +96,7 @@ def test_a_report_is_its_golden_file(name: str) -> None:
 
 
 def test_every_golden_file_has_its_report() -> None:
-    assert {path.name for path in SNAPSHOTS.iterdir()} == {*REPORTS, "figures.txt"}
+    assert {path.name for path in SNAPSHOTS.iterdir()} == {*REPORTS, "figures.txt", "labels.txt"}
 
 
 def test_a_comment_without_changes_is_one_line() -> None:
