@@ -32,14 +32,13 @@ from verify.cases.sizes import with_keys
 from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Law, Subject, demand_same, plain_cases, plain_space, said_of
+from verify.laws.law import Inputs, Law, Subject, demand_same, plain_cases, plain_space, said_of
 from verify.laws.locality import Rows, agree, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op, ScorePart
 from verify.truth.ulp import same_bits
 
-Inputs = dict[str, Tensor | None]
 _LENGTHS = (5, 33, 129)
 
 

@@ -35,7 +35,7 @@ from verify.cases.sizes import shapes_for
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, plain_space
+from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, plain_cases, plain_space
 from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
 from verify.ops.graph.shapes import NamedDims, Range
@@ -43,7 +43,6 @@ from verify.ops.graph.shapes import NamedDims, Range
 _DIMS = alike((2, 5, 3), (4, 16, 8), (1, 33, 5))
 OF_INT64 = "of int64"
 _ALL_DERIVED = "the kernel receives nothing but what is derived from other operands"
-Inputs = dict[str, Tensor | None]
 Change = Callable[[Tensor], Tensor]
 Mistake = tuple[str, str, Change]  # the error, the operand, and the change that makes it
 

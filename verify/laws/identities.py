@@ -26,13 +26,12 @@ from torch import Tensor
 
 from verify.cases import Case, counter, inputs_of, upstream_of
 from verify.cases.strategies import CaseSpace
-from verify.laws.law import Broken, Law, Subject, has_gradients, place, said_of, show, space_of
+from verify.laws.law import Broken, Inputs, Law, Subject, has_gradients, place, said_of, show, space_of
 from verify.measure.call import Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.op import Symmetry
 from verify.truth import formats
 from verify.truth.ulp import widen
 
-Inputs = dict[str, Tensor | None]
 Results = dict[str, Tensor]
 
 # Powers of two are exact only above subnormals. This many binades remain free, for products inside the kernel.

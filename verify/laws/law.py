@@ -25,6 +25,8 @@ from verify.declare.declaration import Kernel
 from verify.truth import formats
 from verify.truth.ulp import bits_of, pattern_at, same_bits
 
+Inputs = dict[str, Tensor | None]  # operands by name; None: absent
+
 
 @dataclass(frozen=True)
 class Subject:

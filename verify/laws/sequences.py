@@ -26,14 +26,13 @@ from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Law, Subject, demand_same, plain_cases, plain_space, said_of
+from verify.laws.law import Inputs, Law, Subject, demand_same, plain_cases, plain_space, said_of
 from verify.laws.locality import agree, filled_like, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims, Range
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
 
-Inputs = dict[str, Tensor | None]
 _LARGE = 2.0**14  # every format of 16 bits has it
 
 

@@ -42,7 +42,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import nan_patterns, special_patterns
 from verify.laws.accuracy import Known, judge_known, known
-from verify.laws.law import Broken, Law, Subject, place, plain_cases, show, space_of
+from verify.laws.law import Broken, Inputs, Law, Subject, place, plain_cases, show, space_of
 from verify.laws.locality import data_operands, reference
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
@@ -50,8 +50,6 @@ from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth import formats
 from verify.truth.formats import Format
 from verify.truth.ulp import fetched, from_bits, raw
-
-Inputs = dict[str, Tensor | None]
 
 _DIMS: ByGeometry[Shapes] = ByGeometry(
     elementwise=((96,), (5, 7), (193,), (3,)),

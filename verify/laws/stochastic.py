@@ -34,14 +34,13 @@ from verify.cases.sizes import largest_of
 from verify.cases.strategies import CaseSpace, recipes
 from verify.declare.declaration import Kernel
 from verify.declare.promises import WIDE
-from verify.laws.law import Broken, Law, Subject, demand_same, place, plain_case, show, space_of
+from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, place, plain_case, show, space_of
 from verify.measure.call import run_tensors
 from verify.records.record import EXTREME
 from verify.truth.fast import evaluate
 from verify.truth.formats import named
 from verify.truth.ulp import ulp_exponent, widen
 
-Inputs = dict[str, Tensor | None]
 _ELEMENTS = {"small": 1 << 14, "large": 1 << 18}  # of the case whose means are looked at, by the backend
 _FEWEST = 1 << 12
 _SEEDS = 4  # in a row, and as many half of the range away

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from verify.measure.source import NoResult, Source, SourceSettings, collect, cra
 from verify.records.merge import together
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run
-from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
+from verify.search.sweep.requests import ListSpaces, RecordSweep, SweepChunks
 from verify.search.sweep.space import Partial, Space, left_over
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
@@ -96,28 +96,6 @@ def sweep(settings: SweepSettings, command: str) -> Run:
     return collect(_Sharing(settings), command)
 
 
-def _declared(pool: Pool, targets: Sequence[str]) -> dict[str, Declared]:
-    """Returns the kernels in the sources of the targets, by target, and PyTorch stand-ins that a target names."""
-    parsed = [Target.parse(target) for target in targets]
-    asked = dict.fromkeys(str(target) if target.stands_in else target.source for target in parsed)
-    return {kernel.target: kernel for target in asked for kernel in declared_by(pool, target)}
-
-
-def _spaces(pool: Pool, settings: SweepSettings) -> Spaces:
-    """Returns all spaces in order, and the digests of their sources. Raises UsageError if there is no space."""
-    found = pool.ask(settings.spaces, timeout=START_SECONDS)
-    settings.usage += [f"not swept: {reason}" for reason in found.skipped]
-    if not found.spaces:
-        raise UsageError(
-            "nothing to sweep: " + ("; ".join(found.skipped) or "no dtype of these kernels can be enumerated"),
-            hint=next(
-                filter(None, found.hints),
-                "--pairs sweeps two operands in 16 bits, --dtype float32 a whole float32, also without a GPU",
-            ),
-        )
-    return found
-
-
 def keep(kept: PartStore, found: Partial) -> None:
     """Keeps a partial result. No chunk can count twice, because overlapping partials do not merge."""
     kept.keep(f"{found.space} {found.chunks}", found)
@@ -162,10 +140,17 @@ class _Sharing(Source[_Task, Any]):
         self.until = None  # no deadline, because a span ends by itself
 
     def open(self, pool: Pool) -> About:
-        """Requests all spaces. Prepares to continue the work of an earlier start."""
+        """Requests all spaces. Prepares to continue the work of an earlier start. Raises UsageError without a space."""
         pool.probe()
-        self.declared = _declared(pool, self.settings.spaces.targets)
-        found = _spaces(pool, self.settings)
+        parsed = [Target.parse(target) for target in self.settings.spaces.targets]
+        asked = dict.fromkeys(str(target) if target.stands_in else target.source for target in parsed)
+        self.declared = {kernel.target: kernel for target in asked for kernel in declared_by(pool, target)}
+        found = pool.ask(self.settings.spaces, timeout=START_SECONDS)
+        self.settings.usage += [f"not swept: {reason}" for reason in found.skipped]
+        if not found.spaces:
+            default = "--pairs sweeps two operands in 16 bits, --dtype float32 a whole float32, also without a GPU"
+            reasons = "; ".join(found.skipped) or "no dtype of these kernels can be enumerated"
+            raise UsageError(f"nothing to sweep: {reasons}", hint=next(filter(None, found.hints), default))
         about = pool.about()
         place = {name: str(value) for name, value in about.environment.items() if name not in _VOLATILE}
         begun = {space.identity(): space.describe() for space in found.spaces}
