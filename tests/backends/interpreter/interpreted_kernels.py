@@ -160,15 +160,6 @@ def sorted_descending(x, out, N: tl.constexpr):
 
 
 @triton.jit
-def looped(x, out, n, BLOCK: tl.constexpr):
-    acc = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, n, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        acc += tl.load(x + i, mask=i < n, other=0.0)
-    tl.store(out, tl.sum(acc, 0))
-
-
-@triton.jit
 def divide_by_zero_in_masked_lanes(x, out, n, BLOCK: tl.constexpr):
     i = tl.arange(0, BLOCK)
     a = tl.load(x + i, mask=i < n, other=0.0)

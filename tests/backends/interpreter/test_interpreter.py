@@ -215,17 +215,6 @@ def test_sort(k: types.ModuleType) -> None:
     assert torch.equal(run(k.sorted_descending, x, torch.empty(64), N=64), x.sort(descending=True).values)
 
 
-def test_loops_over_a_run_time_count(k: types.ModuleType) -> None:
-    x = torch.ones(100)
-    assert run_with_count(k.looped, x, 100) == 100.0
-
-
-def run_with_count(kernel: object, x: torch.Tensor, n: int) -> float:
-    out = torch.empty(1)
-    kernel[(1,)](x, out, n, BLOCK=32)  # type: ignore[index]
-    return out.item()
-
-
 def test_no_numpy_warning_escapes(k: types.ModuleType) -> None:
     x, out = torch.full((3,), 2.0), torch.zeros(8)
     with warnings.catch_warnings():
