@@ -23,7 +23,6 @@ from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     RESULT_STATUSES,
     Basis,
-    Curve,
     Hard,
     KernelRun,
     Origin,
@@ -66,9 +65,7 @@ def finish(
     `only` names the results to record; the others are not read.
     """
     wanted = space.results if only is None else only
-    results = [
-        _Finished(kernel, space, name, partial, curve=curve).result() for name in wanted if name in partial.parts
-    ]
+    results = [_result(kernel, space, name, partial, curve=curve) for name in wanted if name in partial.parts]
     return KernelRun(
         name=kernel.name,
         target=space.target,
@@ -84,118 +81,60 @@ def finish(
     )
 
 
-def _parts(judging: _Judging) -> dict[PartName, Tally]:
-    return {part_of(name): tally for name, tally in judging.regimes.items()}
+def _result(kernel: Kernel, space: Space, name: str, partial: Partial, *, curve: bool) -> Result:
+    """Returns one result for the record."""
+    op, fmt, part, beside = kernel.op, space.format, partial.parts[name], partial.parts.get(BASELINE + name)
+    found = _Judging(kernel, space, name, part)
+    judged = check_limit(kernel, space.dtype, name, found.parts)
+    ordinary = found.described(found.worst(KEEP if judged.reason else KEEP_RIGHT))
+    infinite = part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
+    special = found.described([item for item in infinite if found.judge(item).ulp])
+    leaders = [] if kernel.peer else found.worst_of_regimes().items()
+    each = [(value_of(x.upper), part_of(label), found.described([x])[0]) for label, x in leaders]
+    each.sort(key=lambda entry: -entry[0])
+    bounds = {item.name: item for item in op.landmarks.regimes(op.resolve(kernel.params))}
+    escalated, of_result = part.escalated + len(found.exact), format_of(kernel, space, name).name
+    findings = Findings(found.parts, bounds, each, escalated, part.certificates, format=of_result)
+    peer, baseline_worst = None, list[Worst]()
+    if beside is not None:
+        other = _Judging(kernel, space, name, beside)
+        peer = f"torch {torch.__version__}", Findings(other.parts)
+        baseline_worst = other.described(other.worst(1))
+    points = sum(item.n for item in part.regimes.values())
+    whole = partial.done == space.chunks and points > 1
+    where = space.regime
+    if not (space.complete or where):
+        where = " to ".join(decimal(fmt, bits_of_key(fmt, key)) for key in (space.start, space.stop - 1))
+    edges, of_curve = edges_for(op, op.resolve(kernel.params), fmt), deciding_operand(op) or gate_of(op)
+    return result_of(
+        kernel,
+        space.dtype,
+        name,
+        findings,
+        judged,
+        Basis(kind="exhaustive" if whole else "observed", n=points),
+        peer,
+        # The inputs that the reason names come first.
+        worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
+        baseline_worst=baseline_worst,
+        output=name if space.complete else f"{name} ({where})",
+        properties=fingerprint(kernel, name, space.dtype, (), space=space.question()),
+        curve=recorded(of_curve, fmt, edges, part.curve, beside.curve if beside else None) if curve else None,
+        source="sweep",
+        hardest=_hardest(kernel, space, name, [place for _, place in part.hardest]) if space.hardest else [],
+    )
 
 
-class _Finished:
-    """Makes the record of one result."""
-
-    def __init__(self, kernel: Kernel, space: Space, name: str, partial: Partial, *, curve: bool) -> None:
-        self.kernel, self.space, self.name, self.partial = kernel, space, name, partial
-        self.part = partial.parts[name]
-        self.baseline = partial.parts.get(BASELINE + name)
-        self.with_curve = curve
-        self.fmt, self.of_result = space.format, format_of(kernel, space, name)
-        self.bounds = {item.name: item for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))}
-
-    def result(self) -> Result:
-        """Returns the result for the record."""
-        kernel, space = self.kernel, self.space
-        found = _Judging(kernel, space, self.name, self.part)
-        parts = _parts(found)
-        judged = check_limit(kernel, space.dtype, self.name, parts)
-        ordinary = self._described(found, found.worst(KEEP if judged.reason else KEEP_RIGHT))
-        infinite = self.part.regimes.get(NONFINITE, Tally()).leaders[:KEEP_SPECIAL]
-        special = self._described(found, [item for item in infinite if found.judge(item).ulp])
-        leaders = [] if kernel.peer else found.worst_of_regimes().items()
-        each = [(value_of(x.upper), part_of(name), self._described(found, [x])[0]) for name, x in leaders]
-        each.sort(key=lambda entry: -entry[0])
-        escalated, certificates = self.part.escalated + len(found.exact), self.part.certificates
-        findings = Findings(parts, self.bounds, each, escalated, certificates, format=self.of_result.name)
-        peer, baseline_worst = None, list[Worst]()
-        if self.baseline is not None:
-            other = _Judging(kernel, space, self.name, self.baseline)
-            peer = f"torch {torch.__version__}", Findings(_parts(other))
-            baseline_worst = self._described(other, other.worst(1))
-        covered = self.partial.done == space.chunks
-        points = sum(item.n for item in self.part.regimes.values())
-        basis = Basis(kind="exhaustive" if covered and points > 1 else "observed", n=points)
-        return result_of(
-            kernel,
-            space.dtype,
-            self.name,
-            findings,
-            judged,
-            basis,
-            peer,
-            # The inputs that the reason names come first.
-            worst=[*ordinary, *special] if judged.reason and not judged.only_special else [*special, *ordinary],
-            baseline_worst=baseline_worst,
-            output=self.name + ("" if space.complete else f" ({self._where()})"),
-            properties=fingerprint(kernel, self.name, space.dtype, (), space=space.question()),
-            curve=self._curve() if self.with_curve else None,
-            source="sweep",
-            hardest=self._hardest(),
-        )
-
-    def _where(self) -> str:
-        if self.space.regime:
-            return self.space.regime
-        low, high = (bits_of_key(self.fmt, key) for key in (self.space.start, self.space.stop - 1))
-        return f"{decimal(self.fmt, low)} to {decimal(self.fmt, high)}"
-
-    def _described(self, judging: _Judging, leaders: list[Leader]) -> list[Worst]:
-        return [self._describe(item, judging.judge(item)) for item in leaders]
-
-    def _describe(self, leader: Leader, judged: Judged) -> Worst:
-        """Describes an element, with the command that runs the kernel on it alone."""
-        problem, (index,) = problem_at(self.kernel, self.space, self.name, [leader.place])
-        got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), self.of_result)
-        width = halves(self.space, self.name)
-        if width == 2:
-            got = got.expand(2)
-        shape = (1, width) if self.space.shape != "unary" else (1,)
-        case = case_of(
-            self.kernel,
-            self.space.dtype,
-            dims=(1,) if self.space.shape == "unary" else (1, 1),
-            fill="ones",
-            upstream="ones" if self.name.startswith("d") else "",
-            values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
-        )
-        origin = Origin.here(self.space.target, case.to_json(), self.name, index)
-        return worst_element(self.kernel.op, problem, got.reshape(shape), judged, origin)
-
-    def _curve(self) -> Curve:
-        """Returns the error curve over the operand that decides the regime."""
-        edges = edges_for(self.kernel.op, self.kernel.op.resolve(self.kernel.params), self.fmt)
-        operand = deciding_operand(self.kernel.op) or gate_of(self.kernel.op)
-        baseline = None if self.baseline is None else self.baseline.curve
-        return recorded(operand, self.fmt, edges, self.part.curve, baseline)
-
-    def _hardest(self) -> list[Hard]:
-        """Returns the hardest inputs, sorted by their exact distance from a midpoint."""
-        places = [place for _, place in self.part.hardest]
-        if not places or not self.space.hardest:
-            return []
-        points = points_at(self.kernel, self.space, self.name, places)
-        found = sorted(
-            (from_midpoint(point, self.of_result), place) for point, place in zip(points, places, strict=True)
-        )
-        hard = []
-        for distance, place in found[: self.space.hardest]:
-            bits = bits_of_key(self.fmt, place)
-            text = f"{decimal(self.fmt, bits)} ({self.fmt.hex(bits)})"
-            exact = points_at(self.kernel, self.space, self.name, [place])[0]
-            hard.append(
-                Hard(
-                    inputs={self.kernel.op.operands[0].name: text},
-                    truth=digits(exact),
-                    distance=number(float(distance)),
-                )
-            )
-        return hard
+def _hardest(kernel: Kernel, space: Space, name: str, places: list[int]) -> list[Hard]:
+    """Returns the hardest inputs, sorted by their exact distance from a midpoint."""
+    fmt, hard = space.format, list[Hard]()
+    points = dict(zip(places, points_at(kernel, space, name, places), strict=True)) if places else {}
+    found = sorted((from_midpoint(point, format_of(kernel, space, name)), place) for place, point in points.items())
+    for distance, place in found[: space.hardest]:
+        bits = bits_of_key(fmt, place)
+        inputs = {kernel.op.operands[0].name: f"{decimal(fmt, bits)} ({fmt.hex(bits)})"}
+        hard.append(Hard(inputs=inputs, truth=digits(points[place]), distance=number(float(distance))))
+    return hard
 
 
 class _Judging:
@@ -207,6 +146,27 @@ class _Judging:
         order = parts_of([item.name for item in kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))])
         names = sorted(part.regimes, key=lambda item: order.index(item) if item in order else len(order))
         self.regimes = {item: self._settled(part.regimes[item]) for item in names if part.regimes[item].n}
+        self.parts: dict[PartName, Tally] = {part_of(item): tally for item, tally in self.regimes.items()}
+
+    def described(self, leaders: list[Leader]) -> list[Worst]:
+        """Describes elements, each with the command that runs the kernel on it alone."""
+        kernel, space, found = self.kernel, self.space, list[Worst]()
+        unary, width = space.shape == "unary", halves(space, self.name)
+        for leader in leaders:
+            problem, (index,) = problem_at(kernel, space, self.name, [leader.place])
+            got = from_bits(torch.tensor([leader.bits], dtype=torch.int64), format_of(kernel, space, self.name))
+            case = case_of(
+                kernel,
+                space.dtype,
+                dims=(1,) if unary else (1, 1),
+                fill="ones",
+                upstream="ones" if self.name.startswith("d") else "",
+                values={name: spell(value) for name, value in problem.inputs.items() if value is not None},
+            )
+            origin = Origin.here(space.target, case.to_json(), self.name, index)
+            got = got.expand(width).reshape((1,) if unary else (1, width))
+            found.append(worst_element(kernel.op, problem, got, self.judge(leader), origin))
+        return found
 
     def judge(self, leader: Leader) -> Judged:
         """Returns the exact verdict by both routes. Computes it once."""
