@@ -25,7 +25,7 @@ from verify.measure.counting import tally, top
 from verify.measure.curve import edges_for, peaks
 from verify.measure.form import check_output
 from verify.measure.judge import JudgedBy, settled
-from verify.measure.tally import Peak, Tally
+from verify.measure.tally import Peak
 from verify.ops.geometry import Params
 from verify.ops.op import Op, Point, Problem
 from verify.records.readings import APART, BEYOND, NONFINITE
@@ -88,6 +88,15 @@ def make(space: Space, op: Op, first: int, last: int, device: torch.device | str
     return _operands(space, op, deciding.contiguous(), other.contiguous())
 
 
+def ones(
+    kernel: Kernel, space: Space, result: str, shape: Sequence[int], device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """Returns the arriving gradients of a result: ones, or nothing for an output."""
+    smooth = [name for name in kernel.outputs if result.startswith("d") and name not in kernel.op.integers]
+    kinds = {name: torch_dtype(format_of(kernel, space, name)) for name in smooth}
+    return {name: torch.ones(shape, dtype=kind, device=device) for name, kind in kinds.items()}
+
+
 def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
     """Returns the point of each place of a result, and the half (0 or 1) of a packed gradient in which it lies."""
     if not (space.shape == "packed pairs" and result.startswith("d")):
@@ -145,10 +154,7 @@ def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int])
     """Returns a problem with the points of some places, one per row, and the places' flat indices in its result."""
     found = points_of(space, result, list(places))
     inputs = at_points(space, kernel.op, [point for point, _ in found])
-    shape = (len(places),) if space.shape == "unary" else (len(places), 1)
-    smooth = [name for name in kernel.outputs if result.startswith("d") and name not in kernel.op.integers]
-    dtypes = {name: torch_dtype(format_of(kernel, space, name)) for name in smooth}
-    upstream: dict[str, Tensor] = {name: torch.ones(shape, dtype=dtypes[name]) for name in smooth}
+    upstream = ones(kernel, space, result, (len(places),) if space.shape == "unary" else (len(places), 1))
     problem = Problem(inputs=inputs, params=kernel.op.resolve(kernel.params), upstream=upstream, results=(result,))
     width = halves(space, result)
     return problem, [row * width + half for row, (_, half) in enumerate(found)]
@@ -246,12 +252,7 @@ class _Collector:
     def add(self, inputs: dict[str, Tensor | None], got: Tensor, first: int) -> None:
         """Counts one slab, whose first point is `first`."""
         kernel, result = self.kernel, self.result
-        upstream = {}
-        if result.startswith("d"):
-            rows = got if self.width == 1 else got.chunk(2, -1)[0]
-            smooth = [name for name in kernel.outputs if name not in kernel.op.integers]
-            dtypes = {name: torch_dtype(format_of(kernel, self.space, name)) for name in smooth}
-            upstream = {name: torch.ones_like(rows, dtype=dtypes[name]) for name in smooth}
+        upstream = ones(kernel, self.space, result, got.chunk(self.width, -1)[0].shape, got.device)
         problem = Problem(inputs, kernel.op.resolve(kernel.params), upstream, (result,))
         problem = kernel.op.meaning.chosen(problem, {result: got})
         truth = evaluate(kernel.op, problem, {result: self.of_result})[result]
@@ -268,8 +269,11 @@ class _Collector:
         assert segments is not None
         names = [part_named(regime.name, class_of(regime, name)) for regime, name in parts]
         plain = ~torch.tensor([name in APART for name in names], device=segments.device)[segments]
+        distinct = list(dict.fromkeys(names))  # each special part has no class and gets one tally
+        numbers = torch.tensor([distinct.index(name) for name in names], device=segments.device)[segments]
+        tallies = tally(found, segments=numbers, n_segments=len(distinct), places=places, patterns=patterns)
         part = Part(
-            regimes=self._tallies(found, segments, names, places, patterns),
+            regimes=dict(zip(distinct, tallies, strict=True)),
             curve=self._curve(found, plain, places, first),
             hardest=self._hardest(truth, plain, places) if self.hardest else [],
             escalated=escalated,
@@ -294,15 +298,6 @@ class _Collector:
         bits = patterns[where].tolist()
         judged = judge_at(self.kernel, self.space, self.result, places[where].tolist(), bits, both=False)
         return settled(found, dict(zip(indices, judged, strict=True))), len(indices)
-
-    def _tallies(
-        self, found: Errors, segments: Tensor, names: list[str], places: Tensor, patterns: Tensor
-    ) -> dict[str, Tally]:
-        """Returns the tallies of the parts. Each special part has no class and gets one tally."""
-        distinct = list(dict.fromkeys(names))
-        numbers = torch.tensor([distinct.index(name) for name in names], device=segments.device)
-        tallies = tally(found, segments=numbers[segments], n_segments=len(distinct), places=places, patterns=patterns)
-        return dict(zip(distinct, tallies, strict=True))
 
     def _curve(self, found: Errors, ordinary: Tensor, places: Tensor, first: int) -> list[Peak]:
         """Returns the curve of a slab, whose first point is `first`."""
