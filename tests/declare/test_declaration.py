@@ -55,6 +55,7 @@ def test_the_defaults() -> None:
     assert item(3) == 3
     promise = "float32 bfloat16 float16; layouts: any; gradients: where autograd gives one; "
     assert item.promise == promise + "max ULP: 4 in float32, 1 in bfloat16, 1 in float16"
+    assert repr(item) == f"<Kernel mine: gelu\n {item.promise}>"  # in a notebook
 
 
 def test_a_full_declaration() -> None:

@@ -94,6 +94,10 @@ class Kernel:
         calling = getattr(self.function, "calling", None)
         return (calling.function if calling else self.function)(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        params = ", ".join(f"{name}={value!r}" for name, value in self.params.items())
+        return f"<Kernel {self.name}: {self.op.name}{f'({params})' if params else ''}\n {self.promise}>"
+
     def described(self) -> dict[str, Any]:
         """Returns the declaration as JSON, without the function, for processes that do not import its module."""
         left = ("function", "encoding", "encoded", "same_bits_as")
