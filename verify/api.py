@@ -222,7 +222,7 @@ def run(
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
     said |= {"memory": memory, "fail-fast": fail_fast}
-    with workers(gpus, scheduler, named, backend, pool) as settings.pool:
+    with workers(gpus, scheduler, named, backend, pool, progress) as settings.pool:
         record = session.run(named, settings, command or _command("run", named, said))
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):
         raise KeyboardInterrupt
@@ -291,7 +291,7 @@ def sweep(
         progress(f"{Target.parse(space.target).kernel} {space.dtype}: {done / total:.1%} of {total:,} inputs{left}")
 
     bounds = range and (number(range[0]), number(range[1]))
-    with workers(gpus, scheduler, named, backend, pool) as pool:
+    with workers(gpus, scheduler, named, backend, pool, progress) as pool:
         settings = drive.SweepSettings(
             spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest, needs_pairs=pairs),
             backend=backend,
@@ -341,7 +341,7 @@ def hunt(
     said = {"dtype": dtypes, "result": results, "duration": duration and f"{duration:g}s", "evaluations": evaluations}
     said |= {"seed": seed, "width": width, "largest": largest, "strategy": strategy, "backend": backend}
     seconds = None if evaluations is not None else duration or DURATION
-    with workers(gpus, scheduler, named, backend, pool) as pool:
+    with workers(gpus, scheduler, named, backend, pool, progress) as pool:
         session = schedule.HuntSession(
             settings=Settings(seed, evaluations, seconds, strategy=strategy, width=width, largest=largest),
             backend=backend,
@@ -464,7 +464,12 @@ def load(path: AnyPath) -> CompletedRun:
 
 @contextlib.contextmanager
 def workers(
-    gpus: str | None, scheduler: str | None, targets: Sequence[str], backend: str | None, pool: Pool | None = None
+    gpus: str | None,
+    scheduler: str | None,
+    targets: Sequence[str],
+    backend: str | None,
+    pool: Pool | None = None,
+    progress: Progress = _silent,
 ) -> Iterator[Pool | None]:
     """Yields workers on GPUs of this machine or in a Dask cluster; `pool` without `gpus` and `scheduler`."""
     if process_tree.MARK in os.environ:
@@ -474,14 +479,19 @@ def workers(
         )
     if gpus and scheduler:
         raise UsageError("workers are on GPUs of this machine or in a cluster; received gpus= and scheduler=")
-    missing = [error for each in targets if (error := _missing(each))]
+    missing = []
+    for each in targets:
+        try:
+            Target.parse(each).demand_source()
+        except UsageError as error:
+            missing.append(error)
     if missing and len(missing) == len(targets):  # no worker has to import torch to find no kernel
         raise missing[0]
     if scheduler:
         from verify.workers.cluster import Cluster  # Dask is optional
 
         sources = sorted({str(file) for target in targets if (file := Target.parse(target).file) is not None})
-        with Cluster.connect(scheduler, backend, sources) as cluster:
+        with Cluster.connect(scheduler, backend, sources, progress) as cluster:
             yield cluster.pool()
     elif gpus:
         kind = named(backend or Cuda.name)
@@ -576,15 +586,6 @@ def _targets(
     if len(found) != 1 or "::" in found[0]:
         raise UsageError(f"kernels= chooses among those of one file or module; received {', '.join(found)}")
     return [f"{found[0]}::{name}" for name in wanted]
-
-
-def _missing(target: str) -> UsageError | None:
-    """Returns the error of a target whose file does not exist, else None."""
-    try:
-        Target.parse(target).demand_source()
-    except UsageError as error:
-        return error
-    return None
 
 
 def _command(name: str, targets: Sequence[str], options: Mapping[str, Any]) -> str:

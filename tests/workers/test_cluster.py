@@ -8,6 +8,8 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -36,6 +38,8 @@ FLOAT32 = named("float32")
 KERNELS = """
 import os, time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 import torch
 import verify
 
@@ -217,3 +221,25 @@ def test_an_address_without_a_scheduler_is_an_error(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("verify.workers.cluster.CONNECT_SECONDS", 0.2)
     with pytest.raises(UsageError, match="no Dask scheduler answers at 'tcp://127.0.0.1:1'"):
         Cluster.connect("tcp://127.0.0.1:1", "interpreter")
+
+
+def test_a_cluster_without_workers_says_how_to_start_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Empty:
+        scheduler = SimpleNamespace(address="tcp://node0:8786")
+
+        def scheduler_info(self) -> dict[str, Any]:
+            return {"workers": {}}
+
+        def wait_for_workers(self, count: int, timeout: float) -> None:
+            raise TimeoutError
+
+        def close(self) -> None:
+            lines.append("closed")
+
+    lines: list[str] = []
+    start = "dask worker tcp://node0:8786 --nthreads 1"
+    with pytest.raises(UsageError, match="the cluster has no worker after") as caught:
+        Cluster(Empty(), None, (), lines.append)
+    assert caught.value.hint == start
+    assert lines[0].startswith("waiting ") and lines[0].endswith(f"for a worker of the cluster: {start}")
+    assert lines[1:] == ["closed"]

@@ -138,11 +138,16 @@ class RemoteWorker:
 class Cluster:
     """A set of equal Dask workers. `connect` makes one; use it in a `with` block."""
 
-    def __init__(self, client: Any, backend: str | None, sources: Sequence[str]) -> None:
+    def __init__(
+        self, client: Any, backend: str | None, sources: Sequence[str], progress: OnProgress = lambda text: None
+    ) -> None:
         self._client = client
         self._backend = backend or ""
         self._listeners: dict[str, OnProgress] = {}
+        start = f"dask worker {client.scheduler.address} --nthreads 1"
         try:
+            if not client.scheduler_info()["workers"]:
+                progress(f"waiting {START_SECONDS:g} s for a worker of the cluster: {start}")
             client.wait_for_workers(1, timeout=START_SECONDS)
             self._sources = tuple(str(Path(item).resolve()) for item in sources)
             found: dict[str, dict[str, str]] = self._client.run(identify, self._backend, self._sources)
@@ -150,13 +155,19 @@ class Cluster:
             self._client.subscribe_topic(TOPIC, self._heard)
         except TimeoutError:
             self.close()
-            raise UsageError(f"the cluster has no worker after {START_SECONDS:g} s") from None
+            raise UsageError(f"the cluster has no worker after {START_SECONDS:g} s", hint=start) from None
         except BaseException:
             self.close()
             raise
 
     @classmethod
-    def connect(cls, address: str, backend: str | None, sources: Sequence[str] = ()) -> Cluster:
+    def connect(
+        cls,
+        address: str,
+        backend: str | None,
+        sources: Sequence[str] = (),
+        progress: OnProgress = lambda text: None,
+    ) -> Cluster:
         """Connects to an existing cluster by the address of its scheduler (tcp://HOST:PORT)."""
         try:
             import distributed
@@ -169,7 +180,7 @@ class Cluster:
                 f"no Dask scheduler answers at {address!r}: {error}",
                 hint="start one with `dask scheduler`, workers with `dask worker tcp://HOST:8786 --nthreads 1`",
             ) from error
-        return cls(client, backend, sources)
+        return cls(client, backend, sources, progress)
 
     def __enter__(self) -> Cluster:
         return self
