@@ -245,7 +245,7 @@ def laws(night: Night, until: float | None) -> Run:
 
 
 def sweep(night: Night, until: float | None) -> Run:
-    """Judges every input of every kernel with few enough inputs. On a GPU that includes pairs."""
+    """Judges every input of every kernel with few enough inputs. On a GPU, that includes pairs."""
     from verify.search.sweep import drive
 
     spaces = _spaces(night)

@@ -113,7 +113,7 @@ def _ties(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
 
 
 def _special(fmt: Format, blocks: int, size: int, given: dict[str, str]) -> Tensor:
-    """Makes blocks in which every second one is special."""
+    """Makes blocks where every second one is special."""
     made = _below(fmt, torch.full((blocks,), fmt.from_float(3.0)), size)
     every, one = torch.arange(blocks) % 2 == 0, torch.arange(size)
     match given["of"]:
@@ -196,7 +196,7 @@ def _maxima(encoding: Encoding, fmt: Format, size: int) -> Iterator[tuple[int, i
 def _scales(encoding: Encoding, fmt: Format) -> Iterator[tuple[float, float, float]]:
     """Yields scales for which elements are exact multiples, each with the amax of its blocks and of the tensor.
 
-    With a second scale, these are all values that a code of the scale can have. Otherwise one scale stands for all.
+    With a second scale, these are all values that a code of the scale can have. Otherwise one scale serves all.
     """
     largest = encoding.data.largest
     if encoding.second:

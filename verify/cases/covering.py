@@ -200,7 +200,7 @@ def _numbers(op: Op) -> list[Operand]:
 
 
 def chosen_case(kernel: Kernel, dtype: str, chosen: Chosen, seed: int) -> Case:
-    """Returns the case of some choices. A gradient of NaN or infinities is nobody's promise."""
+    """Returns the case of some choices. No kernel promises a gradient of NaN or infinities."""
     recipe, (name, _, layout) = chosen.others["recipe"], chosen.others.get("layout", "").partition(" ")
     return case_of(
         kernel, dtype, dims=fitted(kernel, chosen.dims), fill=recipe, regime=recipe, seed=seed,
@@ -296,7 +296,7 @@ class _Sizes:
 def empty_sizes(kernel: Kernel) -> tuple[Dims, ...]:
     """Returns sizes with one empty dimension that the declaration and PyTorch allow. Its `amax` refuses empty rows.
 
-    A product over an empty dimension is zero. Without rows a result has no element.
+    A product over an empty dimension is zero. Without rows, a result has no element.
     """
     geometry = kernel.op.geometry
     if geometry.examples or not geometry.named:  # the law of shapes has these of the other ops

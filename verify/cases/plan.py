@@ -320,7 +320,7 @@ _GROUPS = ByGeometry(_elementwise, _rowwise, _contraction, _graph)
 
 
 def summed_results(kernel: Kernel) -> tuple[str, ...]:
-    """Returns the gradients that sum over rows: those of weights and biases."""
+    """Returns the gradients that sum over rows: of weights and biases."""
     if not kernel.op.geometry.sums_rows:
         return ()
     return tuple("d" + operand.name for operand in kernel.differentiable if operand.role != "data")

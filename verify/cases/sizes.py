@@ -66,7 +66,7 @@ def sizes_of(op: Op, elements: int) -> tuple[Dims, ...]:
 def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
     """Maps each dimension of a PyTorch function to the sizes at which it alone is large, in ascending order.
 
-    These sizes are near `LONG`, allowed by the declaration, and within reach. With examples there are none.
+    These sizes are near `LONG`, allowed by the declaration, and within reach. With examples, there are none.
     """
     if op.geometry.examples or not op.geometry.named:
         return {}
@@ -251,7 +251,7 @@ def largest_of(op: Op, elements: int) -> Dims:
 
 
 def shapes_for(kernel: Kernel, table: ByGeometry[Shapes], elements: int) -> tuple[Dims, ...]:
-    """Returns a kernel's shapes from a table. For a PyTorch function returns a few that its declaration allows."""
+    """Returns a kernel's shapes from a table. For a PyTorch function, returns a few that its declaration allows."""
     op = kernel.op
     return sizes_of(op, elements)[:4] if op.geometry.named else fitted_all(kernel, op.geometry.of(table))
 

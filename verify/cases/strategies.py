@@ -32,7 +32,7 @@ ELEMENT_RECIPES = ("normal", "active", "near", "mixed", "bits")
 ROW_RECIPES = (*ROW_REGIMES, CONFIDENT)
 _RECIPES = ByGeometry(ELEMENT_RECIPES, ROW_RECIPES, MATRIX_REGIMES, ROW_RECIPES)
 EPSILONS = (1e-5, 1e-6, 1e-12, 1e-3)
-# Recipes of the upstream gradient for laws that hold without one too. With "" no operand requires a gradient.
+# Recipes of the upstream gradient for laws that hold without one too. With "", no operand requires a gradient.
 EITHER_PATH = ("normal", "normal", "normal", "")
 Dims = tuple[int, ...]
 

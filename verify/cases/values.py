@@ -372,7 +372,7 @@ def _rank_one(wanted: Wanted) -> Tensor:
 
 
 def _sparse(wanted: Wanted) -> Tensor:
-    """Returns rows in which nine of ten numbers are 0."""
+    """Returns rows where nine of ten numbers are 0."""
     kept = replace(wanted, stream=wanted.stream.beside("kept"))
     return wanted.bell() * (_uniform(kept) < 0.1)
 
@@ -435,7 +435,7 @@ def _signs(wanted: Wanted) -> Tensor:
 def _endless(name: str, *chosen: str) -> Recipe:
     """Returns rows of these kinds in turn: ordinary, with a NaN or an infinity, of -inf alone or with -inf in front.
 
-    Rows of several operands have the same kind: -inf stands for what is empty, in all of them. After each turn of all
+    Rows of several operands have the same kind: -inf means what is empty, in all of them. After each turn of all
     kinds, the next rows have kinds at random, so that one operand is ordinary where another is not. Elements of a
     vector take turns like rows.
     """

@@ -16,7 +16,7 @@ from verify.errors import WRONG as WRONG
 
 UNREAD = 141  # the reader closed the output early; a shell reports the same for a command that a closed pipe ended
 
-# docs/cli.md and `verify --help` print this table. A command that deviates says so in its description.
+# docs/cli.md and `verify --help` print this table. A command that deviates describes that.
 MEANING = {
     PASS: "pass",
     WRONG: "wrong, breached or failed",

@@ -16,7 +16,7 @@ from verify.errors import UsageError
 
 
 def targets(options: argparse.Namespace, settings: Config) -> list[str]:
-    """Returns the targets of the command line, else the configured ones. For the latter it changes to their folder."""
+    """Returns the targets of the command line, else the configured ones. For the latter, it changes to their folder."""
     if options.targets:
         return list(options.targets)
     if not settings.kernels:

@@ -91,7 +91,7 @@ def _unpack(options: argparse.Namespace) -> None:
 
 
 def outcome(options: argparse.Namespace, pool: Pool | None = None) -> Outcome:
-    """Replays: the law if the options name one, else an element. Without a pool it starts a worker."""
+    """Replays: the law if the options name one, else an element. Without a pool, it starts a worker."""
     return _law(options, pool) if options.law else _element(options, pool)
 
 
@@ -169,7 +169,7 @@ def place(options: argparse.Namespace) -> Recorded | None:
 
 
 def ask(options: argparse.Namespace, request: Request[R], pool: Pool | None = None) -> R:
-    """Returns the worker's reply to a request about the target. Without a pool it starts a worker."""
+    """Returns the worker's reply to a request about the target. Without a pool, it starts a worker."""
     if pool is not None and options.backend:
         here = pool.ask(Environment(), timeout=START_SECONDS).backend
         if here != options.backend:

@@ -55,7 +55,7 @@ def deliver(
 ) -> None:
     """Names the files that --json, --markdown and --html request, prints `text`, and writes the files.
 
-    `makers` maps the name of an option to the function that makes its bytes. With `-` stdout gets these bytes and
+    `makers` maps the name of an option to the function that makes its bytes. With `-`, stdout gets these bytes and
     nothing else. The line that names the file of --json calls it `kind`. The file of --json is written before anything
     is rendered, and a full disk is reported after the result is on the screen. --sarif, --junit and --github show
     `checks`.
@@ -125,7 +125,7 @@ def deliver_data(options: argparse.Namespace, data: Any, text: Callable[[], str]
 
 
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
-    """Delivers a run record. Without `text` the screen gets its table."""
+    """Delivers a run record. Without `text`, the screen gets its table."""
     from verify.records.files import encode
     from verify.report import run_table
     from verify.report.checks import of_run

@@ -347,7 +347,7 @@ def kernel(
     rounds: with like=, where numbers are rounded to 16 bits: "as like", where eager PyTorch rounds in the function, or
         "once", at the end alone (docs/contracts.md).
     ties: with like=, "as like" demands PyTorch's own slope at a kink, such as 0 of relu at 0, and of max for equal
-        numbers. By default either side is right (docs/like.md).
+        numbers. By default, either side is right (docs/like.md).
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """

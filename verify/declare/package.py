@@ -14,7 +14,7 @@ _NO_KERNELS = {"test", "tests", "testing", "benchmark", "benchmarks", "examples"
 _FOREIGN = re.compile(r"(^|_)(ascend|npu|xpu|musa|mlu|rocm|hip|amd|gluon|cutedsl|cutile|tilelang|flydsl)(_|$)")
 _PRIVATE = re.compile(rf"^(_|test_|patch_)|{_FOREIGN.pattern}")
 _HALF = re.compile(r"(^|_)(fwd|bwd|fw|bw|forward|backward)(_|$)")
-_LAUNCH = "[]()"  # stands for kernel[grid](...) among the names that a function uses
+_LAUNCH = "[]()"  # means kernel[grid](...) among the names that a function uses
 _FIRST = ("self", "input", "x")  # PyTorch's names of a first operand, and ours
 
 

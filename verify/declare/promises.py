@@ -84,7 +84,7 @@ def limits(
     """Maps a dtype, or "RESULT DTYPE", to the limit of each class of inputs.
 
     The dtypes come from the cases, and from `others` (single operands, outputs). `wide` maps results to
-    their default in float32 and float64, and "" to that of all others. With `relative` the default promises nothing of
+    their default in float32 and float64, and "" to that of all others. With `relative`, the default promises nothing of
     extreme inputs.
     """
     others = tuple(others)
@@ -133,7 +133,7 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
 
 
 def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str, float]:
-    """Maps a result to its limit in units of noise; "" stands for all other results."""
+    """Maps a result to its limit in units of noise; "" means all other results."""
     if given is not None and gate != "noise":
         raise UsageError(
             f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
@@ -146,7 +146,7 @@ def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str
 
 
 def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict[str, float]:
-    """Maps a result to a number of at least 0; "" stands for all other results."""
+    """Maps a result to a number of at least 0; "" means all other results."""
     each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
     hint = f"{what}={{{results[0]!r}: 1.0}}, or one number for all"
     _demand(where, what, filter(None, each), "results", results, hint)

@@ -144,7 +144,7 @@ def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 
 
 def case_of_size(kernel: Kernel, dtype: str, backend: Backend) -> Case:
-    """Returns an ordinary case of about 4,096 elements, in the first dtype of 16 bits if none is given."""
+    """Returns an ordinary case of about 4,096 elements, in the first dtype of 16 bits by default."""
     dtype = dtype or next((each for each in kernel.dtypes if named_format(each).bits <= 16), kernel.dtypes[0])
     groups = plan(kernel, dtype, backend.name, 0)
     cases = [case for group in groups for case in group.cases if class_of_recipe(case.regime or case.fill) == ORDINARY]

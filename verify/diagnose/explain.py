@@ -231,7 +231,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
 
 
 def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) -> list[BlindSpots]:
-    """Returns the errors of the definition that would pass, by dtype, on the case in which a run looks for them."""
+    """Returns the errors of the definition that would pass, by dtype, on the case where a run looks for them."""
     if kernel.op.gate != "noise":
         raise UsageError(
             f"kernel {kernel.name!r}: blind spots exist only for a definition by like= that adds up numbers",

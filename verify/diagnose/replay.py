@@ -101,7 +101,7 @@ def _on_case(kernel: Kernel, encoding: Encoding, target: str, backend: Backend, 
 
 
 def replay_smaller(kernel: Kernel, target: str, backend: Backend, case: Case, *, result: str, index: int) -> Replay:
-    """Does the same for the smallest case found in which the result is wrong in the same way."""
+    """Does the same for the smallest case that is wrong in the same way."""
     from verify.laws.law import Subject
     from verify.laws.shrink import shrink_element
 

@@ -61,7 +61,7 @@ def settings_of(
 
 
 def subject_of(kernel: Kernel, backend: Backend, dtype: str) -> Subject:
-    """Returns a kernel as a subject, in its first dtype if none is given."""
+    """Returns a kernel as a subject, in its first dtype by default."""
     dtype = dtype or kernel.dtypes[0]
     if dtype not in kernel.dtypes:
         raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")

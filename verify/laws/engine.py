@@ -263,7 +263,7 @@ class _Trial:
         return None
 
     def _ends(self) -> bool:
-        """True if no time is left for another case. The first case is always tried."""
+        """True if the time for another case has run out. The first case is always tried."""
         over = self.cases + self.refused > 0 and self.subject.late
         self.late |= over
         return over

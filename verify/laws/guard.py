@@ -221,7 +221,7 @@ def _image(tensor: Tensor, fill: int) -> Tensor:
 
 
 def damage_of(guards: Iterable[Guard]) -> list[str]:
-    """Returns the damage of several guards, after waiting for the device. Without damage a single check suffices."""
+    """Returns the damage of several guards, after waiting for the device. Without damage, a single check suffices."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     guards = list(guards)

@@ -41,7 +41,7 @@ class Subject:
 
     @property
     def late(self) -> bool:
-        """True if no time is left for a further case."""
+        """True if the time for a further case has run out."""
         return time.monotonic() >= self.until
 
 

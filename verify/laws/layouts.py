@@ -42,7 +42,7 @@ _LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")
 
 
 def _compare(subject: Subject, case: Case, rule: str) -> None:
-    """Compares the results of a case with those of its contiguous copies."""
+    """Compares the results of a case and of its contiguous copies."""
     strided = run_kernel(subject.kernel, case, subject.backend.device)
     plain = run_contiguous(subject.kernel, case, subject.backend.device)
     got, wanted = strided.to_read.results, plain.to_read.results

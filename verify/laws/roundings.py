@@ -8,7 +8,7 @@ Details:
 
 The law is tried without a profile, too. How a kernel computes between two roundings is free: the order of a sum,
 contraction, the library of its functions, within 8 times the noise of a step in float32. So the promise allows a set of
-numbers for each element, and in 16 bits most sets have one number. In float32 each set has several. PyTorch's own bits
+numbers for each element, and in 16 bits most sets have one number. In float32, each set has several. PyTorch's own bits
 on the same device keep `rounds="as like"` too. An element that follows from a decision about such numbers is not
 judged, such as the k-th of computed scores. A promise of which no element is judged on ordinary inputs is broken.
 """

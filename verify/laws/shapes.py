@@ -15,7 +15,7 @@ Details:
   give the bits of the same rows given a few at a time. So must more elements of an elementwise op than other tests
   judge one by one. Gradients that sum over rows are within the kernel's limit of the exact sum at 9, 66, 257 and 4,097
   rows, and at 1,048,576 in long profiles on a GPU. A kernel that loses the rows beyond one of its blocks is right below
-  that number. In a PyTorch function each named dimension alone gets as many indices. No result may exceed 16 times the
+  that number. In a PyTorch function, each named dimension alone gets as many indices. No result may exceed 16 times the
   limit, unless its row gives the same result alone.
 """
 
@@ -223,7 +223,7 @@ def _check_many_rows(subject: Subject, case: Case) -> None:
 
 
 def _compare_cut(subject: Subject, case: Case, whole: Measured, belonging: Rows) -> None:
-    """Compares the results of all rows at once with those of a few rows at a time."""
+    """Compares the results of all rows at once and of a few rows at a time."""
     kernel, count = subject.kernel, belonging.count
     group = min(_GROUP, count // 2 + 1)
     for start in range(0, count, group):

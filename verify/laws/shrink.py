@@ -76,7 +76,7 @@ def _breaks(law: Law, subject: Subject) -> Breaks:
 def shrink_element(
     subject: Subject, case: Case, result: str, index: int, error: float, *, evaluations: int = EVALUATIONS
 ) -> Shrinker:
-    """Returns the smallest case found in which `result` exceeds the kernel's limit, as element `index` does in `case`.
+    """Returns the smallest case found whose `result` exceeds the kernel's limit, as element `index` does in `case`.
 
     `error` is the judged error of that element in ULP, or in ULP of scale if the op is judged by the scale.
     """
@@ -348,7 +348,7 @@ class Shrinker:
         return replace(draft, base=msgspec.structs.replace(draft.base, dims=dims), tensors=tensors)
 
     def _jump(self, whole: _Draft) -> None:
-        """Tries only the failing element, or its row or column. For most kernels this is the smallest case."""
+        """Tries only the failing element, or its row or column. For most kernels, this is the smallest case."""
         place = self._place()
         choices: list[dict[int, Sequence[int]]] = [{dim: [at] for dim, at in place.items()}] if place else []
         choices += [{dim: [at]} for dim, at in place.items() if len(place) > 1]

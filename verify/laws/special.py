@@ -13,7 +13,7 @@ result depends on the range of an intermediate format.
 
 In a PyTorch function, each operand in turn, including weights, has a NaN or an infinity in one element. Every second
 NaN has a sign and a payload. A row of the only operand, and one element of two operands of one shape, are -inf, which
-stands for what is empty. PyTorch in float64 shows the effect on each output, with its default and with its plain
+means what is empty. PyTorch in float64 shows the effect on each output, with its default and with its plain
 kernels for attention. An output that three finite numbers in that place do not change must keep its bits where PyTorch
 keeps its number. For other outputs NaN must remain NaN, and what is empty must not become NaN. If both evaluations give
 an infinity, the kernel must not give a finite number. If PyTorch returns the position of the special value, the kernel
@@ -77,7 +77,7 @@ def plant(
 ) -> None:
     """Puts special values into every `lanes`-th element, or into one element of every `lanes`-th row.
 
-    `specials` has their bits. With `single` only one place gets a special value.
+    `specials` has their bits. With `single`, only one place gets a special value.
     """
     if not len(specials):
         return
@@ -112,7 +112,7 @@ def _specials(
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Returns every choice. For a PyTorch function returns each shape with two places of the special value."""
+    """Returns every choice. For a PyTorch function, returns each shape with two places of the special value."""
     if not subject.kernel.op.geometry.named:
         return chosen.each_choice()
     plain = (msgspec.structs.replace(case, upstream="") for case in plain_cases(subject, chosen))
@@ -163,7 +163,7 @@ class _Planted:
     values: tuple[float, ...]
     where: str
     payload: bool = False  # True: NaN has a sign and another payload
-    empty: bool = False  # True: -inf stands for what is empty, as the logarithm of a sum without terms
+    empty: bool = False  # True: -inf means what is empty, as the logarithm of a sum without terms
     within: frozenset[int] = frozenset()  # positions of the element in its dimensions, without the first and the last
 
     def into(self, inputs: Mapping[str, Tensor | None], value: float = 0.0, *, plus: float = 0.0) -> Inputs:
@@ -187,7 +187,7 @@ class _Planted:
 def _planted(subject: Subject, case: Case, inputs: Inputs) -> Iterator[_Planted]:
     """Yields places for special values: one element of each operand, its row, and one element of two operands each.
 
-    -inf stands for what is empty or masked. A whole row of the only operand may have it, and two operands of one shape:
+    -inf means what is empty or masked. A whole row of the only operand may have it, and two operands of one shape:
     products of several operands have no such meaning.
     """
     kernel, found = subject.kernel, dict[str, int]()

@@ -67,7 +67,7 @@ class RequestHandler:
 
 
 class ForkSetup(msgspec.Struct):
-    """Holds the backend and the role of a new fork. Without a backend the fork selects one itself."""
+    """Holds the backend and the role of a new fork. Without a backend, the fork selects one itself."""
 
     backend: dict[str, str] | None = None
     imports: tuple[str, ...] = ()

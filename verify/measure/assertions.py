@@ -177,7 +177,7 @@ def assert_close(
 
     actual: a tensor, or several tensors as `like` returns them.
     inputs: the arguments of `like`, with the tensors that the kernel received.
-    grads: one gradient for each input, in their order, or some by name. None omits one, and stands for an input that
+    grads: one gradient for each input, in their order, or some by name. None omits one, and means an input that
         has none, such as a number.
     upstream: the gradient that arrived at each output, None where none did. The default is 1 if the only output is one
         number.
@@ -467,7 +467,7 @@ def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[
 def _case(op: Op, problem: Problem, dims: tuple[int, ...], result: str, index: int) -> Case:
     """Returns a case for the message's command.
 
-    For an elementwise op it has the worst element alone. Otherwise it has all tensors, if they are short.
+    For an elementwise op, it has the worst element alone. Otherwise it has all tensors, if they are short.
     """
     tensors = {name: value for name, value in problem.inputs.items() if value is not None}
     upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}

@@ -170,7 +170,7 @@ def time_all(entries: list[Contender], settings: Bench, session: Session, backen
 
 
 def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: Timings) -> None:
-    """Times some targets together. A target that ends the worker or exceeds its time is left out of the next attempt.
+    """Times some targets together. A target that ends the worker or exceeds its time is omitted from the next attempt.
 
     If another group may have caused a failure, `beside` is emptied. Each group then gets a process of its own.
     """

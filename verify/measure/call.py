@@ -146,7 +146,7 @@ def _is_small_on_host(tensor: Tensor) -> bool:
 
 
 def copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns contiguous copies for comparison. On a GPU one operation copies all tensors of one dtype."""
+    """Returns contiguous copies for comparison. On a GPU, one operation copies all tensors of one dtype."""
     found = dict(tensors)
     if all(tensor.is_cpu for tensor in tensors.values()):
         return {name: _contiguous_copy(tensor.detach()) for name, tensor in tensors.items()}

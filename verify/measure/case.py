@@ -122,7 +122,7 @@ class Question:
     def demand_answer(self, theirs: Mapping[str, Tensor]) -> None:
         """Raises NoAnswer if PyTorch gives a number for finite inputs although the exact answer does not exist.
 
-        For a singular matrix it depends on the processor whether PyTorch raises or gives numbers.
+        For a singular matrix, it depends on the processor whether PyTorch raises or gives numbers.
         """
         for name, fast in self.fast.items() if self.op.geometry.named else ():
             if fast is None or name not in theirs:
@@ -287,7 +287,7 @@ class _CaseJudge:
         numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
         apart = torch.isin(segments, torch.tensor(numbers, dtype=torch.int64, device=segments.device))
         near = Peaks()
-        if getattr(kernel.function, "contained", False):  # it is held against PyTorch's errors near the same numbers
+        if getattr(kernel.function, "contained", False):  # it is compared with PyTorch's errors near the same numbers
             near = peaks_of(errors, coordinate(question.op, question.problem, by.truth.value), apart)
         tallies: dict[PartName, Tally] = {}
         for (regime, of_class), part in zip(parts, outcome.tallies, strict=True):

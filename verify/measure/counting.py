@@ -72,7 +72,7 @@ def in_use(counts: Tensor) -> BinCounts:
 
 
 def bin_of(magnitude: Tensor) -> Tensor:
-    """Returns the bin of each non-negative float64 error, from its bits. Without a logarithm every device agrees."""
+    """Returns the bin of each non-negative float64 error, from its bits. Without a logarithm, every device agrees."""
     raw = magnitude.view(torch.int64) >> (52 - SUB_BITS)
     shifted = raw - ((1023 + LOWEST) << SUB_BITS) + 1
     return shifted.clamp(0, BINS - 1)
@@ -96,7 +96,7 @@ def reduced(values: Tensor, owner: Tensor, size: int, how: Literal["amax", "amin
     """Returns the largest, the least or the sum of `start` and the values (int64, flat) of each owner in 0 .. size - 1.
 
     On a GPU atomic operations on one number wait for each other, and an owner may have millions of elements in a row.
-    So rows with one owner are reduced first, and only their results are scattered. With integers the order does not
+    So rows with one owner are reduced first, and only their results are scattered. With integers, the order does not
     matter.
     """
     found = torch.full((size,), start, dtype=torch.int64, device=values.device)
@@ -165,7 +165,7 @@ def tally(
     """Returns one tally per segment.
 
     `segments` (int64, flat) assigns each element; -1 excludes it. `places` and `patterns` (int64, flat) have the
-    number and the bits of every element. With them the tallies have leaders.
+    number and the bits of every element. With them, the tallies have leaders.
     """
     parts = counts_of(errors, segments=segments, n_segments=n_segments).tallies()
     if not errors.ulp.numel():
@@ -202,7 +202,7 @@ def leaders_of(upper: Tensor, places: Tensor, patterns: Tensor) -> tuple[list[Le
 
 
 def top(ranked: Tensor, keep: int) -> Tensor:
-    """Returns the positions of the `keep` largest non-negative entries, in order. Of equal entries the first count."""
+    """Returns the positions of the `keep` largest non-negative entries, in order. Of equal entries, the first count."""
     keep = min(keep, ranked.numel())
     none = torch.empty(0, dtype=torch.int64, device=ranked.device)
     if keep == 0:

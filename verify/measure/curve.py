@@ -144,7 +144,7 @@ def coordinate(op: Op, problem: Problem, truth: Tensor) -> Tensor:
 
 
 def peaks_of(errors: Errors, coordinates: Tensor, apart: Tensor) -> Peaks:
-    """Returns the largest error in each neighbourhood, for kernels that are held against PyTorch.
+    """Returns the largest error in each neighbourhood, for kernels that are compared with PyTorch.
 
     PyTorch may be beyond the limit too: its gelu loses its tail. That excuses a kernel there and nowhere else. A
     neighbourhood is 1/32 of an octave, or as much more as gives PyTorch some elements, of the operand of an elementwise

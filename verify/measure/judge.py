@@ -232,7 +232,7 @@ def settled(errors: Errors, exact: Mapping[int, Judged]) -> Errors:
     misrounded = errors.misrounded.clone()
     misrounded[where] = wrong | (misrounded[where] & errors.zero_sign[where])
     nonfinite = errors.nonfinite
-    # the interval left open whether an infinity stands for the largest number or for a value beyond it
+    # the interval left open whether an infinity means the largest number or a value beyond it
     if scaled is None or (yardstick is not None and yardstick.beside):
         nonfinite = nonfinite.clone()
         nonfinite[where] |= torch.tensor([math.isinf(item.ulp) for item in verdicts], device=device)

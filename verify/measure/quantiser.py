@@ -277,7 +277,7 @@ class _QuantiserLaws:
     ) -> LawRun | None:
         """Quantises `x` and checks one law: the numbers, and the codes if they are given, are the expected ones.
 
-        A code of -1 stands for any code. `where` marks the numbers that count; without it all do.
+        A code of -1 means any code. `where` marks the numbers that count; without it all do.
         """
         case = _spelled(self.base, x.to(self.kind))
         if (measured := self.judging.call(case)) is None:

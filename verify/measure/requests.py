@@ -12,7 +12,7 @@ from verify.workers.requests import Request
 
 
 class Measure(Request[KernelRun], frozen=True, tag="measure"):
-    """Measures one kernel against the exact answer. With a profile it also tries the laws."""
+    """Measures one kernel against the exact answer. With a profile, it also tries the laws."""
 
     target: str
     seed: int = 0
@@ -28,7 +28,7 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
     # Seconds after which large cases are tried only at sizes without a case; 0: no such limit. Then no case of a kernel
-    # is tried that is not `needed`. Of long rows fewer elements are judged exactly.
+    # is tried that is not `needed`. Of long rows, fewer elements are judged exactly.
     enough: float = 0.0
     needed: bool = True
 

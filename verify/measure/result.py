@@ -374,7 +374,7 @@ class GroupFindings:
 
 
 def where(geometry: Geometry, cases: Sequence[Case], wrong: Sequence[bool]) -> str:
-    """Returns in which cases of a run a result is wrong: from a size on, with some values, or in a layout.
+    """Returns the cases of a run where a result is wrong: from a size on, with some values, or in a layout.
 
         in 5 of 33 cases: g from 3 on, right up to 2
 

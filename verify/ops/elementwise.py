@@ -69,7 +69,7 @@ class Thresholds:
         return tuple(Regime(*each) for each in edges)
 
 
-_LEFT, _SMALL = -30.0, 2.0**-500  # any number whose products are no zero stands for what is only known to be negative
+_LEFT, _SMALL = -30.0, 2.0**-500  # any number whose products are no zero means what is only known to be negative
 Curve = Callable[..., Tensor]  # g, of a tensor and the parameters
 
 

@@ -28,7 +28,7 @@ from verify.ops.op import Operand, Problem
 # ---------------------------------------------------------------------------------- the activations
 
 _GATED = ("geglu", "geglu_tanh")
-_FAR = 2.0**200  # stands for an infinite argument: the activation has its limit there
+_FAR = 2.0**200  # means an infinite argument: the activation has its limit there
 
 
 def _gelu(x: Tensor, *, approximate: str) -> Tensor:

@@ -53,7 +53,7 @@ def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _rows(parts: Sequence[Tensor], eps: float, least: float | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalises the sum of the parts in float64: returns xhat, what stands for |xhat|, and r.
+    """Normalises the sum of the parts in float64: returns xhat, the value used for |xhat|, and r.
 
     `least` is u; None: without centring.
     """

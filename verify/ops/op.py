@@ -217,7 +217,7 @@ class Landmarks:
 
 
 class Meaning:
-    """A PyTorch function that defines an op, as programs (`verify.ops.graph`). The defaults are those of a shipped op.
+    """A PyTorch function that defines an op, as programs (`verify.ops.graph`). A shipped op has the defaults.
 
     `fast` and `points` return the mathematical limit at infinite inputs, and NaN if there is no limit. Call `points`
     with no indices to prepare the part that the points of a problem share.
@@ -282,7 +282,7 @@ class Op:
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
-    normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, in which -inf is what is masked
+    normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, where -inf is what is masked
 
     def program(self, problem: Problem) -> tuple[Any, Any]:
         """Returns the program of a problem, and a run with its tensors."""

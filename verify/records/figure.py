@@ -18,14 +18,14 @@ def rounded_up(value: float, digits: int = DIGITS, *, headroom: float = 0.0) -> 
     """Returns the smallest number of `digits` significant digits that is not below value * (1 + headroom)."""
     if value == 0 or not math.isfinite(value):
         return value
-    # Uses the decimals that the floats stand for: 0.7 and a headroom of 0.1 give 0.77, not 0.7701.
+    # Uses the decimals that the floats mean: 0.7 and a headroom of 0.1 give 0.77, not 0.7701.
     exact = Decimal(repr(value)) * (1 + Decimal(repr(headroom)))
     rounded = exact.quantize(Decimal(1).scaleb(exact.adjusted() - digits + 1), rounding=ROUND_CEILING)
     return max(float(rounded), value)
 
 
 def ordered(value: float) -> tuple[int, float]:
-    """Returns the sort key of errors: NaN above infinity, which stands for an unknown upper end, above numbers.
+    """Returns the sort key of errors: NaN above infinity, which means an unknown upper end, above numbers.
 
     >>> sorted([float("nan"), 3.0, float("inf"), 0.5], key=ordered)
     [0.5, 3.0, inf, nan]

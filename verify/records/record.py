@@ -233,7 +233,7 @@ class Speed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     rounds: int = 0
 
 
-INTEGERS = "integers"  # the format of a result of integers or conditions, in which wrong elements are counted
+INTEGERS = "integers"  # the format of a result of integers or conditions, where wrong elements are counted
 
 
 class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -270,12 +270,12 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`; equal if no bit changed
     classes: list[ClassFigures] = []  # the classes that occur, in the order of CLASSES; empty for a hunt or a quantiser
     ulp_limit: float | None = None
-    # the largest ratio of an error beyond the limit to PyTorch's near it, for kernels that are held against PyTorch
+    # the largest ratio of an error beyond the limit to PyTorch's near it, for kernels that are compared with PyTorch
     excess: Number | None = None
     trivial: str = ""  # what the limit does not see: a remark that reports print as it is
     # The format of the result, in whose ULP it is judged, if that is not `dtype`. Its cases have `dtype`.
     format: str = ""
-    where: str = ""  # in which cases a wrong result is wrong
+    where: str = ""  # the cases where a result is wrong
 
     @property
     def counts(self) -> bool:

@@ -186,7 +186,7 @@ class Runner:
         return placed
 
     def _fill_freed(self, arguments: Sequence[Tensor]) -> None:
-        """Fills memory that the next tensors get. On the host the C library fills all but small pieces."""
+        """Fills memory that the next tensors get. On the host, the C library fills all but small pieces."""
         sizes = {each.nbytes for each in (*arguments, *(result for result, _ in self._given))}
         if self._device == "cpu":
             sizes = {size for size in sizes if size <= SMALL_BYTES}

@@ -19,7 +19,7 @@ MOST_FACTS = 5  # of a law, so that a block takes eight lines where the screen i
 
 @dataclass(frozen=True)
 class ReportBlock:
-    """Holds a finding. Facts without a value are left out."""
+    """Holds a finding. Facts without a value are omitted."""
 
     status: str  # whose look it has
     word: str

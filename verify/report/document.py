@@ -14,7 +14,7 @@ from verify.report.blocks import ReportBlock
 from verify.report.gaps import GapLine
 
 Columns = Sequence[str]
-EVERY = 1 << 20  # lines or blocks on a screen: none is left out
+EVERY = 1 << 20  # lines or blocks on a screen: none is omitted
 HEADERS = {"max": "max ULP", "basis_short": "basis", "p999": "p99.9", "baseline": "PyTorch", "short": "verdict"}
 HEADERS |= {"its basis": "basis", "its ms": "ms"}  # of a gradient, beside those of an output
 WORDS = ("verdict", "short", "status", "change", "last change")  # the column of the row's word
@@ -67,7 +67,7 @@ def narrowing(columns: Columns) -> tuple[Columns, Columns]:
 
 @dataclass(frozen=True)
 class Section:
-    """Holds a table, things to act on, or lines. A section without any of these is left out."""
+    """Holds a table, things to act on, or lines. A section without any of these is omitted."""
 
     title: str = ""
     rows: Sequence[TableRow] = ()

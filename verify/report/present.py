@@ -1,7 +1,7 @@
 """Computes every fact of a report once: `present(run)`. Terminal, Markdown and HTML lay the facts out.
 
 The words of the field are: *correctly rounded* (no element misrounded), *faithful* (below 1 ULP), *k ULP*, *wrong* (not
-proven within the kernel's own limit). The statuses are those of the record.
+proven within the kernel's own limit). The record has the statuses.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class ResultFacts:
 
     @property
     def where(self) -> str:
-        """Returns in which cases the result is wrong, if the record has it, and which other results are right."""
+        """Returns the cases where the result is wrong, if the record has them, and the results that are right."""
         alike = [each for each in self.owner.run.results if (each.dtype, each.status) == (self.result.dtype, "ok")]
         right = f"; right: {', '.join(each.output for each in alike)}" if alike else ""
         return clean(self.result.where + right) if self.result.where else ""

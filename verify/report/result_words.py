@@ -1,4 +1,4 @@
-"""Describes one result in words: its judged figures, those of PyTorch, its limit and its worst elements."""
+"""Describes one result in words: its judged figures, PyTorch's, its limit and its worst elements."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def result_notes(result: Result) -> list[str]:
 
 
 def _excused(result: Result) -> list[str]:
-    """Returns in which class a result in ULP has lost its digits although it passes, because the noise is as large."""
+    """Returns the class where a result in ULP has lost its digits although it passes, because the noise is as large."""
     found = []
     for of in result.classes:
         size, less = rank(of.figures.max_ulp), of.figures.scaled_upper
@@ -138,7 +138,7 @@ def maximum(figures: Figures, gate: Gate) -> str:
 
 
 def of_class(result: Result, name: str) -> str:
-    """Returns the maximum on one class of inputs. Without classes it is an upper bound. "-" if the class is empty."""
+    """Returns the maximum on one class of inputs. Without classes, it is an upper bound. "-" if the class is empty."""
     found = next((each for each in result.classes if each.name == name), None)
     if found is not None:
         return most(result, found.figures)

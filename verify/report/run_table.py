@@ -16,7 +16,7 @@ from verify.report.document import EVERY, Columns, Document, Section, TableRow, 
 from verify.report.present import Facts, KernelFacts, ResultFacts, present
 from verify.report.words import STANDING
 
-# From the most to the least room. In every layout the basis follows the maximum.
+# From the most to the least room. In every layout, the basis follows the maximum.
 LAYOUTS = tuple(
     tuple(columns.split())
     for columns in (

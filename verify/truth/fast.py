@@ -29,7 +29,7 @@ from verify.truth.ulp import Yardstick, unit_of_scale, widen
 
 _PAIR_BITS = 130  # accuracy of a value that becomes a pair: the pair holds 107 bits, the others round `low` correctly
 _PAIR_FLOOR = 2.0**-968  # below it, the 53 bits of `low` would reach under the smallest subnormal number
-_SMALL = 2.0**-30  # a bound up to this part of the largest value stands for float64's own roundings
+_SMALL = 2.0**-30  # a bound up to this part of the largest value means float64's own roundings
 _AT_ONCE = 512  # points created in one batch; more would keep the garbage collector busy
 _VANISHED = Fraction(1, 1 << 1_300)  # far below every format: only the sign matters, which the reference has
 

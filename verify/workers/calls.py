@@ -134,7 +134,7 @@ def send(channel: Channel, event: Event, parts: Parts = (), until: float = math.
 
 
 def event_of(outcome: Outcome) -> Replied | Failed:
-    """Returns the outcome of a call in the form in which a third process gets it."""
+    """Returns the outcome of a call in the form that a third process gets."""
     if isinstance(outcome, Reply):
         return Replied(outcome.value, tuple(map(len, outcome.parts)))
     return Failed(outcome if isinstance(outcome, Failure) else Failure.of(outcome))

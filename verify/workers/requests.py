@@ -139,7 +139,7 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @staticmethod
     def of(error: Exception) -> Failure:
-        """Returns an exception in the form in which it is sent."""
+        """Returns an exception in the form that is sent."""
         if ran_out(error):  # a kernel's error is a KernelError by now
             return Failure("judge", "the judge ran out of memory")
         for kind, error_type in _KINDS.items():
@@ -178,7 +178,7 @@ def demand_reply(outcome: Outcome) -> Reply:
 class Step(str):
     """A line of progress; if units are counted, number `number` of `total` is running.
 
-    `waited` are seconds since the last line in which a judge waited for memory. The time of the request is longer by
+    `waited` are seconds since the last line where a judge waited for memory. The time of the request is longer by
     them. `wrong` is a finding that was made. It stays if the request does not end.
     """
 
@@ -202,7 +202,7 @@ class Step(str):
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
-    """A `Step` in the form in which it is sent."""
+    """A `Step` in the form that is sent."""
 
     text: str
     unit: str = ""

@@ -8,7 +8,7 @@ The rules come from Triton 3.6.0 to 3.9.0, where they agree (`JITFunction.run`, 
 - `do_not_specialize_on_alignment` affects only divisibility by 16. Bools and floats are never constants; None always
   is.
 - An attribute of a constant is looked up on the Python number, so `n.to(tl.int64)` compiles for every n except 1.
-- An assignment (`m = n`) makes a tensor again. In Triton 3.6 a device function's return does too. From 3.7 a returned
+- An assignment (`m = n`) makes a tensor again. In Triton 3.6, a device function's return does too. From 3.7 a returned
   constant stays one, so `tl.cdiv(n, 4).to(tl.int64)` compiles for n = 1 only in 3.6.
 """
 

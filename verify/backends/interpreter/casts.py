@@ -9,7 +9,7 @@ The hardware's rules come from the PTX that Triton 3.6.0 emits for sm_90 (and sm
   on sm_80 the compiler goes through float32 rounded to odd, which gives the same value). NaN becomes 0x7fff.
 - Float to float8: `cvt.rn.satfinite`. Everything beyond the largest finite number (448, 57344), infinity included,
   becomes that number. NaN stays NaN (0x7f). PyTorch's own casts do not saturate.
-- `fp_downcast_rounding="rtz"` truncates. To float8e5 it goes through float16 and keeps infinity. Pairs that Triton
+- `fp_downcast_rounding="rtz"` truncates. To float8e5, it goes through float16 and keeps infinity. Pairs that Triton
   cannot compile (rtz from float64, rtz to float8e4nv, float64 to float8) give the single rounding here.
 - float8e5 to bfloat16 is a shift and a multiplication by 2^112 on sm_90. It maps infinity to 65536 and the three NaNs
   to 81920, 98304 and 114688; so does this module.

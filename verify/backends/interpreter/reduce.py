@@ -1,6 +1,6 @@
 """Reductions and scans of the faithful interpreter: they call the kernel's combine function in log2(n) steps.
 
-A reduction combines neighbours pairwise (0 with 1, 2 with 3, ...) until one is left. An inclusive scan combines each
+A reduction combines neighbours pairwise (0 with 1, 2 with 3, ...) until one remains. An inclusive scan combines each
 element with the one 1, 2, 4, ... before it, as a warp does with shuffles. Both apply the combine function to whole
 blocks, in the element type, so a bfloat16 sum rounds after every addition as on a GPU. The order of a GPU's sum depends
 on the layout that the compiler picks. This order is one of the possible ones, has the same depth, and is the same on
@@ -96,7 +96,7 @@ def scan(self: Any, inputs: tuple[Any, ...]) -> Any:
 
 
 def _tree(arrays: Arrays, combine: Combine) -> Arrays:
-    """Combines neighbours until one is left along the last axis, whose length is a power of two."""
+    """Combines neighbours until one remains along the last axis, whose length is a power of two."""
     while arrays[0].shape[-1] > 1:
         arrays = combine([a[..., 0::2] for a in arrays], [a[..., 1::2] for a in arrays])
     return [a[..., 0] for a in arrays]

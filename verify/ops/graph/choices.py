@@ -109,7 +109,7 @@ class Choices:
 
     @cached_property
     def _before(self) -> Program:
-        """The program up to its decisions. No decision depends on what is left out, most of a backward pass."""
+        """The program up to its decisions. No decision depends on what is omitted, most of a backward pass."""
         ends = {str(number): step for number, step in enumerate((*self.deciding, *self.sources))}
         return replace(self.program, results=ends, needed={}, orders={})
 

@@ -126,7 +126,7 @@ class _Search:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
-        at least one of them into its place. It is tried in all parts at once. With `afresh` the first of equal
+        at least one of them into its place. It is tried in all parts at once. With `afresh`, the first of equal
         numbers wins at first, else those that win in what is best so far. With `averaged` equal operands stay equal: of
         those the definition may average.
         """
@@ -243,7 +243,7 @@ class _Search:
         return torch.where(same, 0.0, apart)
 
     def _barred(self, taken: Taken, parts: Parts) -> Tensor:
-        """Returns a mask of the parts in which a choice is none.
+        """Returns a mask of the parts where a choice is none.
 
         It has decisions that are not free, or an exact tie changes an output or a number that decides: those have one
         value. A gradient at x + tiny p is a number where PyTorch's own is: x / |x|, for one.

@@ -36,7 +36,7 @@ from verify.ops.op import Fast, Landmarks, Meaning, Op, Operand, Point, Problem
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
 _WHOLE = 3 << 20  # most step elements of a program of which Arb evaluates every element that float64 does not know
 _TERMS = 32  # terms of an inner product that cost as much as a step element
-_SMALL = 2.0**-30  # a bound up to this part of the largest value stands for float64's own roundings
+_SMALL = 2.0**-30  # a bound up to this part of the largest value means float64's own roundings
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # tried in this order
 _HOLDS = 32  # most programs kept: one for each set of shapes
 

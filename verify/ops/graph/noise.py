@@ -97,7 +97,7 @@ def sampled_again(program: Program, run: Run, result: str, format: Rounding) -> 
 def underflowing(program: Program, run: Run, result: str, format: Rounding) -> Tensor:
     """Returns a mask of the elements that are NaN if computed numbers may be 0 where their format has no normal number.
 
-    Only factors of an infinity count. The real number that such a factor stands for makes the product infinite.
+    Only factors of an infinity count. The real number that such a factor means makes the product infinite.
     """
 
     def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@
     recorder.node(y)
 
 The function runs on tensors without numbers (`Traced`): they have a shape, the dtype of the case and the node that
-makes them. So PyTorch itself answers every question about dtypes. The nodes compute in float64, which stands for the
+makes them. So PyTorch itself answers every question about dtypes. The nodes compute in float64, which means the
 real numbers. A write in place makes a new node for the memory (`Memory`). Other tensors in the same memory then read it
 again. So a node has no effect but its result.
 """

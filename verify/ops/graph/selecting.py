@@ -172,7 +172,7 @@ def ranked(step: Order, x: Tensor) -> Tensor:
 
 
 def is_sorted(step: Order, x: Tensor, reach: Tensor, proposed: Tensor) -> Tensor:
-    """Returns a mask of the rows in which the places are those of a right order, if numbers move by `reach`."""
+    """Returns a mask of the rows where the places are those of a right order, if numbers move by `reach`."""
     line = ranked(step, x)
     places = proposed[..., None] if isinstance(step, First) else proposed
     taken, room = line.gather(-1, places), reach.gather(-1, places)

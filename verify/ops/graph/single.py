@@ -36,7 +36,7 @@ _MAX_CACHED = 1 << 22  # most cached elements, over all steps, at one precision
 _EFFORT = 1 << 19  # step elements that the exact values of one result may cost; each takes 1 or 2 microseconds
 _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of a norm, a window of a convolution
 
-FAR = (2.0**200, 2.0**400)  # stand for an infinity
+FAR = (2.0**200, 2.0**400)  # mean an infinity
 _GROWS = 2.0**50
 
 Slices = dict[int, dict[int, Any]]  # cached elements: id(step) -> flat index -> value

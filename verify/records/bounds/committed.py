@@ -420,7 +420,7 @@ def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
 
 
 def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
-    """Writes the files in which something changed. Every other bound in them stays as it is on disk."""
+    """Writes the files where something changed. Every other bound in them stays as it is on disk."""
     groups: dict[tuple[str, str], list[Bound]] = {}
     for bound in changed:
         groups.setdefault((bound.key.arch, bound.key.kernel), []).append(bound)

@@ -127,7 +127,7 @@ class Verdict:
 
 
 def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base: Sequence[Run] = ()) -> Verdict:
-    """Returns the verdict on records. With `kernels` it ignores the measurements and bounds of other kernels.
+    """Returns the verdict on records. With `kernels`, it ignores the measurements and bounds of other kernels.
 
     A verdict that is worse than the one in the `base` is a breach, as one that is worse than that of its bound.
     """

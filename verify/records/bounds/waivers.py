@@ -2,7 +2,7 @@
 
 `waivers.toml` beside the bounds is valid for every machine, `<arch>/waivers.toml` for one. A waiver never hides a
 finding: the row stays in the verdict as "waived", and once its day (UTC) has passed the finding fails again. In its key
-`*` stands for any output, dtype or regime: `my_norm/dx/float16/*` excuses each finding of that result. A row without a
+`*` means any output, dtype or regime: `my_norm/dx/float16/*` excuses each finding of that result. A row without a
 verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver, because it says nothing about the
 kernel.
 """
@@ -53,7 +53,7 @@ def judge(
 def applied(
     found: Verdict, waivers: Iterable[Waiver], runs: Sequence[Run], kernels: Sequence[str], today: datetime.date
 ) -> Verdict:
-    """Returns a verdict in which waivers excuse their findings. A finding whose waiver has ended names that waiver."""
+    """Returns a verdict where waivers excuse their findings. A finding whose waiver has ended names that waiver."""
     machines = {arch_of(run) for run in runs}
     chosen = {_name(kernel) for kernel in kernels}
     rows, idle = list(found.rows), []

@@ -154,7 +154,7 @@ def _environment(side: Side, found: Checkout) -> Iterator[dict[str, str]]:
         kept = [item for item in given if _moved(item, side, found) is None]
         moved = [_moved(item, side, found) for item in [*given, *sys.path]]
         path = [tools, *dict.fromkeys(item for item in moved if item is not None), *kept]
-        # Safe path: the folder in which a command runs must not come before the running verify.
+        # Safe path: the folder where a command runs must not come before the running verify.
         yield {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
 
 

@@ -69,7 +69,7 @@ class Budget:
         return "".join(self.parts) + self.closing
 
     def room(self) -> int:
-        """Returns the number of bytes that are left."""
+        """Returns the number of bytes that remain."""
         return self.limit - sum(map(size, self.parts))
 
 

@@ -54,7 +54,7 @@ _TRIED = 2_000  # number of sizes to choose from, the plainest first
 class CandidateLayout:
     """Holds the sizes of one candidate, and how candidates are laid in one call.
 
-    `axis` is the dimension in which they lie, None if each has a call of its own. `laid` names the tensors that have
+    `axis` is the dimension where they lie, None if each has a call of its own. `laid` names the tensors that have
     this dimension. `what` describes a candidate if its sizes do not.
     """
 
@@ -236,7 +236,7 @@ class SearchSpace:
 
     @property
     def changing(self) -> bool:
-        """True if candidates share integer operands, in which small steps lead nowhere."""
+        """True if candidates share integer operands, where small steps lead nowhere."""
         return any(operand.range is not None for operand in self.kernel.op.operands)
 
     @property

@@ -98,7 +98,7 @@ def ones(
 
 
 def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
-    """Returns the point of each place of a result, and the half (0 or 1) of a packed gradient in which it lies."""
+    """Returns the point of each place of a result, and the half (0 or 1) of a packed gradient where it lies."""
     if not (space.shape == "packed pairs" and result.startswith("d")):
         return [(place, 0) for place in places]
     return [(place // (2 * _SIDE) * _SIDE + place % _SIDE, place // _SIDE % 2) for place in places]
@@ -316,7 +316,7 @@ class _Collector:
     def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
         """Returns candidates for the inputs whose truth lies nearest to a midpoint.
 
-        Subnormal results are left out: they tie trivially.
+        Subnormal results are omitted: they tie trivially.
         """
         value = truth.value.reshape(-1)
         fmt = self.of_result

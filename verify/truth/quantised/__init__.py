@@ -2,7 +2,7 @@
 
     encoding = quantised("e2m1", block=(1, 16), scale="e4m3", second="float32", packed="low first", swizzle="128x4")
     parts = Parts(codes, scales, second)          # the tensors that a kernel returned
-    encoding.decode(parts, (128, 64))             # the numbers that these bits stand for, as float64
+    encoding.decode(parts, (128, 64))             # the numbers that these bits mean, as float64
     found = judge(encoding, Value.of(x), parts)   # each block: right, at a tie, under another scale, or wrong
     causes(encoding, Value.of(x), parts)          # ["ties go up, the declaration says: even"]
 

@@ -50,7 +50,7 @@ _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # colu
 class Limits(msgspec.Struct, frozen=True):
     """Describes what a solution may use. Its process gets them before anything of the solution."""
 
-    folders: tuple[str, ...] = ()  # in which it may write
+    folders: tuple[str, ...] = ()  # where it may write
     readable: tuple[str, ...] = ()
     memory: int = 4 << 30  # bytes, of all its processes together, beyond those of a new process
     variables: dict[str, str] = {}  # of its environment

@@ -2,7 +2,7 @@
 
     place = starter.address("verify.referee.runner", "cpu")  # a connection to this socket starts one process
 
-The starter is a new interpreter with variables from a list, so no fork of it has memory in which a secret of the user
+The starter is a new interpreter with variables from a list, so no fork of it has memory where a secret of the user
 or a number of its parent ever was. It imports PyTorch and the module once. Each process runs `run(channel)` of the
 module. It has a supervisor, which the starter forks: it applies the limits, watches what the kernel of the machine does
 not count, and ends everything if the other end is gone.
