@@ -71,6 +71,60 @@ def test_the_layer_itself_rounds_as_the_layer_and_its_fused_form_once(name: str,
     holds("roundings", declared(wide(layer), layer, shapes, rounds="once"), dtype)
 
 
+def backwards(x: Tensor, w: Tensor) -> Tensor:
+    """Adds up the squares one after the other, from the last, and divides by a root."""
+    h, total = x.float(), torch.zeros(*x.shape[:-1], 1)
+    for at in reversed(range(x.shape[-1])):
+        total = total + h[..., at : at + 1] ** 2
+    return ((h / torch.sqrt(total / x.shape[-1] + 1e-6)) * w.float()).to(x.dtype)
+
+
+def by_powers_of_two(x: Tensor) -> Tensor:
+    h = x.float() * 1.4426950408889634
+    up = torch.exp2(h - h.amax(-1, True))
+    return (up * (1 / up.sum(-1, True))).to(x.dtype)
+
+
+def by_parts(x: Tensor) -> Tensor:
+    """The softmax of a flash attention: the maximum and the sum follow the parts of a row."""
+    h = x.float()
+    largest, total = torch.full((*h.shape[:-1], 1), -torch.inf), torch.zeros(*h.shape[:-1], 1)
+    for part in h.split(16, -1):
+        now = torch.maximum(largest, part.amax(-1, True))
+        total = total * torch.exp(largest - now) + torch.exp(part - now).sum(-1, True)
+        largest = now
+    return (torch.exp(h - largest) / total).to(x.dtype)
+
+
+def in_one_pass(x: Tensor, w: Tensor) -> Tensor:
+    h = x.float()
+    mean = h.mean(-1, True)
+    scale = torch.rsqrt((h * h).mean(-1, True) - mean * mean + 1e-5) * w.float()
+    return (h * scale - mean * scale).to(x.dtype)
+
+
+def tail_lost(x: Tensor) -> Tensor:
+    h = x.float()
+    return (0.5 * h * (1 + torch.erf(h * 0.7071067811865476))).to(x.dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize(
+    ("function", "layer", "shapes"),
+    [
+        (backwards, norm, ROWS),
+        (by_powers_of_two, lambda x: x.softmax(-1), {"x": "r n"}),
+        (by_parts, lambda x: x.softmax(-1), {"x": "r n"}),
+        (in_one_pass, lambda x, w: functional.layer_norm(x, x.shape[-1:], w, None, 1e-5), ROWS),
+        (tail_lost, functional.gelu, {"x": "r n"}),
+    ],
+)
+def test_other_orders_and_forms_in_float32_keep_one_rounding(
+    function: Any, layer: Any, shapes: Any, dtype: str
+) -> None:
+    holds("roundings", declared(function, layer, shapes, rounds="once", gradients=False), dtype)
+
+
 @pytest.mark.parametrize(
     ("function", "layer", "shapes", "promised", "contract"),
     [
@@ -89,6 +143,24 @@ def test_the_layer_itself_rounds_as_the_layer_and_its_fused_form_once(name: str,
             GATES,
             "once",
             "once, but g * sigmoid(g) in bfloat16",
+        ),
+        (
+            lambda x: (up := (x - x.amax(-1, True)).exp()) / up.sum(-1, True),
+            lambda x: x.softmax(-1),
+            {"x": "r n"},
+            "once",
+            "once, but x - max(x) in bfloat16, exp(x - max(x)) in bfloat16, sum(exp(x - ...)) in bfloat16",
+        ),
+        (
+            lambda x, w: (
+                norm(x, w)
+                if x.dtype == torch.float32
+                else (x.float() * torch.rsqrt((x * x).float().mean(-1, True) + 1e-6) * w.float()).to(x.dtype)
+            ),
+            norm,
+            ROWS,
+            "once",
+            "once, but x * x in bfloat16",
         ),
     ],
 )

@@ -10,39 +10,37 @@ The law is tried without a profile, too. How a kernel computes between two round
 contraction, the library of its functions, within 8 times the noise of a step in float32. So the promise allows a set of
 numbers for each element, and in 16 bits most sets have one number. In float32, each set has several. PyTorch's own bits
 on the same device keep `rounds="as like"` too. An element that follows from a decision about such numbers is not
-judged, such as the k-th of computed scores. A promise of which no element is judged on ordinary inputs is broken.
+judged, such as the k-th of computed scores. A promise of which no element is judged is broken. All inputs are ordinary.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from verify.cases import Case, problem_of
-from verify.cases.classes import class_of_recipe
 from verify.cases.strategies import CaseSpace
 from verify.declare.promises import AS_LIKE, ONCE
 from verify.laws import batch
-from verify.laws.law import Broken, Law, Subject, place, plain_case, plain_cases, show
+from verify.laws.compare import place, show
+from verify.laws.law import Broken, Law, Subject, place, plain_cases, show
 from verify.measure.call import run_baseline, run_kernel, sent_all
 from verify.ops.graph.contract import Contract, allowed
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run, Step, ends_of
-from verify.ops.graph.wording import words
-from verify.records.record import ORDINARY
+from verify.ops.graph.wording import rounds, words
 from verify.truth.ulp import bits_of
 
 _RULES = {AS_LIKE: "eager PyTorch's roundings do", ONCE: "one rounding at the end does"}
-_FILLS = ("spread", "mean 1e3")  # beside ordinary values
 _CHANGES = 64  # contracts that are tried to explain a kernel that breaks its promise
 _contracts: dict[tuple[Any, str], str] = {}  # (function, dtype) -> its contract in words
 _WAYS = ((False, False), (True, False), (False, True), (True, True))  # see `allowed`
@@ -101,34 +99,34 @@ class _Results:
 
     def explained(self, names: Sequence[str]) -> str:
         """Returns the contract that explains some results, in words: near one of the two that have a name."""
-        stored, ends = self.program.stored, set().union(*(ends_of(self.program.results[name]) for name in names))
-        places = [step for step in self.program.needed_for(names) if id(step) in stored and id(step) not in ends]
+        ends = set().union(*(ends_of(self.program.results[name]) for name in names))
+        places = [step for step in self.program.needed_for(names) if rounds(step) and id(step) not in ends]
+        narrow = next((self.results[name].dtype for name in names if self.results[name].dtype.itemsize == 2), None)
+        kinds = {id(step): self.program.stored.get(id(step), narrow or torch.bfloat16) for step in places}
+        own = frozenset(kinds.keys() & self.program.stored.keys())
         tried: dict[frozenset[int], int] = {}
 
         def off(kept: frozenset[int]) -> int:
             if kept not in tried:
-                found = self.wrong({key: stored[key] for key in kept}, names)
+                found = self.wrong({key: kinds[key] for key in kept}, names)
                 tried[kept] = sum(int(mask.sum()) for mask in found.values())
             return tried[kept]
 
-        best = min((frozenset(map(id, places)), frozenset[int]()), key=off)
+        best = min((own, frozenset[int]()), key=off)
         while off(best) and len(tried) < _CHANGES:
             near = min((best ^ {id(step)} for step in places), key=off, default=best)
             if off(near) >= off(best):
                 break
             best = near
-        found = _contract_words(places, best, stored)
+        name, apart = min(((ONCE, best), (AS_LIKE, best ^ own)), key=lambda each: len(each[1]))
+        other = [f"{words(step)} in {_kind(kinds, step, best)}" for step in places if id(step) in apart]
+        found = f"{name}, but {', '.join(other)}" if other else name
         total = sum(self.results[name].numel() for name in names)
         return f"none of these; {found} explains {1 - off(best) / total:.1%} of the results" if off(best) else found
 
 
-def _contract_words(places: Sequence[Step], kept: Collection[int], stored: Contract) -> str:
-    """Returns a contract as the difference from the nearer one of `as like` and `once`."""
-    wide, narrow = ([step for step in places if (id(step) in kept) == side] for side in (False, True))
-    name, apart = (ONCE, narrow) if len(narrow) <= len(wide) else (AS_LIKE, wide)
-    kinds = ["float32" if name == AS_LIKE else str(stored[id(step)]).removeprefix("torch.") for step in apart]
-    texts = [f"{words(step)} in {kind}" for step, kind in zip(apart, kinds, strict=True)]
-    return name + (f", but {', '.join(texts)}" if texts else "")
+def _kind(kinds: Contract, step: Step, kept: Collection[int]) -> str:
+    return str(kinds[id(step)]).removeprefix("torch.") if id(step) in kept else "float32"
 
 
 def _is_same(got: Tensor, theirs: Tensor | None) -> Tensor:
@@ -146,8 +144,7 @@ def _check(subject: Subject, case: Case) -> None:
     contract, rule = found.promised(promised), f"rounds={promised!r} is not kept"
     wrong = found.broken(promised)
     if not wrong:
-        ordinary = class_of_recipe(case.regime or case.fill) == ORDINARY
-        sets = found.sets(contract, list(found.results)).values() if ordinary else ()
+        sets = found.sets(contract, list(found.results)).values()
         if sets and not any(bool(_is_judged(each).any()) for each in sets):
             raise Broken(f"{rule}: no element can be judged, all follow from computed decisions", case, {})
         return
@@ -174,30 +171,26 @@ def _contract_of(subject: Subject, found: _Results) -> str:
     kernel = subject.kernel
     key = kernel.function, subject.dtype
     if key not in _contracts:
-        shapes = batch.space_of_rows(subject).shapes
-        plain = _Results.of(subject, plain_case(subject, max(shapes, key=math.prod)))
+        plain = _Results.of(subject, max(plain_cases(subject, _space(subject)), key=lambda case: math.prod(case.dims)))
         found = plain if plain.broken(kernel.rounds) else found
         names = list(found.broken(kernel.rounds))
         _contracts[key] = found.explained([name for name in names if name in kernel.outputs] or names)
     return _contracts[key]
 
 
-def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Returns the plainest case of each shape, and cases of other values."""
-    plain = plain_cases(subject, chosen)
-    if subject.kernel.op.geometry.by_element:
-        return plain
-    return (*plain, *(msgspec.structs.replace(each, fill=fill, regime=fill) for each in plain for fill in _FILLS))
+def _space(subject: Subject) -> CaseSpace:
+    """Returns cases of ordinary values: for others kernels of the same contract take forms that lose digits."""
+    return dataclasses.replace(batch.space_of_rows(subject), fill=(subject.kernel.op.geometry.fill,))
 
 
 LAWS: Sequence[Law] = (
     Law(
         name="roundings",
         summary="numbers are rounded to 16 bits where the declaration says",
-        space=batch.space_of_rows,
+        space=_space,
         check=_check,
         applies=lambda subject: None if subject.kernel.rounds else "the kernel does not promise where it rounds",
-        examples=_examples,
+        examples=plain_cases,
         share=0.5,
         nearest=True,
     ),
