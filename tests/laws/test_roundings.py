@@ -203,6 +203,16 @@ def test_other_roundings_than_those_of_the_program_are_found_too() -> None:
     assert found.facts["at"].startswith("dg ")
 
 
+def test_one_function_under_two_promises_has_a_contract_for_each() -> None:
+    """Both are broken: the product is stored, and silu is not."""
+    half = lambda g, u: (functional.silu(g.float()) * u.float()).to(g.dtype) + g  # noqa: E731
+    kernels = [declared(half, gated, GATES, rounds=each, gradients=False) for each in ("as like", "once")]
+    other = verify.kernel(like=gated, shapes=GATES, dtypes=["bfloat16"], rounds="as like", gradients=False)
+    for kernel in (*kernels, other(kernels[0].function)):
+        facts = dict(breaks("roundings", kernel, kernel.rounds, "bfloat16").fact_lines(9))
+        assert facts["contract"] == "once, but g * sigmoid(g) * u in bfloat16"
+
+
 def test_a_promise_of_which_no_element_is_judged_is_broken() -> None:
     largest = lambda x: x.softmax(-1).topk(1, -1).values  # noqa: E731
     kernel = declared(largest, largest, {"x": "r n"}, rounds="as like", gradients=False)

@@ -42,7 +42,7 @@ from verify.truth.ulp import bits_of
 
 _RULES = {AS_LIKE: "eager PyTorch's roundings do", ONCE: "one rounding at the end does"}
 _CHANGES = 64  # contracts that are tried to explain a kernel that breaks its promise
-_contracts: dict[tuple[Any, str], str] = {}  # (function, dtype) -> its contract in words
+_contracts: dict[tuple[Any, ...], str] = {}  # (function, op, promise, dtype) -> its contract in words
 _WAYS = ((False, False), (True, False), (False, True), (True, True))  # see `allowed`
 
 
@@ -169,7 +169,7 @@ def _contract_of(subject: Subject, found: _Results) -> str:
     It is found once for each kernel and dtype.
     """
     kernel = subject.kernel
-    key = kernel.function, subject.dtype
+    key = kernel.function, kernel.op.name, kernel.rounds, subject.dtype
     if key not in _contracts:
         plain = _Results.of(subject, max(plain_cases(subject, _space(subject)), key=lambda case: math.prod(case.dims)))
         found = plain if plain.broken(kernel.rounds) else found
