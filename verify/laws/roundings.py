@@ -29,7 +29,6 @@ from verify.cases import Case, problem_of
 from verify.cases.strategies import CaseSpace
 from verify.declare.promises import AS_LIKE, ONCE
 from verify.laws import batch
-from verify.laws.compare import place, show
 from verify.laws.law import Broken, Law, Subject, place, plain_cases, show
 from verify.measure.call import run_baseline, run_kernel, sent_all
 from verify.ops.graph.contract import Contract, allowed
