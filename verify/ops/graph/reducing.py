@@ -39,8 +39,6 @@ class Reduce(Step):
 
     def span(self, run: Run, given: Sequence[Any]) -> Any:
         [a] = given
-        if self.function == "any":
-            return self.value(run, [a])
         if not self.dims:
             return a
         if self.function == "sum":
@@ -48,14 +46,12 @@ class Reduce(Step):
         if self.function == "product":
             found = spans.product(a, self.dims[0])
             return found.moved(lambda end: end.unsqueeze(self.dims[0])) if self.keep else found
-        pick = torch.amax if self.function == "amax" else torch.amin
-        lo = pick(a.lo, self.dims, self.keep)
-        hi = lo if a.is_point else pick(a.hi, self.dims, self.keep)
-        unknown = spans.unknown_of(a)
+        found = super().span(run, given)  # an extreme selects a number
+        unknown = spans.unknown_of(a) if self.real else None
         if unknown is None:
-            return Span(lo, hi)
+            return found
         unknown = unknown.sum(self.dims, self.keep) > 0
-        return Span(lo.masked_fill(unknown, -math.inf), hi.masked_fill(unknown, math.inf))
+        return Span(found.lo.masked_fill(unknown, -math.inf), found.hi.masked_fill(unknown, math.inf))
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         [a] = given
