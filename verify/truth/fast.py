@@ -53,16 +53,14 @@ class Truth(Fast):
         With the gate "plain", known noise counts beside ULP.
         """
         if gate == "noise" and self.noise is not None:
-            return Yardstick(self.least_noise(self.noise), floor, self.together)
+            # where noise is zero or not finite, the bound of the truth counts, if that is small beside the result
+            noise = self.noise.nan_to_num(0.0, 0.0, 0.0)
+            largest = self.value.abs().nan_to_num(0.0, 0.0, 0.0).max() if self.value.numel() else 0.0
+            least = torch.where((noise == 0) & (self.bound <= largest * _SMALL), self.bound, noise)
+            return Yardstick(least, floor, self.together)
         if gate == "plain" and self.noise is not None and floor > 0 and bool(self.noise.any()):
             return Yardstick(self.noise.nan_to_num(0.0, 0.0, 0.0), floor, beside=True)
         return self.scale if gate == "scaled" else None
-
-    def least_noise(self, noise: Tensor) -> Tensor:
-        """Replaces noise that is zero or not finite by the bound of the truth, if that is small beside the result."""
-        noise = noise.nan_to_num(0.0, 0.0, 0.0)
-        largest = self.value.abs().nan_to_num(0.0, 0.0, 0.0).max() if self.value.numel() else 0.0
-        return torch.where((noise == 0) & (self.bound <= largest * _SMALL), self.bound, noise)
 
     def for_result(self, got: Tensor) -> Truth:
         """Returns the truth to judge a result by: of two right answers, the one nearer to the result."""

@@ -80,16 +80,12 @@ class Judged:
         """The mask of the blocks with a scale that the rule cannot give."""
         return ~((self.scale >= self.wanted.low) & (self.scale <= self.wanted.high))
 
-    def first_wrong(self) -> tuple[int, int] | None:
-        """Returns the row and the column of the first wrong block; None if there is none."""
-        found = torch.nonzero(self.kinds == WRONG)
-        return (int(found[0, 0]), int(found[0, 1])) if len(found) else None
-
     def facts(self) -> dict[str, str]:
         """Describes the first wrong block. Maps names of facts, such as "scale", to texts; {} if no block is wrong."""
-        place = self.first_wrong()
-        if place is None:
+        wrong = torch.nonzero(self.kinds == WRONG)
+        if not len(wrong):
             return {}
+        place = int(wrong[0, 0]), int(wrong[0, 1])
         at = place[0] * self.kinds.shape[1] + place[1]
         x = in_blocks(self.value.low, self.encoding, 0.0)[at]
         element = int(self.away[at].argmax())
