@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor
 
 from verify.errors import UsageError, from_zero, one_of
-from verify.truth.codes import TIES, CodeFormat, Ties, code_format
+from verify.truth.codes import CodeFormat, Ties, code_format
 
 ScaleRule = Literal["floor", "ceil", "rceil", "even", "nearest", "up", "4over6"]
 By = Literal["", "division", "reciprocal"]
@@ -23,6 +23,9 @@ Zero = Literal["any", "signed", "positive"]
 Random = Literal["", "add", "less"]
 Packed = Literal["", "low first", "high first", "low first by rows", "high first by rows"]
 Swizzle = Literal["", "128x4"]
+Second = Literal["", "float32"]
+Before = Literal["", "float32", "bfloat16"]
+AnyTies = Literal[Ties, "any"]
 
 POWERS: tuple[ScaleRule, ...] = ("floor", "ceil", "rceil", "even")  # rules whose scales are powers of two
 FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}  # scales that are no codes
@@ -50,18 +53,18 @@ class Encoding:
     data: CodeFormat
     block: tuple[int, int]
     scale: str
-    second: str = ""
+    second: Second = ""
     packed: Packed = ""
     swizzle: Swizzle = ""
     rule: ScaleRule = "floor"
     by: By = ""
     least: float = 0.0
     least_scale: float = 0.0
-    ties: Ties | Literal["any"] = "even"
+    ties: AnyTies = "even"
     overflow: Overflow = "saturate"
     nan: Nan = "kept"
     zero: Zero = "any"
-    before: str = ""
+    before: Before = ""
     zero_point: str = ""
     random: Random = ""
     random_bits: int = 0
@@ -224,18 +227,18 @@ def quantised(
     *,
     block: tuple[int, int],
     scale: str,
-    second: str = "",
+    second: Second = "",
     packed: Packed = "",
     swizzle: Swizzle = "",
     rule: ScaleRule | None = None,
     by: By = "",
     least: float = 0.0,
     least_scale: float = 0.0,
-    ties: Ties | Literal["any"] = "even",
+    ties: AnyTies = "even",
     overflow: Overflow = "saturate",
     nan: Nan = "kept",
     zero: Zero = "any",
-    before: str = "",
+    before: Before = "",
     zero_point: str = "",
     random: Random = "",
     random_bits: int = 0,
@@ -284,20 +287,14 @@ def quantised(
         code_format(scale)
         scale = code_format(scale).name
     rule = ("floor" if scale == "e8m0" else "nearest") if rule is None else rule
-    for name, value, allowed in (
-        ("rule", rule, get_args(ScaleRule)),
-        ("by", by, get_args(By)),
-        ("ties", ties, (*TIES, "any")),
-        ("overflow", overflow, get_args(Overflow)),
-        ("nan", nan, get_args(Nan)),
-        ("zero", zero, get_args(Zero)),
-        ("packed", packed, get_args(Packed)),
-        ("swizzle", swizzle, get_args(Swizzle)),
-        ("second", second, ("", "float32")),
-        ("before", before, ("", "float32", "bfloat16")),
-        ("random", random, get_args(Random)),
-    ):
-        one_of("quantised", name, value, allowed)
+    zero_point = code_format(zero_point).name if zero_point and zero_point not in FLOATS else zero_point
+    made = Encoding(
+        table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before,
+        zero_point, random, random_bits
+    )  # fmt: skip
+    for name, hint in get_type_hints(Encoding).items():
+        if get_origin(hint) is Literal:
+            one_of("quantised", name, getattr(made, name), get_args(hint))
     for name, number in {"least": least, "least_scale": least_scale}.items():
         from_zero("quantised", name, number)
     if overflow != "saturate" and not (table.nan_codes if overflow == "nan" else table.inf_codes):
@@ -305,8 +302,6 @@ def quantised(
             f"quantised: overflow={overflow!r} needs a code for it, and {table.name} has none",
             hint='overflow="saturate"',
         )
-    if zero_point and zero_point not in FLOATS:
-        zero_point = code_format(zero_point).name
     if zero_point and (any(not number.is_integer() for number in table.numbers) or rule in POWERS):
         raise UsageError(
             f"quantised: zero points belong to integers with scales by the rules nearest and up; received {table.name} "
@@ -333,7 +328,4 @@ def quantised(
         )
     if packed and table.bits != 4:
         raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')
-    return Encoding(
-        table, block, scale, second, packed, swizzle, rule, by, least, least_scale, ties, overflow, nan, zero, before,
-        zero_point, random, random_bits
-    )  # fmt: skip
+    return made
