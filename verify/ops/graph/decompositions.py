@@ -213,25 +213,6 @@ def _counted(size: _Sizes, kernel: _Sizes, stride: _Sizes, padding: _Sizes, dila
     ]
 
 
-def _grouped(x: Tensor, groups: int) -> Tensor:
-    """Reshapes (N, C, L, K) to (groups, N L, C/groups K)."""
-    n, c, windows, k = x.shape
-    x = x.reshape(n, groups, c // groups, windows, k).permute(1, 0, 3, 2, 4)
-    return x.reshape(groups, n * windows, c // groups * k)
-
-
-def _ungrouped(x: Tensor, n: int, k: int) -> Tensor:
-    """Reshapes (groups, N L, C/groups K) to (N, C, L, K)."""
-    groups, rows, inner = x.shape
-    x = x.reshape(groups, n, rows // n, inner // k, k).permute(1, 0, 3, 2, 4)
-    return x.reshape(n, groups * inner // k, rows // n, k)
-
-
-def _matrix(weight: Tensor, groups: int) -> Tensor:
-    """Reshapes (C, D/groups, *kernel) to (groups, C/groups, D/groups K)."""
-    return weight.reshape(groups, weight.shape[0] // groups, math.prod(weight.shape[1:]))
-
-
 def _convolution(
     x: Tensor,
     weight: Tensor,
@@ -264,12 +245,15 @@ def _convolution(
 
 
 def _gathered(x: Tensor, weight: Tensor, stride: Any, padding: Any, dilation: Any, groups: int) -> Tensor:
-    """Computes a convolution."""
-    n, kernel = x.shape[0], weight.shape[2:]
+    """Computes a convolution: for each group, a product of its windows and its weights."""
+    n, out, kernel = len(x), len(weight), weight.shape[2:]
     count = _counted(x.shape[2:], kernel, stride, padding, dilation)
     columns = _columns(_padded(x, padding, padding), kernel, stride, dilation, count)
-    y = torch.bmm(_grouped(columns, groups), _matrix(weight, groups).transpose(1, 2))
-    return _ungrouped(y, n, 1).reshape(n, weight.shape[0], *count)
+    windows, inner = columns.shape[2], math.prod(weight.shape[1:])
+    columns = columns.reshape(n, groups, weight.shape[1], *columns.shape[2:]).permute(1, 0, 3, 2, 4)
+    matrix = weight.reshape(groups, out // groups, inner).transpose(1, 2)
+    y = torch.bmm(columns.reshape(groups, n * windows, inner), matrix)
+    return y.reshape(groups, n, windows, out // groups).permute(1, 0, 3, 2).reshape(n, out, *count)
 
 
 def _convolution_backward(grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any) -> list[Tensor | None]:
