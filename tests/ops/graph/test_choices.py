@@ -689,6 +689,24 @@ def test_numbers_that_a_rounding_makes_equal_tie(share: list[float], right: bool
     assert passes(lambda x: (x.bfloat16().float() * 2).amax(-1) / 2, x, T([1.0]), dx, up) == right
 
 
+def test_numbers_in_a_narrower_format_tie_with_their_largest() -> None:
+    """PyTorch rounds each step to float32. The largest number is one of them already, and no other rounding of it."""
+
+    def scaled(x: Tensor) -> tuple[Tensor, Tensor]:
+        a = x.float()
+        b = functional.elu(a)
+        c = (b / b.abs().amax(-1, keepdim=True)) ** 2
+        d = torch.where(c > c.mean(-1, keepdim=True), c, 0.0)
+        return torch.where(d > 0.5, d, x), a
+
+    x, wide = T([-1.0, 2.0, -1.0, 1.0, -2.0, 2.0, 1.0]).double(), T([1.16, 0.684, 0.038, -0.49, -0.169, 1.155, 2.033])
+    up = [wide.double(), T([0.717, 0.989, -1.377, 0.926, 0.47, -0.208, 2.3])]
+    dx = up[0] + up[1].double()  # as everywhere but at 2.0: x itself is returned twice
+    dx[5] = float(up[0][5].float()) + float(up[1][5])  # (2 / 2)^2 has the slope 1
+    dx[1] = float(up[1][1]) - float(up[0][5].float())  # the largest number, by which the other is divided
+    verify.assert_close(scaled(x), like=scaled, inputs=(x,), grads=(dx,), upstream=up)
+
+
 def test_operands_of_zeros_tie() -> None:
     def like(x: Tensor) -> Tensor:
         share = x.softmax(-1)

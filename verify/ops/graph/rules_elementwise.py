@@ -12,7 +12,9 @@ from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS, STEPPED, polygamma
 from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import RULES, Rewriter, Rule, condition_of, constant, name_of, rule, through_moves
-from verify.ops.graph.steps import Plain, Step
+from verify.ops.graph.rounded import rounded
+from verify.ops.graph.selecting import AtOrder, ToOrder
+from verify.ops.graph.steps import Move, Plain, Step
 
 _FUNCTIONS_OF = {  # operators that are one step, and its function
     **{special + name: name for name in (*FUNCTIONS, *STEPPED) if " " not in name for special in ("special_", "")},
@@ -23,6 +25,9 @@ _FUNCTIONS_OF = {  # operators that are one step, and its function
     "abs": "magnitude",
     "mul": "multiply",
 }
+
+
+_SELECTS = ("negative", "magnitude", "maximum", "minimum", "where", "amax", "amin")
 
 
 def _one_step(function: str) -> Rule:
@@ -41,7 +46,7 @@ RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0
 RULES["log_sigmoid_backward"] = lambda r, grad, a, _: r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
 RULES["relu"] = lambda r, a: r.map("maximum", a, 0.0)
 RULES["hardtanh"] = lambda r, a, low=-1.0, high=1.0: _clamp(r, a, low, high)
-RULES["rounds"] = lambda r, a, format: r.map(f"to {format}", a)
+RULES["rounds"] = lambda r, a, format: a if _is_of(a, format) else r.map(f"to {format}", a)
 RULES["tanh_backward"] = lambda r, grad, y: r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
 RULES["sigmoid_backward"] = lambda r, grad, y: r.map("multiply", grad, r.map("multiply", y, _difference(r, 1.0, y)))
 
@@ -68,6 +73,33 @@ def _hypot(r: Rewriter, a: Step, b: Step) -> Step:
     root = r.map("sqrt", r.map("add", r.map("multiply", a, a), r.map("multiply", b, b)))
     beyond = r.map("or", *(r.map("isinf", each, real=False) for each in (a, b)), real=False)
     return r.map("where", beyond, math.inf, root)
+
+
+def _is_of(step: Step, format: str) -> bool:
+    """True if numbers are of a format: numbers that a step rounded to it, moved, compared or with another sign.
+
+    To round these again decides nothing, and numbers that are equal stay equal.
+    """
+    ahead, seen = [step], set[int]()
+    while ahead:
+        each = ahead.pop()
+        function = getattr(each, "function", "")
+        if id(each) in seen or function == f"to {format}":
+            continue
+        seen.add(id(each))
+        selects = function in _SELECTS or isinstance(each, AtOrder | ToOrder)
+        if isinstance(each, Plain) and each.shape == () and not each.of:
+            held = each.compute([]).double()
+        elif isinstance(each, Move):
+            held = torch.tensor(each.fill, dtype=torch.float64)
+        elif selects:
+            held = torch.zeros((), dtype=torch.float64)
+        else:
+            return False
+        if not torch.equal(rounded(held, format), held):
+            return False
+        ahead += [given for given in each.inputs if given.real]
+    return True
 
 
 @rule("acos")
