@@ -24,5 +24,7 @@ def neighbour(fmt: Format, bits: int, step: int) -> int:
 
 def nearest(point: Point, fmt: Format, *, both: bool = True) -> int:
     """The correctly rounded pattern of an exact value; NaN if there is no value."""
-    right = judge(point, fmt, 0, both=both).right_bits
+    ball = point.arb(160)
+    near = fmt.from_float(float(ball.mid()) if ball.is_finite() else 0.0)  # a large error takes thousands of bits
+    right = judge(point, fmt, near, both=both).right_bits
     return fmt.nan_bits if right is None else right

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from fractions import Fraction
+from functools import cache
 
 from verify.truth.codes import CodeFormat, Ties
 
 
+@cache
+def _numbers(fmt: CodeFormat) -> list[Fraction]:
+    return list(map(Fraction, fmt.numbers))
+
+
 def of_rational(fmt: CodeFormat, number: Fraction | float, ties: Ties = "even") -> float:
     """The number of a format to which a real one is rounded; beyond the ends the last one."""
-    numbers = list(map(Fraction, fmt.numbers))
+    numbers = _numbers(fmt)
     real = min(max(Fraction(number), numbers[0]), numbers[-1])
     above = bisect_right(numbers, real)
     if numbers[above - 1] == real:
