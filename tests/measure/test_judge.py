@@ -372,7 +372,7 @@ def _replaced(owner: Any, name: str, by: Any) -> Iterator[None]:
         _flush,
         lambda: _replaced(torch, "equal", lambda *tensors: True),
         lambda: _replaced(torch.Tensor, "abs", lambda tensor: tensor * 0),
-        lambda: _replaced(judging, "errors", lambda got, value, fmt: errors(got, widen(got), fmt)),
+        lambda: _replaced(judging, "errors_of", lambda got, value, fmt: errors(got, widen(got), fmt)),
         lambda: _replaced(judging, "same_bits", lambda *sides: False),
     ],
 )
