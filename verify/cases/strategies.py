@@ -3,9 +3,9 @@
 They draw structure (shape, recipe, layout, parameters), never values.
 
 `space(kernel, dtype)` holds the choices for cases of one kernel. `.cases()` draws from it, and `.each_choice()` lists a
-few cases that have every choice once. Simple choices come first, because Hypothesis shrinks towards the first: small
-shapes, contiguous layouts, the plainest recipe. `.roll()` takes one case at random, a hundred times faster, for very
-many cases without a search or shrinking.
+few cases that have every choice once. Simple choices come first, because the others vary the first: small shapes,
+contiguous layouts, the plainest recipe. `.roll()` takes one case at random, a hundred times faster, for very many cases
+without a search.
 """
 
 from __future__ import annotations
