@@ -17,7 +17,7 @@ ULP seen, forward and both gradients; float64 at most 2.6 ULP seen.
 
 gelu(x2) is never rounded to 16 bits; only the product is. gelu(x2) reaches far below the smallest float32, and a large
 x1 can bring the product back into range. So float32 results and dx2 in bfloat16 are computed in float64. The other
-bfloat16 results are products whose factors do not underflow before the result does. In float64 the power of two is
+bfloat16 results are products whose factors do not underflow before the result does. In float64, the power of two is
 applied last if gelu(x2) or dy x1 alone leaves the format. No formula branches on the data.
 
 gelu_math.py explains GELU itself, its two forms and how each dtype computes them.

@@ -265,7 +265,7 @@ def _erf32_pairs(x):
     """Returns what erf32 returns, in float32 pairs: 150 float32 operations replace 17 of float64.
 
     The root of Phi(-u) is a pair from the seventh term on, good to 2^-36, and squared six times. u Phi(-u) is the
-    seventh square. One of its factors carries u 2^32, so no part underflows float32. A subnormal result is rounded
+    seventh square. A factor of it carries u 2^32, so no part underflows float32. A subnormal result is rounded
     twice.
     """
     u = at_most(tl.abs(x), ROOT_LIMIT)

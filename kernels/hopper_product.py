@@ -8,7 +8,7 @@ FINISH, a function of the caller, turns sums into results. It runs twice for eac
 
     FINISH(x, row, col, y_desc, pre_desc, extra, out_bufs, M, N, WG, LATE, PART, MODE)
 
-x holds the float32 sums of 64 rows from `row` on, and of 64 columns of each of the tile's two blocks of B; halves(x)
+x holds the float32 sums of 64 rows from `row` on, and of 64 columns of each of the tile's two blocks of B. halves(x)
 separates the two. LATE is 0 for the first 64 columns of each block, 1 for the last. PART is 0 in the first call for
 this x, then 1. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
 
@@ -269,7 +269,7 @@ def transposed_operands(a: Tensor, b: Tensor, n: int) -> tuple[bool, bool] | Non
     return None if a_t is None or b_t is None else (a_t, b_t)
 
 
-# Tiles of the tile kernels, and microseconds of a round in which each processor has one tile, of K = 4096 on an H100.
+# Tiles of the tile kernels, and microseconds of a round where each processor has one tile, of K = 4096 on an H100.
 # The last entry is the persistent kernel's.
 _ROUNDS: tuple[tuple[Config, float], ...] = (
     ((64, 64, 128, 4, 6), 9.3),
@@ -290,7 +290,7 @@ def units_of(device: torch.device) -> int:
 def time_and_tile(m: int, n: int, k: int, units: int) -> tuple[float, Config]:
     """Returns the least time of a product, in microseconds without the launch, and the tile shape that takes it.
 
-    PERSISTENT stands for the persistent kernel. All shapes give the same bits. A step through k has 128 numbers only if
+    PERSISTENT means the persistent kernel. All shapes give the same bits. A step through k has 128 numbers only if
     K is a multiple of 128, because zeros that fill a longer last step could turn a sum of -0 into 0.
     """
     least, chosen = float("inf"), PERSISTENT

@@ -21,7 +21,7 @@ activations while the matrix units work on the next tile. A plain tiled kernel c
 other devices, for K <= 128, for small products, whose tiles it chooses by their sizes so that they fill the GPU, and
 for shapes and strides that the copy engine cannot address. On Hopper it also computes the last few tiles, cut into tiny
 ones, if the whole rounds of one tile per processor leave only few (_rounds). At M, K, N = 8192, 4096, 16384, where 4 of
-4096 tiles are left, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16) of the time of cuBLAS's bare
+4096 tiles remain, the forward pass then takes 1.000 (bfloat16) and 0.991 (float16) of the time of cuBLAS's bare
 product on an H200; without it 1.027 and 1.019.
 
 Backward. One pass computes g = dy * act'(pre) and db. Then dx = g @ W uses the kernels above. dW = g^T @ x is a sum
@@ -249,8 +249,8 @@ def _rounds(tiles_m: int, tiles_n: int, units: int, group: int) -> tuple[int, in
 
     The Hopper kernel gives each unit one tile in a round, and a round with one tile lasts as long as a full one. If the
     tiles of the last round, cut into tiny ones, still have a unit each, the tile kernel computes them. Rows and columns
-    are 0 if the Hopper kernel computes all tiles: there is no whole round, or the last tiles in the order of tile_of
-    are not one rectangle in the lower right corner of the last group.
+    are 0 if the Hopper kernel computes all tiles. Then there is no whole round, or the last tiles in the order of
+    tile_of are not one rectangle in the lower right corner of the last group.
     """
     tiles = tiles_m * tiles_n
     left = tiles % units
@@ -612,7 +612,7 @@ def linear_act(
     recompute: bool = False,
     allow_tf32: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Returns act(x @ weight.T + bias), rounded once; with return_pre=True also the rounded pre-activation.
+    """Returns act(x @ weight.T + bias), rounded once. return_pre=True adds the rounded pre-activation.
 
     x: [..., K] and weight: [N, K] may have any strides; weight.t() of a [K, N] matrix is read in place. If a gradient
     is needed, the pre-activation is stored, rounded to x's dtype. recompute=True stores nothing and computes it again.

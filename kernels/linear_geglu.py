@@ -347,7 +347,7 @@ def linear_geglu(
 ) -> Tensor:
     """Returns p1 * gelu(p2), rounded once, with p = x @ weight.T + bias and its halves p1, p2.
 
-    x: [..., K] and weight: [2d, K] may have any strides; the result is [..., d]. If a gradient is needed, p is stored,
+    x: [..., K] and weight: [2d, K] may have any strides. The result is [..., d]. If a gradient is needed, p is stored,
     rounded to x's dtype. recompute=True stores nothing and computes p again.
     """
     x, weight, bias = autocast(x, weight, bias)

@@ -24,9 +24,9 @@ half a unit of the smallest sums for each row: 65,537 products of 2^-140 were 15
 sums of more than one block below TINY again in float64. It skips a sum if the largest g times the largest x is larger
 than TINY: then its terms cancel or are 0.
 
-Error of 16 bits. A step of the matrix units aligns 16 products and the sum so far to the largest of them, cuts off the
-bits below 2^-25 of it, and cuts the result to float32: at most 5 float32 units a step, toward zero. The 1024 steps of a
-float16 part of 2^14 rows lose at most 1.25 ULP of float16. Equal products lose 3/8 of that, 0.47, besides 0.5 for the
+Error of 16 bits. A step of the matrix units aligns 16 products and the sum so far to the largest of them. It cuts off
+the bits below 2^-25 of it, and cuts the result to float32: at most 5 float32 units a step, toward zero. The 1024
+steps of a float16 part of 2^14 rows lose at most 1.25 ULP of float16. Equal products lose 3/8 of that, 0.47, besides 0.5 for the
 rounding. The worst part in a model of the units loses 0.33, one chain of 65,536 rows 1.33. A unit of bfloat16 is 8
 times as large, and a part has 8 times the rows.
 
@@ -242,7 +242,7 @@ def _launch_weight(g: Tensor, x: Tensor, w: Tensor, sums: Tensor | None, allow_t
         transposed = hopper_product.transposed_operands(g.t(), x.t(), k)
         if transposed is not None:
             units = hopper_product.units_of(g.device)
-            # the tiles of all parts are one grid, as those of one part with so many times the rows of dW
+            # the tiles of all parts are one grid, as if one part had so many times the rows of dW
             bn, bk, bm, warps, stages = config = hopper_product.tile(n * parts, k, min(m, part), units)
             if config == hopper_product.PERSISTENT and parts == 1 and m > 128:
                 hopper_product.launch(

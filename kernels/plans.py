@@ -11,8 +11,8 @@ kernels with the new pointers. It skips Triton's look-up of the kernel, which co
 A function that is written for a form recognises its next calls. Other calls are looked up by their form.
 
 A form has no plan if its launcher does more than allocate, view and launch, for example copies an operand with gaps.
-Some launches do more than these steps, so no plan is used for them: on the interpreter, in a version of Triton whose
-launcher this module does not know, under launch hooks (profilers), in debug mode, and if JITFunction.run was replaced.
+Some launches do more than these steps, so no plan is used for them: under launch hooks (profilers), in debug mode, and
+if JITFunction.run was replaced. Nor is one on the interpreter, or in a version of Triton whose launcher is not known.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def _recorded_by(recorder: _Recorder | None) -> Iterator[None]:
 
 
 def unrecorded() -> AbstractContextManager[None]:
-    """Keeps launches inside a with block out of a recording, for example those that compare tile shapes."""
+    """Keeps launches inside a with block out of a recording, for example launches that compare tile shapes."""
     return _recorded_by(None)
 
 

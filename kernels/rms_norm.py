@@ -17,7 +17,7 @@ with g = dy weight and c2 = sum(g xhat) / N, a row gives
 
 With a gate z, u = dy silu(z) takes the place of dy, and dz = dy xhat weight silu'(z).
 
-The kernels are those of layer_norm/, compiled with CENTRE = 0. Its modules explain the paths, hard rows, column sums,
+The kernels of layer_norm/ are compiled with CENTRE = 0. Its modules explain the paths, hard rows, column sums,
 orders of sums and layouts; rows.py has the gate and FP8. Rounding points, in ULP of |weight xhat|, of
 rstd (|g| + |xhat| mean|g xhat|) and of sum|dy xhat|:
 

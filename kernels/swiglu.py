@@ -27,8 +27,9 @@ _check_packed, _check_split = checks("swiglu")
 def swiglu(x: Tensor, *, gate_last: bool = True) -> Tensor:
     """Returns x1 silu(x2) for x1, x2 = x.chunk(2, -1).
 
-    gate_last=False returns silu(x1) x2, for models that store the gate first, such as Llama. x may have any strides
-    between rows; a last dimension that is not consecutive is copied first.
+    gate_last=False returns silu(x1) x2, for models that store the gate first, such as Llama.
+
+    x may have any strides between rows. A last dimension that is not consecutive is copied first.
     """
     return packed.checked(_check_packed, x, "silu", gate_last)
 

@@ -9,9 +9,9 @@ Each contender has the weight layout that suits it: ours one packed projection t
 functions without modules. "ours" has this package's, "eager" PyTorch's, "liger" has liger_kernel's if that package is
 installed. "ours fused" uses linear_geglu; SwiGLU has no such kernel.
 
-step: wall time, from several steps with one wait at the end; the median over rounds in which contenders take turns.
+step: wall time, from several steps with one wait at the end; the median over rounds where contenders take turns.
 gpu: the same of a CUDA graph of one step. Errors: the norm of the difference to the same block in float64, relative to
-the norm of the latter, of 256 rows, for out + t, for x's gradient (equal to r's), and for the worst gradient of a
+the norm of the latter, of 256 rows. They are of out + t, of x's gradient (equal to r's), and of the worst gradient of a
 parameter.
 """
 

@@ -1,7 +1,7 @@
 """The public functions and their peers at one size, and the host's time of a call.
 
 `everything.py` runs it: a row of its group "host" is the wall time of a call in microseconds, the median over rounds of
-ten calls without a wait, in which contenders take turns. "forward" needs no gradients. "step" is a forward pass that
+ten calls without a wait, where contenders take turns. "forward" needs no gradients. "step" is a forward pass that
 records, and its backward pass. "backward" is that backward pass alone. `Bare` is the least cost of a function in
 Triton: one output, one launch of a compiled kernel each way, one autograd.Function.
 

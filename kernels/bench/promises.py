@@ -2,8 +2,8 @@
 
 A row that misses its target has a line with the target, the figure reached, the ceiling where one was measured, and the
 reason where one is known. The ceiling of a layer is the figure of "floor" in the same run: the three bare products and
-one pass between them, which reads the pre-activation and the output's gradient and writes the gradient of the
-pre-activation. For GEGLU it reads the pre-activation alone. Storing the pre-activation is not counted.
+one pass between them. It reads the pre-activation and the output's gradient and writes the gradient of the
+pre-activation. For GEGLU, it reads the pre-activation alone. Storing the pre-activation is not counted.
 
 This module does not import torch: docs/kernel_speed.py reads records with it.
 """
@@ -47,7 +47,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one row measures. The shape of a layer is M, K, N, of a block batch and length, else rows and columns."""
+    """A measured row. The shape of a layer is M, K, N, of a block batch and length, else rows and columns."""
 
     group: str
     name: str

@@ -1,4 +1,4 @@
-"""What the scripts in kernels/bench share: the device line, times of calls that take turns, and the JSON file."""
+"""Shared parts of the scripts in kernels/bench: the device line, times of calls that take turns, and the JSON file."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ over at most 64 rows, then in float64: 0.1 on random data, at worst 16, if all 6
 2^64 xhat, which is not subnormal if a large dy brings it back into range.
 
 Rows that float32 may not hold are computed again (hard_rows.py): |dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both
-below 2^-60, (|c1| + |c2|) min(1, rstd^2) below 2^-100, or rstd^2 (|c1| + |c2|) beyond 2^120. In RMS norm also rows with
-rstd < 2^-40.
+below 2^-60, (|c1| + |c2|) min(1, rstd^2) below 2^-100, or rstd^2 (|c1| + |c2|) beyond 2^120. In RMS norm, also rows
+with rstd < 2^-40.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ Rounding points, in ULP of |weight xhat| + |bias|:
   operations. y is rounded to float32 and, for 16-bit outputs, once more: 0.5 + 2^-13.
 - FAST (16-bit rows): the row's statistics become float32 pairs, scaled by `up`, a power of two. `up` is 1 unless rstd
   is outside 2^-40..2^40; it keeps rows near 1e38 or 1e-40 in range. Then follow three float32 FMAs and the output's
-  rounding: 0.502 (float16), 0.5002 (bfloat16). Without a residual y's rstd is off by 2^-22. With a residual, v is a
+  rounding: 0.502 (float16), 0.5002 (bfloat16). Without a residual, y's rstd is off by 2^-22. With a residual, v is a
   float32 pair. d = (high - mean_high) + (low - mean_low) is rounded to 24 bits and off by 2^-48 |mean| more. Rows with
   |mean| rstd > 2^14, rows with a sum that leaves float32, and those that half_square excludes are computed in float64
   pairs (hard_rows.py).

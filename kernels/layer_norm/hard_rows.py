@@ -3,8 +3,8 @@
 Forward: marked rows (moments.py), float32 rows with a sum next to their mean (is_near), and rows of 16-bit sums with
 |mean| rstd > 2^14 or a sum that leaves float32.
 
-Backward: marked rows, and rows that backward.py (FAST) and backward_paired.py call suspect because one of their terms
-may leave float32. A suspect row with dy = 0 is skipped: sums of zeros are right. Large sums of many small terms are
+Backward: marked rows, and suspect rows: backward.py (FAST) and backward_paired.py find that one of their terms may
+leave float32. A suspect row with dy = 0 is skipped: sums of zeros are right. Large sums of many small terms are
 suspect too; their result stays right and takes longer.
 
 The roundings are WIDE's (forward_blocks.py, backward.py). columns_kernel computes the column sums again of each

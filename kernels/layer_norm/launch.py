@@ -1,9 +1,9 @@
 """The launchers: they lay out the operands, allocate the results, and run the kernels that the plan names.
 
-Layouts: results are bit for bit those of contiguous operands. A row stride is used unchanged if Triton compiles the
+Layouts: results have the bits of contiguous operands. A row stride is used unchanged if Triton compiles the
 same kernel for it as for N: both are multiples of 16 or neither is, and neither is 1. Everything else is copied first:
-other row strides, a last dimension of stride other than 1, leading dimensions without a common row stride, strided
-vectors, and tensors that do not start at a multiple of 16 bytes.
+other row strides, a last dimension of stride other than 1, leading dimensions without a common row stride, and strided
+vectors. So are tensors that do not start at a multiple of 16 bytes.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def as_rows(tensor: Tensor) -> Tensor:
 
     Triton compiles different kernels for pointers and strides that are multiples of 16, for others, and for strides of
     1. Their loads have different widths, so their sums have different orders. A view is therefore used only if its
-    address and stride fall into the same classes as those of its contiguous copy.
+    address and stride fall into the same classes as its contiguous copy's.
     """
     n = tensor.shape[-1]
     if tensor.stride(-1) == 1 or n == 1:

@@ -19,7 +19,7 @@ Squares of float32 numbers neither overflow nor underflow in float64, so 1e30 an
 reaches the kernel as the bits of a float64, because Triton passes Python floats as float32.
 
 The statistics of a row are four float64 numbers: up, rstd / up, up mean (high and low part). `up` is a power of two,
-times 1/2 if the row is marked. For float64 operands it is the mean of the differences from the row's first element.
+times 1/2 if the row is marked. For float64 operands, it is the mean of the differences from the row's first element.
 
 RMS norm (not CENTRE) stores the first two numbers, and 0 in the place of an `up` of 1 for a row of zeros. It marks no
 row because of its mean. Its v is the sum rounded once, because nothing is subtracted from it. Plain rows whose operands
@@ -188,8 +188,8 @@ def lifted_xhat(v, up, rstd):
 def weighted_xhat(x, up, rstd, w, y_ptr, HAS_W: tl.constexpr):
     """Returns xhat weight of a row of RMS norm in float32: x up rstd w, one rounding per product.
 
-    The smallest bfloat16 numbers are 2^16 times those of float32, so xhat may lose bits there. With a weight below 2^9
-    the loss is less than 2^-6 of bfloat16's ulp. For a larger weight xhat is multiplied by 2^64 first. A row with up >
+    The smallest bfloat16 numbers are 2^16 times float32's, so xhat may lose bits there. Below a weight of 2^9
+    the loss is less than 2^-6 of bfloat16's ulp. For a larger weight, xhat is multiplied by 2^64 first. A row with up >
     1 has no xhat that small.
     """
     if not HAS_W:

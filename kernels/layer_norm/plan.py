@@ -27,7 +27,7 @@ import triton
 # depend on the device.
 PROGRAMS = 1056
 # Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
-# few terms the rounding of xhat would show in dweight (2 ULP).
+# few terms, the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 512
 LONGEST = 16_384  # columns of a row that a program has in registers
 
