@@ -25,9 +25,9 @@ sums of more than one block below TINY again in float64. It skips a sum if the l
 than TINY: then its terms cancel or are 0.
 
 Error of 16 bits. A step of the matrix units aligns 16 products and the sum so far to the largest of them. It cuts off
-the bits below 2^-25 of it, and cuts the result to float32: at most 5 float32 units a step, toward zero. The 1024
-steps of a float16 part of 2^14 rows lose at most 1.25 ULP of float16. Equal products lose 3/8 of that, 0.47, besides 0.5 for the
-rounding. The worst part in a model of the units loses 0.33, one chain of 65,536 rows 1.33. A unit of bfloat16 is 8
+the bits below 2^-25 of it, and cuts the result to float32: at most 5 float32 units a step, toward zero. The 1024 steps
+of a float16 part of 2^14 rows lose at most 1.25 ULP of float16. Equal products lose 3/8 of that, 0.47, besides 0.5 for
+the rounding. The worst part in a model of the units loses 0.33, one chain of 65,536 rows 1.33. A unit of bfloat16 is 8
 times as large, and a part has 8 times the rows.
 
 Cost, from counts (not timed). The end of a block is one addition and one move after 128 multiplications of each sum.
