@@ -7,7 +7,8 @@
 A seeded contract is a random choice of formats at the places of a program. It is recovered if the contract found
 predicts all bits of inputs of other recipes. A pair is a layer as models write it beside a kernel: the same layer fused
 by hand (in float32, rounded once), what Inductor makes of it for the CPU, its gradients under both, PyTorch's own
-function, or a kernel of this repository. Exit 1: a seeded contract is not recovered.
+function, or a kernel of this repository. `--promises` tries `rounds=` on each layer and on its fused form. Exit 1: a
+seeded contract is not recovered, or a layer or a fused form does not keep its own promise.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
+import inspect
 import json
 import random
 import sys
@@ -27,9 +29,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+import verify
 from verify import backends
 from verify.diagnose.contracts import contract, found_by
 from verify.diagnose.places import EXACT, WIDE, Rounded, trace
+from verify.laws import registry
+from verify.laws.engine import PROFILES, run_law
 
 ROWS, COLUMNS = 16, 64
 LEAST = 0.999  # share of unseen bits that a pair's contract predicts
@@ -394,6 +399,38 @@ def paired(names: Sequence[str]) -> Iterator[dict[str, Any]]:
         }
 
 
+# -- promises -----------------------------------------------------------------------------------------------------
+
+
+def promises() -> Iterator[dict[str, Any]]:
+    """Yields what the law of `rounds=` says of each layer and of its fused form, under both promises."""
+    for name, (layer, shapes) in LAYERS.items():
+        names = list(inspect.signature(layer).parameters)
+        sizes = {each: "r n" if shape == "r" else "n" for each, shape in zip(names, shapes.split(), strict=True)}
+        given = drawn(shapes, 0, torch.bfloat16)
+        outputs = [f"y{at}" for at in range(1, len(_parts(layer(*given))) + 1)]
+        kinds = {
+            each: "float32" for each, made in zip(outputs, _parts(layer(*given)), strict=True) if made.itemsize > 2
+        }
+        for kernel, function in (("layer", layer), ("fused", _fused(layer))):
+            for promise in ("as like", "once"):
+                space: dict[str, Any] = {"function": function}
+                exec(f"def kernel({', '.join(names)}):\n    return function({', '.join(names)})", space)
+                options: dict[str, Any] = {"output_dtypes": kinds} if kinds else {}
+                declared = verify.kernel(
+                    like=layer, shapes=sizes, where="n % 2 == 0", dtypes=["bfloat16"], outputs=outputs,
+                    rounds=promise, **options,
+                )(space["kernel"])  # fmt: skip
+                found = run_law(registry.get("roundings"), declared, "bfloat16", backends.select(), PROFILES["ci"])
+                yield {
+                    "layer": name,
+                    "kernel": kernel,
+                    "promise": promise,
+                    "status": found.status,
+                    "contract": found.facts.get("contract", found.message),
+                }
+
+
 def main() -> int:
     """Prints a line for each contract, and the sums."""
     options = argparse.ArgumentParser(
@@ -402,18 +439,22 @@ def main() -> int:
     options.add_argument("--seeded", type=int, help="seeded contracts alone, that many (default 500, and all pairs)")
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--pairs", nargs="?", const="", metavar="TEXT", help="pairs alone whose name has this text")
+    options.add_argument("--promises", action="store_true", help="promises of layers and of their fused forms alone")
     options.add_argument("--json", type=Path, help="write every figure to a file; rows of another kind stay in it")
     chosen = options.parse_args()
     backends.activate(backends.select("interpreter"))
     torch.set_num_threads(1)
     tried: dict[str, Iterator[dict[str, Any]]] = {}
-    if chosen.pairs is None:
+    alone = chosen.promises or chosen.pairs is not None or chosen.seeded is not None
+    if chosen.seeded is not None or not alone:
         tried["seeded"] = seeded(500 if chosen.seeded is None else chosen.seeded, chosen.seed)
-    if chosen.seeded is None:
+    if chosen.pairs is not None or not alone:
         tried["pairs"] = paired([name for name in PAIRS if (chosen.pairs or "") in name])
-    rows: dict[str, Any] = {"seeded": [], "pairs": []}
+    if chosen.promises or not alone:
+        tried["promises"] = promises()
+    rows: dict[str, Any] = {"seeded": [], "pairs": [], "promises": []}
     if chosen.json and chosen.json.exists():
-        rows = json.loads(chosen.json.read_text())
+        rows |= json.loads(chosen.json.read_text())
     for kind, found in tried.items():
         rows[kind] = []
         for row in found:
@@ -422,11 +463,15 @@ def main() -> int:
             print("  ".join(shown), flush=True)
             if chosen.json:
                 chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
-    whole, same = (sum(row[key] == 1 for row in rows["seeded"]) for key in ("unseen", "same"))
+    whole = sum(min(row["known"], row["unseen"]) == 1 for row in rows["seeded"])
+    same = sum(row["same"] for row in rows["seeded"])
     good = sum(row["kernel"] >= LEAST for row in rows["pairs"])
-    print(f"{len(rows['seeded'])} seeded: {whole} predict all unseen bits, {same} are the planted set")
+    print(f"{len(rows['seeded'])} seeded: {whole} predict all bits, {same} are the planted set")
     print(f"{len(rows['pairs'])} pairs: {good} kernels are predicted at {LEAST:.1%} or more of unseen results")
-    return 0 if whole == len(rows["seeded"]) else 1
+    own = [row for row in rows["promises"] if row["promise"] == {"layer": "as like", "fused": "once"}[row["kernel"]]]
+    kept = sum(row["status"] == "ok" for row in own)
+    print(f"{len(own)} promises of a layer's or of a fused kernel's own contract: {kept} are kept")
+    return 0 if whole == len(rows["seeded"]) and kept == len(own) else 1
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.fuzz_programs import LINES  # noqa: E402
 from benchmarks.start import importing  # noqa: E402
-from docs import generate_findings, kernel_speed  # noqa: E402
+from docs import contract_tables, generate_findings, kernel_speed  # noqa: E402
 from docs.kernel_speed import table  # noqa: E402
 from verify.records import files  # noqa: E402
 from verify.records.compare import Comparison, Pair, compare  # noqa: E402
@@ -526,6 +526,11 @@ def fuzz() -> str:
     return table(["", *heads], [*rows[:2], ["", *share], *rows[2:]])
 
 
+def contracts() -> str:
+    """Contracts found on a CPU: `python -m benchmarks.contracts --json`."""
+    return contract_tables.contracts(json.loads((BENCHMARKS.parent / "interpreter" / "contracts.json").read_text()))
+
+
 SECTIONS: dict[str, Callable[[], str]] = {
     "families": of_run(families),
     "findings": findings,
@@ -548,6 +553,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "mutants": mutants,
     "endurance": endurance,
     "random programs": fuzz,
+    "contracts": contracts,
 }
 
 

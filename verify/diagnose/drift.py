@@ -110,7 +110,7 @@ def drift_of(kernel: Kernel, backend: Backend, dtype: str, layers: int, progress
     if layers < 1:
         raise UsageError(f"a stack has one layer or more; received {layers}", hint="--layers 72")
     case = msgspec.structs.replace(case_of_size(kernel, dtype, backend), fill="randn", regime="")
-    if kernel.op.geometry.by_element:
+    if kernel.op.geometry.by_element and kernel.allows(_DIMS):
         case = msgspec.structs.replace(case, dims=_DIMS)
     stack, stream = _stack(kernel, case, backend.device)
     right, got = stream.double(), stream
