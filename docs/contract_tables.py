@@ -32,8 +32,8 @@ def _seeded(rows: Sequence[dict[str, Any]]) -> str:
     return (
         f"{len(rows)} seeded contracts in {len({row['program'] for row in rows})} programs of {min(places)} to "
         f"{max(places)} places: {len(rows) - len(missed)} predict all bits, of the search and of unseen "
-        f"results, and {same} are the planted set.{rest} The median takes {statistics.median(seconds):.1f} s, the longest "
-        f"{max(seconds):.0f} s.\n"
+        f"results, and {same} are the planted set.{rest} The median takes {statistics.median(seconds):.1f} s, the "
+        f"longest {max(seconds):.0f} s.\n"
     )
 
 
