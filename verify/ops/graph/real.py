@@ -216,6 +216,23 @@ def _or_nan(ordered: Tensor, value: Tensor, last: Tensor | None = None) -> Tenso
     return torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1] if last is None else last, value)
 
 
+def _quantile(x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    """Returns one quantile from fixed places of the sorted row, so that some elements are evaluated without the others.
+
+    PyTorch's own steps, which follow for other arguments, compute the places of rows that may hold a NaN.
+    """
+    if isinstance(q, Tensor) or kwargs.get("interpolation", "linear") != "linear":
+        return torch.quantile(x, q, dim, keepdim, **kwargs)
+    row = x.reshape(-1) if dim is None else x.movedim(dim, -1)
+    ordered, place = row.sort(-1)[0], q * (row.shape[-1] - 1)
+    low, way = int(place), place - int(place)
+    found = ordered[..., low]
+    found = _or_nan(ordered, found + way * (ordered[..., low + 1] - found) if way else found)
+    if not keepdim:
+        return found
+    return found.reshape([1] * x.ndim) if dim is None else found.unsqueeze(dim)
+
+
 def _copysign(size: Tensor, sign: Any) -> Tensor:
     magnitude = size.abs()
     return torch.where(torch.signbit(torch.as_tensor(sign)), -magnitude, magnitude)
@@ -359,6 +376,7 @@ _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "take": lambda x, index: x.reshape(-1)[index],
     "kthvalue": _kthvalue,
     "median": _median,
+    "quantile": _quantile,
     "copysign": _copysign,
     "bilinear": _bilinear,
     "rms_norm": _rms_norm,
