@@ -232,7 +232,21 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             _demand_inside(operand, filled)
         filled = filled if operand.project is None else operand.project(filled, case.seed)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
-    return derive_all(op, case, result, device) if op.derived else result
+    result = derive_all(op, case, result, device) if op.derived else result
+    return result if op.regions is None else _poisoned(op, case, result)
+
+
+def _poisoned(op: Op, case: Case, inputs: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Returns the operands with NaN outside of their regions, but for layouts whose elements share memory."""
+    found = dict(inputs)
+    for name, region in op.regions.operands.items():
+        value = inputs.get(name)
+        mask = None if value is None else region.outside(value, inputs)
+        if value is not None and mask is not None:
+            filled = widen(value).masked_fill(mask, math.nan)
+            made = lay_out(filled.to(value.dtype), case.layouts.get(name, "contiguous"))
+            found[name] = made if torch.equal(widen(made).isnan(), filled.isnan()) else value
+    return found
 
 
 def _recipe_of(operand: Operand, recipe: str, *, first: bool, endless: bool) -> str:

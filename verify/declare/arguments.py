@@ -22,6 +22,7 @@ class HuntDeclaration(TypedDict, total=False):
     shapes: Mapping[str, str] | None
     where: str
     integers: Mapping[str, str] | None
+    valid: Mapping[str, str] | None
     examples: Any
     params: Mapping[str, Any] | None
     operands: Iterable[str] | Mapping[str, Encoding] | None

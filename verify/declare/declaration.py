@@ -241,6 +241,8 @@ class Kernel:
             parts.append("writes " + ", ".join((*writing.writes, *writing.into)))
         if self.op.domains:
             parts.append(f"domain: {self.op.domain_words}")
+        if self.op.regions:
+            parts.append(f"valid: {self.op.regions.words}")
         if self.largest:
             parts.append(", ".join(f"{largest_words(size)} in {dtype}" for dtype, size in self.largest.items()))
         return "; ".join(parts)
@@ -253,6 +255,7 @@ def kernel(
     shapes: Mapping[str, str] | None = None,
     where: str = "",
     integers: Mapping[str, str] | None = None,
+    valid: Mapping[str, str] | None = None,
     examples: Any = None,
     params: Mapping[str, Any] | None = None,
     dtypes: Iterable[str] | None = None,
@@ -329,6 +332,7 @@ def kernel(
         have no larger inputs, hunts search none, and larger ones are not judged where all inputs are tried.
     domain: the numbers that operands hold, `{"v": "0 <= v", "g": "-8 <= g < 0"}`, by one bound or two. Cases and hunts
         stay inside. Numbers outside are not judged where all inputs are tried. No domain has NaN and infinities.
+    valid: with like=, the parts of results and operands that count, {"y": "s < lengths"} (docs/like.md).
     writes: with like=, operands that the kernel writes into, and the results that it writes there, `{"p": "p_"}`.
     derive: with like=, operands that are computed from others, `{"offsets": lambda lengths: ...}`.
     into: with like=, arguments that are buffers for the results of these names, `["y"]`.
@@ -361,6 +365,7 @@ def kernel(
     alone = {
         "shapes": shapes,
         "integers": integers,
+        "valid": valid,
         "examples": examples is not None,
         "accumulate": accumulate != "float32",
         "intermediate": intermediate,
@@ -419,6 +424,7 @@ def kernel(
                 "where": quantised.where,
                 "shown": quantised.shown,
                 "integers": integers,
+                "valid": valid,
                 "examples": examples,
                 **promises.of_program(about, accumulate, intermediate or fused, ties),
             }

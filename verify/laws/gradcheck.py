@@ -130,6 +130,8 @@ def _applies(subject: Subject, *, twice: bool) -> str | None:
         return "finite differences need float64; this law runs in that dtype"
     if not kernel.differentiable:
         return "the kernel has no gradients"
+    if kernel.op.regions:
+        return "parts of its operands or results do not count"
     try:
         function, leaves, _ = _prepared(subject, plain_case(subject, _shapes(subject)[0]))
         outputs = function(*leaves)

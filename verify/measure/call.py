@@ -275,16 +275,20 @@ def call_tensors(
     wanted = {operand.name for operand in kernel.differentiable} if differentiate else set()
     leaves: dict[str, Tensor] = {}
     arguments: list[Tensor | None] = []
+    regions = kernel.op.regions
     for name in kernel.operands:
         value = inputs[name]
         if value is not None and name in wanted and value.is_floating_point():
             value = leaves[name] = value.detach().requires_grad_(True)
+            if regions is not None:
+                regions.limit_gradient(name, value, inputs)
         arguments.append(value)
     keywords = {name: value for name, value in resolved.items() if name in kernel.accepted}
     returned = _call(kernel.function, arguments, keywords, kernel.name)
     if kernel.encoding is not None:
         return Graph(outputs_of(returned, kernel.encoding.names, kernel.name, ()), {})
-    return Graph(outputs_of(returned, kernel.outputs, kernel.name, kernel.op.integers), leaves)
+    outputs = outputs_of(returned, kernel.outputs, kernel.name, kernel.op.integers)
+    return Graph(outputs if regions is None else regions.cut(outputs, inputs), leaves)
 
 
 def gradients_of(

@@ -257,7 +257,17 @@ class _CaseJudge:
                 segments, parts = classed(question.op, case, question.problem, name, tuple(got.shape), largest)
             if segments is None:
                 segments = torch.zeros(got.numel(), dtype=torch.int64, device=got.device)
-            self._parts[name] = segments.reshape(-1), parts
+            segments = segments.reshape(-1)
+            whole, regions = question.whole, self.kernel.op.regions
+            held = question.problem if whole is None else whole.problem
+            if regions is not None and held is not None:  # what does not count belongs to no part
+                like = got if whole is None else got.new_empty(1).expand(whole.shape)
+                outside = regions.outside(name, like, held.inputs)
+                if outside is not None:
+                    mask = outside.reshape(-1).to(segments.device)
+                    mask = mask if whole is None else mask[torch.as_tensor(whole.places, device=mask.device)]
+                    segments = segments.masked_fill(mask, -1)
+            self._parts[name] = segments, parts
         return self._parts[name]
 
     def findings(self, source: str, earlier: dict[str, Findings]) -> dict[str, Findings]:
@@ -304,7 +314,7 @@ class _CaseJudge:
             size = torch.where(errors.nan, math.nan, errors.ulp)
             curve = peaks(bins, size, size=len(edges) - 1, base=0, fmt=fmt, bits=lambda at: bits_of(values[at]))
         trivial = source == KERNEL and not kernel.peer and not self.group.pinned
-        whole = question.whole
+        whole, counted = question.whole, int((segments >= 0).sum())
         return Findings(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
@@ -313,8 +323,8 @@ class _CaseJudge:
             certificates=[by.truth.certificate],
             cases=[question.case],
             format=by.fmt.name,
-            n=got.numel(),
-            whole=got.numel() if whole is None else math.prod(whole.shape),
+            n=counted,
+            whole=counted if whole is None else math.prod(whole.shape),
             curve=curve,
             operand=operand,
             edges=edges,

@@ -281,6 +281,7 @@ class Op:
     symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
+    regions: Any = field(default=None, compare=False, repr=False)  # what counts, see `verify.ops.graph.regions`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
     normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, where -inf is what is masked
 

@@ -23,8 +23,9 @@ from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining, slopes_of
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
-from verify.ops.graph.program import Program, trace, undisturbed
+from verify.ops.graph.program import Program, names_of, tensors_of_call, trace, undisturbed
 from verify.ops.graph.reducing import Contract
+from verify.ops.graph.regions import Regions, regions_of
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import normalised, scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
@@ -51,6 +52,7 @@ class Definition:
     shapes: Mapping[str, str] | None = None
     where: str = ""
     integers: Mapping[str, str] | None = None
+    valid: Mapping[str, str] | None = None
     examples: Any = None
     outputs: Sequence[str] | None = None
     name: str = ""
@@ -72,7 +74,9 @@ class Definition:
         table = NamedDims.made(callee.names, parameters, self.shapes, given, self.where)
         ranges = ranges_of([each for each in callee.names if each not in derived], self.integers or {}, table, given)
         table = table and table.with_ranges(ranges)
-        return _Like(self, callee, table, ranges, derived, ties=self.ties).op()
+        sources = {*derived, *(each for one in derived.values() for each in one.takes)}
+        regions = regions_of(self.valid, table, ranges, sources)
+        return _Like(self, callee, table, ranges, derived, ties=self.ties, regions=regions).op()
 
 
 def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -142,6 +146,7 @@ class _Like(Meaning):
     fused: bool = False  # True: no result between operators is rounded to 16 bits
     kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
+    regions: Regions | None = None  # the parts of results and operands that count
     part: tuple[Program, Run] | None = None  # replaces the program; see `of_part`
 
     def op(self) -> Op:
@@ -156,6 +161,8 @@ class _Like(Meaning):
         integers = self._possible_integers(shapes)
         program = self._first_program({name: shapes[name] for name in names})
         outputs = tuple(self.definition.outputs or program.results)
+        if self.regions is not None and self.shapes is not None:
+            self.regions.demand_shapes(self.shapes, dims, {name: program.results[name].shape for name in outputs})
         elementwise = self.shapes is None
         if elementwise and not program.elementwise:
             raise UsageError(
@@ -188,6 +195,7 @@ class _Like(Meaning):
             summary=f"what PyTorch's {self.callee.name} denotes",
             integers=program.integers,
             definition=self.callee.source,
+            regions=self.regions,
             scores=scores_of(program, integers),
             normalised=normalised(program),
         )
@@ -298,8 +306,18 @@ class _Like(Meaning):
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         present = {n: value for n, value in zip(self.callee.names, operands, strict=True) if value is not None}
-        made = self._function_on(list(present.values()))(tuple(present), list(present.values()))
+        made = self._called(self._function_on(list(present.values())), tuple(present), list(present.values()))
         return tuple(made.values()) if isinstance(made, Mapping) else made
+
+    def _called(self, callee: Callee, present: Sequence[str], values: Sequence[Tensor]) -> Any:
+        """Calls the function for the parts of operands that count, and returns these parts of its results."""
+        if self.regions is None:
+            return callee(present, values)
+        given = dict(zip(present, values, strict=True))
+        inner = list(self.regions.zeroed(given).values())
+        made = tensors_of_call(lambda *values: callee(present, values), inner)
+        labels = list(self.definition.outputs or names_of(len(made)))
+        return list(self.regions.cut(dict(zip(labels, made, strict=True)), given).values())
 
     def _function_on(self, values: Sequence[Tensor]) -> Callee:
         """Returns the function for operands of these dtypes on this device. A module is copied to them."""
@@ -325,7 +343,7 @@ class _Like(Meaning):
         if len(self.programs) >= _HOLDS:
             self.programs.pop(next(iter(self.programs)))
         program = trace(
-            lambda *values: self.callee(tuple(shapes), values),
+            lambda *values: self._called(self.callee, tuple(shapes), values),
             {name: self._traceable(name, shapes, kinds[name]) for name in shapes},
             outputs=self.definition.outputs,
             differentiable=gradients,

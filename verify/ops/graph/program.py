@@ -400,7 +400,7 @@ def _recorded(
 
     def called(values: Sequence[Tensor]) -> list[Tensor]:
         with real:
-            made = _called(function, values)
+            made = tensors_of_call(function, values)
         forward.extend(each for each in recorder.returned if each[0] not in recorder.unrounded)
         return made
 
@@ -521,7 +521,7 @@ def _following() -> Iterator[None]:
             torch.set_autocast_enabled(kind, enabled)
 
 
-def _called(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
+def tensors_of_call(function: Callable[..., Any], values: Sequence[Tensor]) -> list[Tensor]:
     """Calls the function and returns its tensors as a list. Raises UsageError if it returns anything else."""
     made = function(*values)
     if isinstance(made, Mapping):

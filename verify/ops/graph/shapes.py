@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any, Literal
 
 import torch
@@ -95,11 +96,12 @@ class NamedDims(Geometry):
                 f"dims are ({', '.join(self.dims)}), {len(self.dims)} sizes; received {tuple(dims)}",
                 hint="in the order in which shapes= names them",
             )
+        return {name: self.sizes_of(shape, dims) for name, shape in self.table.items()}
+
+    def sizes_of(self, tokens: tuple[str | int, ...], dims: Shape) -> Shape:
+        """Returns the shape that names, expressions and numbers denote for these sizes."""
         sizes = dict(zip(self.dims, dims, strict=True))
-        return {
-            name: tuple(_size(t, sizes) if isinstance(t, str) else t for t in shape)
-            for name, shape in self.table.items()
-        }
+        return tuple(_size(each, sizes) if isinstance(each, str) else each for each in tokens)
 
     def within_expression(self, dimension: str) -> bool:
         """True if the shape of some operand has this dimension in an expression, as in (n+127)//128."""
@@ -172,7 +174,7 @@ def _parsed(text: str) -> ast.expr:
 
 def _size(token: str, sizes: Mapping[str, int]) -> int:
     """Evaluates the name of a dimension, or an expression of such names."""
-    return sizes[token] if token in sizes else int(_value(_parsed(token), sizes))
+    return sizes[token] if token in sizes else int(value_of(_parsed(token), sizes))
 
 
 _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
@@ -193,25 +195,31 @@ _OPERATIONS: dict[type, Callable[[Any, Any], Any]] = {
 }
 
 
-def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
-    """Evaluates an expression of sizes and numbers. Raises UsageError if it contains anything else."""
+def _true(value: Any, wanted: bool = True) -> Any:
+    """Returns if a number is (not) 0: a bool, or a tensor of them."""
+    return (value != 0) == wanted
+
+
+def value_of(node: ast.AST, sizes: Mapping[str, Any]) -> Any:
+    """Evaluates an expression of sizes, tensors of integers, and numbers. Raises UsageError if it has anything else."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.Name) and node.id in sizes:
         return sizes[node.id]
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
-        return [_value(each, sizes) for each in node.elts]
+        return [value_of(each, sizes) for each in node.elts]
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        return _OPERATIONS[type(node.op)](_value(node.left, sizes), _value(node.right, sizes))
+        return _OPERATIONS[type(node.op)](value_of(node.left, sizes), value_of(node.right, sizes))
     if isinstance(node, ast.UnaryOp):
-        inner = _value(node.operand, sizes)
-        return not inner if isinstance(node.op, ast.Not) else -inner
+        inner = value_of(node.operand, sizes)
+        return _true(inner, False) if isinstance(node.op, ast.Not) else -inner
     if isinstance(node, ast.BoolOp):
-        parts = [_value(each, sizes) for each in node.values]
-        return all(parts) if isinstance(node.op, ast.And) else any(parts)
+        parts = [_true(value_of(each, sizes)) for each in node.values]
+        return reduce(operator.and_ if isinstance(node.op, ast.And) else operator.or_, parts)
     if isinstance(node, ast.Compare) and all(type(each) in _OPERATIONS for each in node.ops):
-        line = [_value(each, sizes) for each in (node.left, *node.comparators)]
-        return all(_OPERATIONS[type(o)](a, b) for o, a, b in zip(node.ops, line[:-1], line[1:], strict=True))
+        line = [value_of(each, sizes) for each in (node.left, *node.comparators)]
+        pairs = zip(node.ops, line[:-1], line[1:], strict=True)
+        return reduce(operator.and_, (_OPERATIONS[type(o)](a, b) for o, a, b in pairs))
     raise UsageError(
         f"an expression of sizes has names of dimensions ({', '.join(sizes) or 'none'}), whole numbers, + - * // % **, "
         f"comparisons, in, and, or, not; received {ast.unparse(node)!r}",
@@ -221,7 +229,7 @@ def _value(node: ast.AST, sizes: Mapping[str, int]) -> Any:
 
 def holds(where: str, sizes: Mapping[str, int]) -> bool:
     """True if a condition holds for these sizes. An empty condition always holds."""
-    return not where or bool(_value(ast.parse(where, mode="eval").body, sizes))
+    return not where or bool(value_of(ast.parse(where, mode="eval").body, sizes))
 
 
 def numbers_in(where: str) -> set[int]:
@@ -238,7 +246,7 @@ def check(text: str, dims: Sequence[str]) -> ast.expr:
         raise UsageError(
             f"{text!r} is not an expression: {error.msg}", hint="where='d % 16 == 0 and d <= 4096'"
         ) from None
-    _value(body, dict.fromkeys(dims, 1))
+    value_of(body, dict.fromkeys(dims, 1))
     return body
 
 
@@ -279,7 +287,7 @@ class Range:
     def __call__(self, dims: Shape) -> tuple[int, int]:
         """Returns `low` and `high` for these sizes."""
         sizes = self._sizes(dims)
-        return int(_value(self.low, sizes)), int(_value(self.high, sizes))
+        return int(value_of(self.low, sizes)), int(value_of(self.high, sizes))
 
     def _sizes(self, dims: Shape) -> dict[str, int]:
         return dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
@@ -287,7 +295,7 @@ class Range:
     @property
     def fixed_by(self) -> set[str]:
         """The dimensions that must not be cut, because the structure needs all their indices together."""
-        return (_names(self.total) if self.total else _names(self.high)) if self.structure else set()
+        return (names_in(self.total) if self.total else names_in(self.high)) if self.structure else set()
 
     def arranged(self, values: Tensor, dims: Shape) -> Tensor:
         """Returns the values with the least changes that give them the structure.
@@ -300,7 +308,7 @@ class Range:
         low, high = self(dims)
         if self.structure == "sum":
             assert self.total is not None
-            total = int(_value(self.total, self._sizes(dims)))
+            total = int(value_of(self.total, self._sizes(dims)))
             summing = _summing(values.reshape(-1).clamp(low, high - 1), low, high - 1, total)
             return summing.reshape(values.shape).to(kind)
         rows = values.reshape(-1, values.shape[-1]) if self.structure == "permutation" else values.reshape(1, -1)
@@ -426,8 +434,8 @@ class Related:
                     group = {name: first if root == second else root for name, root in group.items()}
                 elif (
                     isinstance(ends[0], ast.Name)
-                    and _names(ends[1])
-                    and not {ends[0].id, *expressions} & _names(ends[1])
+                    and names_in(ends[1])
+                    and not {ends[0].id, *expressions} & names_in(ends[1])
                 ):
                     expressions.setdefault(ends[0].id, ends[1])
         expressions = {name: body for name, body in expressions.items() if list(group.values()).count(group[name]) == 1}
@@ -440,13 +448,13 @@ class Related:
 
     def fits(self, root: str, size: int) -> bool:
         """True if the conditions on this dimension alone allow the size."""
-        return all(_value(part, {root: size}) for part in self.parts if _names(part) == {root})
+        return all(value_of(part, {root: size}) for part in self.parts if names_in(part) == {root})
 
     def dims(self, size: Mapping[str, int]) -> Shape:
         """Returns the sizes of all dimensions, given the sizes of the roots."""
         sizes = {name: size[self.group[name]] for name in self.names if name not in self.expressions}
         return tuple(
-            sizes[name] if name in sizes else int(_value(self.expressions[name], sizes)) for name in self.names
+            sizes[name] if name in sizes else int(value_of(self.expressions[name], sizes)) for name in self.names
         )
 
     def starts(self) -> tuple[int, ...]:
@@ -529,7 +537,7 @@ def sizes_alone(declared: Geometry, base: Shape, wanted: Sequence[int]) -> Itera
         yield root, list(found)
 
 
-def _names(node: ast.AST) -> set[str]:
+def names_in(node: ast.AST) -> set[str]:
     return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
