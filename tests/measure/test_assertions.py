@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from pathlib import Path
@@ -400,3 +401,18 @@ def test_what_assert_ulp_cannot_take_is_refused_with_its_rule(options: Any, rule
 def test_assert_ulp_of_nothing_is_no_pass() -> None:
     with pytest.raises(AssertionError, match="gelu.y has no elements: nothing was compared, which is no pass"):
         verify.assert_ulp(torch.zeros(0), op="gelu", inputs=(torch.zeros(0),), max_ulp=1)
+
+
+def test_an_element_may_be_as_far_off_as_pytorchs_own() -> None:
+    """1 + erf(-3.9) is less than a spacing of float32 near 1: PyTorch's gelu has no digit at -5.5 on any machine."""
+    gelu, x = torch.nn.functional.gelu, torch.tensor([-5.5, -5.5, 0.5])
+    y = gelu(x)
+    with pytest.raises(AssertionError, match="PyTorch as wrong in 2 of 3 elements; as_pytorch=True"):
+        verify.assert_close(y, like=gelu, inputs=(x,))
+    verify.assert_close(y, like=gelu, inputs=(x,), as_pytorch=True)
+    verify.close_to(like=gelu, inputs=(x,), as_pytorch=True)(y)
+    for place, wrong in [(0, -1.0), (0, math.nan), (2, 0.3)]:  # worse than PyTorch; NaN; where PyTorch is right
+        broken = y.clone()
+        broken[place] = wrong
+        with pytest.raises(AssertionError, match="gelu.y is wrong"):
+            verify.assert_close(broken, like=gelu, inputs=(x,), as_pytorch=True)

@@ -71,6 +71,7 @@ class Question:
     seed: int
     whole: WholeResult | None = None  # None: all elements are judged
     others: Mapping[str, Question] = field(default_factory=dict)  # by source: the same at other choices at ties
+    excused: Mapping[str, Tensor] = field(default_factory=dict)  # by result: a mask of elements that are not judged
 
     @functools.cached_property
     def op(self) -> Op:
@@ -267,6 +268,8 @@ class _CaseJudge:
                     mask = outside.reshape(-1).to(segments.device)
                     mask = mask if whole is None else mask[torch.as_tensor(whole.places, device=mask.device)]
                     segments = segments.masked_fill(mask, -1)
+            if name in question.excused:
+                segments = segments.masked_fill(question.excused[name].to(segments.device), -1)
             self._parts[name] = segments, parts
         return self._parts[name]
 
