@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -20,7 +20,7 @@ from verify.ops.elements import GUARD, to_arb
 from verify.ops.geometry import Geometry, Shape
 from verify.ops.graph.program import Program, trace, undisturbed
 from verify.ops.graph.single import ElementEvaluator, Shared
-from verify.ops.graph.steps import Run
+from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Kept, Meaning, Op, Operand, Point, Problem
 
 _MANY_ROWS = 512  # fewest rows among which a search for equal ones pays
@@ -164,7 +164,10 @@ class Shipped(Meaning):
             value, bound = (each.reshape(-1)[index] for each in (opened.fast[result].value, opened.fast[result].bound))
             return float(value) if float(bound) == 0 else None
 
-        return [_or_limit(point, partial(known, index)) for point, index in zip(points, indices, strict=True)]
+        return [
+            _or_limit(point, evaluator, place, partial(known, index))
+            for place, (point, index) in enumerate(zip(points, indices, strict=True))
+        ]
 
 
 @dataclass
@@ -197,12 +200,29 @@ def _sharper(point: Point) -> Point:
     return Point(lambda prec: point.mp(prec + 2 * GUARD), lambda prec: point.arb(prec + 2 * GUARD))
 
 
-def _or_limit(point: Point, limit: Callable[[], float | None]) -> Point:
-    """Returns the point with the limit in place of its value, which may be no number where an operand is not finite."""
+def _or_limit(point: Point, evaluator: ElementEvaluator, place: int, limit: Callable[[], float | None]) -> Point:
+    """Returns the point with the limit in place of a value that is no number, where an operand is not finite."""
+
+    @cache
+    def special() -> float | None:
+        return limit() if _depends_on_special(evaluator, place) else None
+
     return Point(
-        lambda prec: point.mp(prec) if (known := limit()) is None else mp.mpf(known),
-        lambda prec: point.arb(prec) if (known := limit()) is None else to_arb(known),
+        lambda prec: point.mp(prec) if (known := special()) is None else mp.mpf(known),
+        lambda prec: point.arb(prec) if (known := special()) is None else to_arb(known),
     )
+
+
+def _depends_on_special(evaluator: ElementEvaluator, place: int) -> bool:
+    """True if an element depends on an infinity or NaN. Otherwise it only needs more bits."""
+    program, run = evaluator.program, evaluator.run
+    needed = program.places(run, evaluator.result, [evaluator.indices[place]], {})
+    for step in program.steps:
+        if isinstance(step, Leaf) and id(step) in needed:
+            some = run.leaves[step.name].reshape(-1)[torch.as_tensor(needed[id(step)][0], device=run.device)]
+            if not bool(torch.isfinite(some.double()).all()):
+                return True
+    return False
 
 
 def operands_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
