@@ -26,7 +26,7 @@ from torch.nn import functional
 import verify
 from verify import backends
 from verify.backends import Backend
-from verify.cases.values import ROW_REGIMES
+from verify.cases.values import CANCELLING, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
@@ -52,9 +52,11 @@ PYTORCH: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
         {"query": "m 2 s 64", "key": "m 2 t 64", "value": "m 2 t 64"},
     ),
     "silu": (functional.silu, {"input": "m n"}),
+    "GELU": (functional.gelu, {"input": "m n"}),
+    "exp": (torch.exp, {"input": "m n"}),
 }
 DTYPES = ("float32", "bfloat16")
-AT_ONCE = 8  # later cases beside the first ones: their results stay in memory together
+AT_ONCE = {"small": 32, "large": 8}  # later cases beside the first ones: their results stay in memory together
 
 
 def chosen(names: Sequence[str]) -> Iterator[tuple[str, Kernel]]:
@@ -73,14 +75,14 @@ def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: 
     """Returns the settings of which later inputs split a class, and the number of later inputs."""
     cases = cases_of(Subject(kernel, dtype, place, PROFILES["ci"].sizes[place.scale]))
     by_element = kernel.op.geometry.by_element
-    fills = (kernel.op.geometry.fill,) if by_element else ROW_REGIMES
+    fills = (kernel.op.geometry.fill,) if by_element else (*ROW_REGIMES, CANCELLING)
     rows = max((each.count for each in separate_rows(kernel, cases[0])), default=1)
     drawn = ((seed, fill) for seed in count(max(each.seed for each in cases) + 1) for fill in fills)
     seen, found = 0, set[str]()
     while seen < later:
         some = [
             msgspec.structs.replace(cases[0], fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
-            for seed, fill in islice(drawn, AT_ONCE)
+            for seed, fill in islice(drawn, AT_ONCE[place.scale])
         ]
         after = settings_of(kernel, place, dtype, "", lambda text: None, later=some)
         pairs = zip(classes.settings, after.settings, strict=True)

@@ -24,7 +24,7 @@ def split(kernel: Kernel, later: int) -> tuple[list[str], int]:
 
 def test_a_class_that_later_inputs_divide_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(same, "ROW_REGIMES", ("randn", "huge 1e30"))
-    monkeypatch.setattr(same, "AT_ONCE", 2)
+    monkeypatch.setattr(same, "AT_ONCE", {"small": 2})
     assert split(product(seldom), 1) == (["rows (m)"], 130), "only the recipe of huge numbers divides it"
     assert split(product(summed), 1) == ([], 130)
 

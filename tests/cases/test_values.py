@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 
 import pytest
 import torch
@@ -60,7 +61,7 @@ def test_the_bits_of_a_release_do_not_change() -> None:
     assert digest.hexdigest()[:16] == DIGEST
 
 
-DIGEST = "0f9b2a41082cee94"
+DIGEST = "07d6f9f15c3751b6"
 
 
 @pytest.mark.parametrize("fmt", [f for f in ALL if f.bits <= 16], ids=lambda fmt: fmt.name)
@@ -163,3 +164,23 @@ def test_an_unknown_recipe_names_the_known_ones() -> None:
     with pytest.raises(UsageError) as caught:
         make("gauss", named("float32"))
     assert str(caught.value) == (f"unknown value recipe 'gauss'; the recipes are: {', '.join(sorted(RECIPES))}")
+
+
+def test_a_pool_has_every_pattern_of_16_bits_and_its_places_are_repeated() -> None:
+    stream = Stream(3, "x", torch.device("cpu"))
+    pool = fill("pool", named("bfloat16"), (1 << 13, 8), stream).flatten()
+    finite = torch.arange(1 << 16).short().view(torch.bfloat16)
+    assert set(finite[finite.isfinite()].view(torch.int16).tolist()) <= set(pool.view(torch.int16).tolist())
+    assert pool.isfinite().all()
+    some = fill("pool 5 65535", named("bfloat16"), (3, 3), stream).flatten()
+    assert some.tolist() == pool[[5, 65535] * 4 + [5]].tolist()
+    with pytest.raises(UsageError, match="unknown value recipe"):
+        fill("pool 65536", named("bfloat16"), (3, 3), stream)
+
+
+@pytest.mark.parametrize("width", [1, 2, 33])
+def test_cancelling_rows_have_the_sum_zero_and_spread_exponents(width: int) -> None:
+    rows = fill("cancelling", named("float32"), (5, width), Stream(0, "x", torch.device("cpu"))).double()
+    assert rows.shape == (5, width) and all(math.fsum(row) == 0 for row in rows.tolist())
+    if width == 33:
+        assert rows.abs().max() > 2**15 and 0 < rows[rows != 0].abs().min() < 2**-12

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from tests.laws.test_bits import by_place, by_rows, decode, product, summed
+from tests.laws.test_bits import by_place, by_rows, decode, doubled, elements, product, summed, vectors
 from verify import backends
 from verify.cases import Case
 from verify.cli.same import lines_of
@@ -64,6 +64,20 @@ def test_a_witness_shows_the_bits_of_both() -> None:
     assert again.inputs == 1 and classes(again, "rows (m)") == [["1 to 3"], ["4 to 65"]]
 
 
+def test_numbers_that_only_the_rest_of_a_vector_has_otherwise_are_at_every_place() -> None:
+    found, honest = (
+        settings_of(elements(each), backends.select(), "", "", lambda text: None) for each in (vectors, doubled)
+    )
+    # 33 columns: c rows leave c % 8 elements, which are in the last of these rows
+    rows = classes(found, "rows (m)")
+    assert ["8, 16, 24, 32, 40, 48, 56, 64 to 65"] in rows and len(rows) == 57
+    assert all(len(each.classes) == 1 for each in honest.settings)
+    [witness] = [each.witness for each in found.settings if each.setting == "rows (m)"]
+    case = witness[-1].removeprefix("case: ")
+    again = settings_of(elements(vectors), backends.select(), "", case, lambda text: None)
+    assert len(classes(again, "rows (m)")) > 1, "the printed case shows the same again"
+
+
 def test_a_dtype_that_it_does_not_promise_is_refused() -> None:
     with pytest.raises(UsageError, match="promises float32; received the dtype float16"):
         settings_of(product(summed), backends.select(), "float16", "", lambda text: None)
@@ -72,4 +86,4 @@ def test_a_dtype_that_it_does_not_promise_is_refused() -> None:
 def test_the_classes_are_json() -> None:
     found = found_of(summed)
     assert msgspec.json.decode(msgspec.json.encode(found), type=SameBits) == found
-    assert found.sizes["m"] == 65 and found.inputs == 4
+    assert found.sizes["m"] == 65 and found.inputs == 5

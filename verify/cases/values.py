@@ -26,6 +26,7 @@ from verify.truth.ulp import from_bits, widen
 Shape = tuple[int, ...]
 
 _PERIOD = 61  # period of repeated rows: a prime, so that no block of a kernel repeats with it
+POOLED = 1 << 16  # numbers of a pool: every pattern of 16 bits
 SMALL = 1 << 12  # up to this many elements, a GPU takes longer to launch the operations than a CPU to compute them
 
 
@@ -152,10 +153,13 @@ def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tu
 def row_recipe(name: str) -> Recipe | None:
     """Returns a recipe of rows by name; None if there is none.
 
-    `near 1e-06` has numbers of that size. With a recipe of `AT_BOUNDS`, operands without a domain are ordinary.
+    `near 1e-06` has numbers of that size, `pool 3 17` those at two places of a pool, in turn. With a recipe of
+    `AT_BOUNDS`, operands without a domain are ordinary.
     """
     if name in AT_BOUNDS:
         return ROW["randn"]
+    if name.startswith(POOL) and all(each.isdecimal() and int(each) < POOLED for each in name.split()[1:]):
+        return _pool([int(each) for each in name.split()[1:]])
     if name.startswith(NEAR) and 0 < (size := _number(name.removeprefix(NEAR))) < math.inf:
         # down to a 64th of it: the length of a long row is on both sides of the size too
         return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
@@ -337,6 +341,32 @@ def _repeated(wanted: Wanted) -> Tensor:
     return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
 
 
+def _pool(places: Sequence[int]) -> Recipe:
+    """Returns a recipe of the finite numbers at some places of a pool, in turn; of all of them without places.
+
+    The pool has every pattern of 16 bits or `mixed` numbers, in an order of each operand's own.
+    """
+
+    def rows(wanted: Wanted) -> Tensor:
+        every = replace(wanted, count=POOLED, width=1)
+        numbers = widen(ELEMENT["patterns" if wanted.fmt.bits <= 16 else "mixed"](every)).double()
+        numbers = torch.where(numbers.isfinite(), numbers, every.bell()[:, 0])
+        order = torch.argsort(wanted.stream.words(POOLED, "order"), stable=True)
+        chosen = numbers[order[torch.tensor(places, device=wanted.device)] if places else order]
+        turn = torch.arange(wanted.count * wanted.width, device=wanted.device) % len(chosen)
+        return chosen[turn].reshape(wanted.count, wanted.width)
+
+    return rows
+
+
+def _cancelling(wanted: Wanted) -> Tensor:
+    """Returns rows with a sum of 0, of numbers with spread exponents: the result is what the roundings leave."""
+    half = wanted.width // 2
+    spread = _spread(replace(wanted, width=half))
+    order = torch.argsort(wanted.stream.words(half, "order"), stable=True)
+    return torch.cat([spread, -spread[:, order], spread.new_zeros(wanted.count, wanted.width % 2)], dim=1)
+
+
 def _columns(wanted: Wanted) -> Tensor:
     return torch.arange(wanted.width, device=wanted.device)[None, :]
 
@@ -481,6 +511,8 @@ LEAST = "tiny 1e-38"
 ENDLESS = (SPECIAL, NOT_FINITE, MASKED)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, operands with a domain, and integers, are at a bound
+CANCELLING = "cancelling"  # for sums whose order a result of few digits hides
+POOL = "pool"  # followed by places in the pool
 NEAR = "near "  # followed by a number: normal numbers times it
 ROW: dict[str, Recipe] = {
     "randn": _bell(),
@@ -493,6 +525,7 @@ ROW: dict[str, Recipe] = {
     "alternating": lambda wanted: (wanted.levels() + 0.5) * (1.0 - 2.0 * (_columns(wanted) % 2).double()),
     "ramp": lambda wanted: (wanted.levels() + 0.5) * _columns(wanted).double(),
     "spread": _spread,
+    CANCELLING: _cancelling,
     "tiny 1e-20": _bell(times=1.0e-20),
     LEAST: _bell(times=1.0e-38),
     "huge 1e30": _bell(times=1.0e30),
@@ -516,7 +549,7 @@ ROW: dict[str, Recipe] = {
 # only for `verify judge`
 SHIFTS = ("uniform", "lone outlier", "rank one", "sparse", "one-hot", "powers of two", MEDLEY, SPECIAL)
 # These are a regime of every op of rows. The others are for weights, for very many rows, or for logits.
-_NOT_ALL = ("around", "repeated", CONFIDENT, ZERO_ROWS, NOT_FINITE, MASKED, SIGNS, *SHIFTS)
+_NOT_ALL = ("around", "repeated", CANCELLING, CONFIDENT, ZERO_ROWS, NOT_FINITE, MASKED, SIGNS, *SHIFTS)
 ROW_REGIMES = tuple(name for name in ROW if not name.startswith(_NOT_ALL))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.

@@ -18,6 +18,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, case_of
 from verify.cases.sizes import work_of
+from verify.cases.values import CANCELLING
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
 from verify.diagnose.requests import BitClass, SameBits, SettingBits
@@ -32,12 +33,13 @@ from verify.truth.ulp import same_bits
 from verify.workers.requests import OnProgress
 
 AGAIN = "second call"
-_FILLS = ("randn", "spread", "alternating", "mean 1e3")
+_FILLS = ("randn", "spread", "alternating", "mean 1e3", CANCELLING)
 _SEEDS = 2
 _OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension of rows, and of all other dimensions
 _USUAL = "="
 _WORK = {"small": 1 << 22, "large": 1 << 32}  # numbers in a program of a case
 _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
+_ALL_ROWS = 512  # up to so many numbers of rows are tried between those of a class that has gaps
 Given = list[tuple[Case, Measured]]
 
 
@@ -86,23 +88,30 @@ def cases_of(subject: Subject) -> list[Case]:
         dims = next(fitting, dims)
     fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
     regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
-    return [
+    cases = [
         case_of(kernel, subject.dtype, dims=dims, fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
         for fill, seed in regimes
     ]
+    return [*cases, *bits.hard_cases(subject, cases[0])]
 
 
 def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
-    """Returns the classes of the numbers of rows. Where two neighbours differ, the numbers between them are tried."""
+    """Returns the classes of the numbers of rows. Where two neighbours differ, the numbers between them are tried.
+
+    If a class has gaps, as of multiples of 8, numbers between neighbours of one class may be of others: they are tried.
+    """
     case = given[0][0]
     tried = sorted({*bits.counts(subject, case, rows), rows.count})
     found = bits.classes(subject, rows, given, tried)
     for _ in range(_BOUNDARIES):
         of = {count: at for at, (members, _) in enumerate(found) for count in members}
+        gaps = len(tried) < _ALL_ROWS and sum(of[low] != of[high] for low, high in pairwise(tried)) >= len(found)
         middles = [
             (low + high) // 2
             for low, high in pairwise(tried)
-            if of[low] != of[high] and high - low > 1 and rows.allowed(subject.kernel, case, (low + high) // 2)
+            if (gaps or of[low] != of[high])
+            and high - low > 1
+            and rows.allowed(subject.kernel, case, (low + high) // 2)
         ]
         if not middles:
             break

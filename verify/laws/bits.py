@@ -8,36 +8,50 @@ Details:
 
 The law is tried without a profile, too. Rows are the indices of a dimension along which each output depends on operands
 at the same index alone. The bits of outputs and of gradients of operands with rows are compared. Values have exponents
-from 2^-20 to 2^20, or cancel, so that another order of a sum shows. A promise about rows of a kernel that has none is
-broken.
+from 2^-20 to 2^20, or cancel, so that another order of a sum shows.
+
+If each element of the results depends on the elements at its own place alone, 65,536 numbers (2,048 in Triton's
+interpreter) are computed all at once, and seven at a time. Numbers that then have other bits fill a case of their own:
+they are at every place, so also where a setting ends a vector.
+
+A promise about rows of a kernel that has none is broken.
 """
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import islice, product
 from typing import NamedTuple
 
 import msgspec
+import torch
 from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.layouts import LAYOUTS
 from verify.cases.strategies import CaseSpace
+from verify.cases.values import CANCELLING, POOL, POOLED
+from verify.errors import KernelError
 from verify.laws import batch
 from verify.laws.configuration import configurations
 from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases
 from verify.laws.locality import Rows, contiguous, separate_rows
 from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors, sent_all
-from verify.truth.ulp import same_bits
+from verify.truth.ulp import bits_of, same_bits
 
 Tensors = dict[str, Tensor]
 # Rows of one case, where a kernel may split a sum otherwise. Triton's interpreter takes milliseconds for each.
 MANY = {"interpreted": 65, "compiled": 4096}
-_FILLS = ("spread", "alternating")  # beside ordinary values
+_FILLS = ("spread", "alternating", CANCELLING)  # beside ordinary values
+_LONG = 1 << 17  # product of the sizes of a case with many rows and long sums
+_PIECE = 7  # fewer elements than a vector has
+_POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else all of the pool
+_HARD = 5  # numbers in a case of those that differ
 
 
 def many_rows(backend: Backend) -> int:
@@ -95,7 +109,7 @@ def compared(name: str, subject: Subject, case: Case, whole: Measured, rows: Row
 
 def _by_count(subject: Subject, case: Case, whole: Measured, rows: Rows) -> Iterator[Compared]:
     for count in counts(subject, case, rows):
-        got = _of_count(subject, case, whole, rows, count)
+        got = _of_some(subject, case, whole, rows, slice(0, count))
         setting = f"{count} of {rows.count} {rows.dimension or 'rows'} alone"
         yield Compared(setting, got, "all at once", contiguous(rows.local(whole.results, slice(0, count))))
 
@@ -107,9 +121,9 @@ def counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
     return [each for each in some if rows.allowed(subject.kernel, case, each)]
 
 
-def _of_count(subject: Subject, case: Case, whole: Measured, rows: Rows, count: int) -> Tensors:
-    """Returns the results of the first rows alone."""
-    inputs, upstream = rows.pick(whole.inputs, whole.upstream, slice(0, count))
+def _of_some(subject: Subject, case: Case, whole: Measured, rows: Rows, some: slice) -> Tensors:
+    """Returns the results of some rows alone."""
+    inputs, upstream = rows.pick(whole.inputs, whole.upstream, some)
     return contiguous(rows.local(run_tensors(subject.kernel, inputs, case.params, upstream), slice(None)))
 
 
@@ -129,7 +143,7 @@ def classes(
     """
     found = list(known)
     for count in sorted(tried, reverse=True):
-        made = [_of_count(subject, case, whole, rows, count) for case, whole in given]
+        made = [_of_some(subject, case, whole, rows, slice(0, count)) for case, whole in given]
         for at, (members, largest) in enumerate(found):
             common = slice(0, min(count, members[-1]))
             sides = [[_first(rows, each, common) for each in side] for side in (made, largest)]
@@ -166,6 +180,46 @@ def _by_position(subject: Subject, case: Case, whole: Measured, rows: Rows) -> I
         yield Compared(setting, rows.rolled(results, -places), "in its place", expected)
 
 
+def hard_cases(subject: Subject, case: Case) -> list[Case]:
+    """Returns cases of many numbers, and of a few numbers at every place for which parts of a kernel have other bits.
+
+    A processor computes whole vectors of elements and what remains with different code. They differ for some numbers
+    alone, and few elements of a call remain, so random numbers seldom show it. [] if a result needs other elements.
+    """
+    kernel, op = subject.kernel, subject.kernel.op
+    every, rank = separate_rows(kernel, case), len(case.dims)
+    shapes = {*op.shapes(case.dims, case.params).values(), *op.result_shapes(case.dims, case.params).values()}
+    if not every or shapes != {case.dims} or not (op.geometry.by_element or len(every) == rank):
+        return []
+    count, piece = _POOLED.get(subject.backend.triton, POOLED), _PIECE if rank == 1 else 1
+    dims = (count,) if rank == 1 else (count // _PIECE, *(1,) * (rank - 2), _PIECE)
+    rows, pool = replace(every[0], count=dims[0]), _filled(case, POOL, dims)
+    found = dict.fromkeys([POOL])
+    if kernel.allows(dims) and rows.allowed(kernel, pool, piece):
+        with suppress(KernelError):  # it takes no such sizes, which is for other laws to report
+            found |= dict.fromkeys(_differing(subject, pool, rows, piece))
+    return [_filled(case, fill, case.dims) for fill in found]
+
+
+def _filled(case: Case, fill: str, dims: tuple[int, ...]) -> Case:
+    upstream, regime = fill if case.upstream else "", fill if case.regime else ""
+    return msgspec.structs.replace(case, dims=dims, fill=fill, upstream=upstream, regime=regime)
+
+
+def _differing(subject: Subject, pool: Case, rows: Rows, piece: int) -> Iterator[str]:
+    """Yields recipes of numbers of a pool that have other bits in a call of few rows, or in another setting."""
+    kernel, whole = subject.kernel, run_kernel(subject.kernel, pool, subject.backend.device)
+    parts = [_of_some(subject, pool, whole, rows, slice(at, at + piece)) for at in range(0, rows.count, piece)]
+    sides = [({name: torch.cat([part[name] for part in parts]) for name in parts[0]}, whole.results)]
+    for name in ("layout", *kernel.same_bits_as):
+        sides += [(each.got, each.expected) for each in compared(name, subject, pool, whole, None)]
+    for got, expected in sides:
+        if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
+            for name, value in got.items():
+                if places := (bits_of(value) != bits_of(expected[name])).reshape(-1).nonzero()[:, 0].tolist():
+                    yield " ".join(map(str, [POOL, *places[:: -(-len(places) // _HARD)]]))
+
+
 _BY_ROWS = {"rows": _by_count, "position": _by_position}
 _RULES = {
     "rows": "the number of rows changes bits of a row",
@@ -176,14 +230,19 @@ _RULES = {
 
 
 def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    """Returns the plainest case of each shape, cases whose sums depend on their order, and one of many rows."""
+    """Returns the plainest case of each shape, cases whose sums depend on their order, and one of many long rows."""
     kernel, plain = subject.kernel, plain_cases(subject, chosen)
     found = [*plain, msgspec.structs.replace(plain[0], upstream="")]
+    found += [msgspec.structs.replace(hard, dims=each.dims) for hard in hard_cases(subject, plain[0]) for each in plain]
     if not kernel.op.geometry.by_element:
         found += [msgspec.structs.replace(each, fill=fill, regime=fill) for each in plain for fill in _FILLS]
     for rows in separate_rows(kernel, plain[0]):
-        many = rows.sized(kernel, plain[0].dims, many_rows(subject.backend))
-        found += [msgspec.structs.replace(plain[0], dims=many)] if kernel.allows(many) else []
+        larger = [rows.sized(kernel, each.dims, many_rows(subject.backend)) for each in plain]
+        allowed = [dims for dims in larger if kernel.allows(dims) and (dims == larger[0] or math.prod(dims) <= _LONG)]
+        many = [msgspec.structs.replace(plain[0], dims=dims) for dims in sorted(allowed, key=math.prod)[-1:]]
+        found += (
+            many if kernel.op.geometry.by_element else [*many, *(_filled(each, CANCELLING, each.dims) for each in many)]
+        )
     return tuple(found)
 
 
