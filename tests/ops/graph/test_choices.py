@@ -798,3 +798,15 @@ def test_an_integer_of_an_infinity_is_one_of_its_dtype(square: int, right: bool)
     x = T([[2.0, torch.inf]])
     assert passes(squares, x, T([[4, square]])) is right
     assert passes(lambda x: torch.remainder(squares(x), 1.0), x, torch.zeros(1, 2))
+
+
+def test_what_follows_from_a_comparison_of_given_numbers_has_one_value_in_outputs() -> None:
+    """1.0 > 1.0 is false, so no number is kept, and the second comparison decides about zeros alone."""
+
+    def like(x: Tensor) -> Tensor:
+        kept = torch.where(x > 1.0, x, 0.0)
+        return kept.masked_fill(kept > 0.25, -torch.inf).softmax(-1)
+
+    x = torch.ones(8)
+    assert passes(like, x, like(x))
+    assert not passes(like, x, T([0.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25]))

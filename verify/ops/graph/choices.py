@@ -35,7 +35,7 @@ from verify.ops.graph.program import Make, Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
 from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from
+from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from, places_of
 from verify.ops.graph.stored import in_order
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
@@ -278,28 +278,33 @@ class Choices:
         if any(bool(mask.any()) for mask in found.changed.values()):
             yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
-    def _taken(self, proposal: Proposal) -> Taken:
-        """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides."""
-        run, reverted, real = replace(self.run, decisions={}, maps={}), dict[int, Tensor](), dict[int, Tensor]()
-        deciding, changed = set(map(id, self.deciding)), dict[int, Tensor]()
+    def _taken(self, proposal: Proposal, *, plain: bool = False) -> Taken:
+        """Takes the proposed decisions one after the other, each where it is free at the numbers that it decides.
+
+        plain: True: decisions on equal numbers that no kernel rounds stay PyTorch's own, and later ones follow.
+        """
+        decisions, real, changed = Decisions(), dict[int, Tensor](), Decisions()
+        run, deciding, tied = replace(self.run, decisions=decisions, maps={}), set(map(id, self.deciding)), False
 
         def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            nonlocal tied
             value = step.value(run, given)
             if id(step) in deciding:
-                own, other = run.decisions[id(step)], proposal.decisions[id(step)]
-                found = run.decisions[id(step)] = self._admitted(step, given, own, other)
-                reverted[id(step)] = torch.where(self.is_tie(step, given), own, found)
-                changed[id(step)] = (
-                    (found != other) & ((found == found) | (other == other)) & ~self._follows(step, given)
-                )
+                own, other, tie = decisions[id(step)], proposal.decisions[id(step)], self.is_tie(step, given)
+                found = self._admitted(step, given, own, other)
+                tied = tied or bool((tie & (found != own)).any())
+                decisions[id(step)] = torch.where(tie, own, found) if plain else found
+                differs = (found != other) & ((found == found) | (other == other))
+                changed[id(step)] = differs & ~self._follows(step, given)
                 value = step.value(run, given)
             if id(step) in proposal.numbers:
                 real[id(step)] = value
             return value, value
 
         values = self.program.values(run, self.wanted, make)
-        decisions = {key: run.decisions[key] for key in deciding}
-        return Taken(decisions, proposal.numbers, values, reverted, real, changed)
+        taken = {key: decisions[key] for key in deciding}
+        settled = self._taken(proposal, plain=True).decisions if tied and not plain else taken
+        return Taken(taken, proposal.numbers, values, settled, real, changed)
 
     def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions that no direction changes.
@@ -518,7 +523,7 @@ class Choices:
             return
         own = self.run.decisions[id(step)]
         shown = own.expand(step.shape).reshape(-1).clone()
-        shown[_moved(result, step, self.run).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
+        shown[places_of(result, step, self.run).reshape(-1).to(got.device)] = got.reshape(-1).to(shown.dtype)
         shown = shown.reshape(step.shape)
 
         def toward(row: Step, way: Tensor) -> dict[int, Tensor]:
@@ -526,7 +531,7 @@ class Choices:
             if id(source) not in sizes:
                 return {}
             score = torch.zeros(math.prod(source.shape), dtype=torch.float64, device=got.device)
-            score[_moved(row, source, self.run).reshape(-1).to(got.device)] = way.expand(row.shape).reshape(-1)
+            score[places_of(row, source, self.run).reshape(-1).to(got.device)] = way.expand(row.shape).reshape(-1)
             return {id(source): score.reshape(source.shape) * sizes[id(source)]}
 
         if isinstance(step, Order):
@@ -588,11 +593,3 @@ def is_whole(step: Step) -> bool:
     if isinstance(step, Map) and step.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
         return all(map(is_whole, step.inputs))
     return isinstance(step, Map) and step.function in ("number", "wrap")
-
-
-def _moved(step: Step, source: Step, run: Run) -> Tensor:
-    """Returns, for each element of a step that only moves elements, its place in `source`."""
-    if step is source:
-        return torch.arange(math.prod(source.shape), device=run.device).reshape(source.shape)
-    assert isinstance(step, Move)
-    return step.move([_moved(step.inputs[0], source, run)], [run.fixed(each) for each in step.by], 0)

@@ -284,6 +284,14 @@ def moved_from(step: Step) -> list[Step]:
     return found
 
 
+def places_of(step: Step, source: Step, run: Run) -> Tensor:
+    """Returns, for each element of a step that only moves elements, its place in `source`."""
+    if step is source:
+        return torch.arange(math.prod(source.shape), device=run.device).reshape(source.shape)
+    assert isinstance(step, Move)
+    return step.move([places_of(step.inputs[0], source, run)], [run.fixed(each) for each in step.by], 0)
+
+
 def ends_of(step: Step) -> dict[int, Step]:
     """Returns by id the step and, before steps that only move numbers, those that make them or move them too."""
     found: dict[int, Step] = {}
