@@ -17,6 +17,7 @@ from verify.backends import Backend
 from verify.cases import case_of, inputs_of
 from verify.errors import UsageError
 from verify.measure.call import run_kernel
+from verify.measure.effort import Effort
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.record import KernelRun
@@ -35,6 +36,15 @@ def test_rows_outside_of_a_region_may_be_anything_and_no_other_rows(backend: Bac
     run, plain = (measured(getattr(region_kernels, name), backend) for name in ("nan_behind", "nan_behind_undeclared"))
     assert run.status == "ok" and plain.status == "wrong", (run, plain)
     assert 0 < run.results[0].basis.n < plain.results[0].basis.n, "elements outside of the region count in no figure"
+    assert measured(region_kernels.last_row_is_zero, backend).status == "wrong"
+
+
+def test_a_result_that_is_judged_in_part_has_the_same_region(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = measured(region_kernels.nan_behind, backend).results[0].basis
+    empty = lambda effort, op, problem: not all(value.numel() for value in problem.inputs.values())  # noqa: E731
+    monkeypatch.setattr(Effort, "holds", empty)
+    part = measured(region_kernels.nan_behind, backend)
+    assert part.status == "ok" and 0 < part.results[0].basis.n <= whole.n < part.results[0].basis.of, part
     assert measured(region_kernels.last_row_is_zero, backend).status == "wrong"
 
 

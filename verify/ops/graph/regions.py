@@ -33,17 +33,15 @@ class Region:
     def outside(self, value: Tensor, given: Mapping[str, Tensor | None]) -> Tensor | None:
         """Returns the mask of what does not count; None if all counts: an operand is absent or the shape is wrong."""
         found: dict[str, Any] = {}
+        if len(self.dims) != value.ndim:
+            return None
         for name, own in self.by.items():
             operand, axes = given.get(name), [self.dims.index(each) for each in own]
-            if operand is None or len(self.dims) != value.ndim:
-                return None
-            if tuple(operand.shape) != tuple(value.shape[axis] for axis in axes):
+            if operand is None or list(operand.shape) != [value.shape[axis] for axis in axes]:
                 return None
             lined = operand.permute(sorted(range(len(axes)), key=axes.__getitem__))
             shape = [size if axis in axes else 1 for axis, size in enumerate(value.shape)]
             found[name] = lined.reshape(shape).to(value.device)
-        if len(self.dims) != value.ndim:
-            return None
         for axis, each in enumerate(self.dims):
             shape = [-1 if other == axis else 1 for other in range(value.ndim)]
             found[str(each)] = torch.arange(value.shape[axis], device=value.device).reshape(shape)
@@ -84,13 +82,12 @@ class Regions:
 
     def cut(self, results: Mapping[str, Tensor], given: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
         """Returns results with 0 outside of their regions, where no gradient arrives either."""
-        masks = {name: self.outside(name, value, given) for name, value in results.items()}
-        return {name: value if masks[name] is None else zeroed(value, masks[name]) for name, value in results.items()}
+        return {name: zeroed(value, self.outside(name, value, given)) for name, value in results.items()}
 
     def zeroed(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns operands with 0 outside of their regions, as the definition receives them."""
         masks = {name: each.outside(given[name], given) for name, each in self.operands.items() if name in given}
-        return {name: value if masks.get(name) is None else zeroed(value, masks[name]) for name, value in given.items()}
+        return {name: zeroed(value, masks.get(name)) for name, value in given.items()}
 
     def limit_gradient(self, name: str, leaf: Tensor, given: Mapping[str, Tensor | None]) -> None:
         """Replaces the gradient that arrives at an operand by 0 outside of the operand's region."""
@@ -100,9 +97,8 @@ class Regions:
 
 
 def zeroed(value: Tensor, mask: Tensor | None) -> Tensor:
-    """Returns a tensor with 0 where the mask is true."""
-    assert mask is not None
-    return torch.where(mask, torch.zeros((), dtype=value.dtype, device=value.device), value)
+    """Returns a tensor with 0 where the mask is true; None: nowhere."""
+    return value if mask is None else torch.where(mask, torch.zeros((), dtype=value.dtype, device=value.device), value)
 
 
 def regions_of(
@@ -142,15 +138,12 @@ def _region(name: str, text: Any, table: Mapping[str, Tokens], ranges: Mapping[s
         indices = (used - by.keys()) | {str(each) for own in by.values() for each in own}
         alike = [own for each, own in table.items() if each not in whole and indices <= {*map(str, own)}]
         dims = dims or table.get(name) or (alike[0] if alike else ())
-        region = Region(text, body, dims, by)
         if all(dims.count(each) == 1 for each in indices):
-            sample = {
-                each: torch.zeros([2] * len(own), dtype=torch.bool if ranges[each].boolean else torch.int64)
-                for each, own in by.items()
-            }
-            mask = value_of(body, sample | {each: torch.arange(2) for each in indices - by.keys()})
+            truths = {each for each in by if ranges[each].boolean}
+            numbers = torch.arange(2)
+            mask = value_of(body, {each: numbers > 0 if each in truths else numbers for each in used})
             if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-                return region
+                return Region(text, body, dims, by)
     except (SyntaxError, UsageError, RuntimeError, TypeError) as error:
         why = f": {str(error).splitlines()[0]}" if isinstance(error, SyntaxError) else ""
     raise UsageError(
