@@ -192,7 +192,7 @@ def hard_cases(subject: Subject, case: Case) -> list[Case]:
     if not every or shapes != {case.dims} or not (op.geometry.by_element or len(every) == rank):
         return []
     count, piece = _POOLED.get(subject.backend.triton, POOLED), _PIECE if rank == 1 else 1
-    dims = (count,) if rank == 1 else (count // _PIECE, *(1,) * (rank - 2), _PIECE)
+    dims = (count,) if rank == 1 else (-(-count // _PIECE), *(1,) * (rank - 2), _PIECE)
     rows, pool = replace(every[0], count=dims[0]), _filled(case, POOL, dims)
     found = dict.fromkeys([POOL])
     if kernel.allows(dims) and rows.allowed(kernel, pool, piece):
@@ -217,7 +217,7 @@ def _differing(subject: Subject, pool: Case, rows: Rows, piece: int) -> Iterator
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
             for name, value in got.items():
                 if places := (bits_of(value) != bits_of(expected[name])).reshape(-1).nonzero()[:, 0].tolist():
-                    yield " ".join(map(str, [POOL, *places[:: -(-len(places) // _HARD)]]))
+                    yield " ".join([POOL, *(str(each % POOLED) for each in places[:: -(-len(places) // _HARD)])])
 
 
 _BY_ROWS = {"rows": _by_count, "position": _by_position}
