@@ -96,6 +96,7 @@ def test_special_values_of_pytorchs_own_functions() -> None:
     for kernel in (declared(softmax), declared(lambda x: x.amax(-1)), declared(causal, **ATTENTION)):
         holds("special values", kernel)
     holds("special values", declared(additive, **ATTENTION))
+    holds("special values", declared(softmax, dtypes=["float64"]), "float64")
 
 
 def test_a_nan_that_is_lost_or_goes_astray_is_found() -> None:

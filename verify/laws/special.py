@@ -177,7 +177,8 @@ class _Planted:
             if plus:
                 flat[at] += plus
             elif math.isnan(value):
-                flat[at] = from_bits(torch.tensor(nan_patterns(fmt)[-1 if self.payload else 0]), fmt).to(held.device)
+                bits = fmt.signed(nan_patterns(fmt)[-1 if self.payload else 0])
+                flat[at] = from_bits(torch.tensor(bits), fmt).to(held.device)
             else:
                 flat[at] = value
             given[name] = changed
