@@ -15,8 +15,8 @@ from tests.declare.region_kernels import PADDED
 from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.cases import case_of, inputs_of
-from verify.errors import UsageError
-from verify.measure.call import run_kernel
+from verify.errors import KernelError, UsageError
+from verify.measure.call import run_judged, run_kernel
 from verify.measure.effort import Effort
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
@@ -63,6 +63,12 @@ def test_padding_does_not_reach_what_counts(backend: Backend) -> None:
 def test_a_kernel_does_not_write_into_its_padding(backend: Backend) -> None:
     run = measured(region_kernels.writes_its_padding, backend)
     assert run.status == "error" and "x differs" in run.message, run
+
+
+def test_a_later_call_must_not_change_a_result_that_has_a_region(backend: Backend) -> None:
+    case = case_of(region_kernels.keeps_its_buffer, "float32", dims=(3, 5, 4))
+    with pytest.raises(KernelError, match="must not change what it has returned"):
+        run_judged(region_kernels.keeps_its_buffer, case, backend.device, again=True)
 
 
 @pytest.mark.parametrize(
