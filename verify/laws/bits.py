@@ -216,7 +216,8 @@ def _differing(subject: Subject, pool: Case, rows: Rows, piece: int) -> Iterator
     for got, expected in sides:
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
             for name, value in got.items():
-                if places := (bits_of(value) != bits_of(expected[name])).reshape(-1).nonzero()[:, 0].tolist():
+                differ = (bits_of(value) != bits_of(expected[name])) & ~value.float().isnan()  # NaN is NaN
+                if places := differ.reshape(-1).nonzero()[:, 0].tolist():
                     yield " ".join([POOL, *(str(each % POOLED) for each in places[:: -(-len(places) // _HARD)])])
 
 
