@@ -191,7 +191,10 @@ def _watched(control: socket.socket, child: int, limits: confine.Limits, group: 
     signal.set_wakeup_fd(write)  # no thread can wait: after `isolate` this process can start none
     ended = Ended()
     while not (found := os.waitpid(child, os.WNOHANG))[0]:
-        gone = control.fileno() in select.select([control.fileno(), read], [], [], LOOK_SECONDS)[0]
+        ready = select.select([control.fileno(), read], [], [], LOOK_SECONDS)[0]
+        gone = control.fileno() in ready
+        if read in ready:  # else the signal of one child that ended would wake this loop for ever
+            os.read(read, 512)
         if reason := "" if gone else exceeded(process_tree.living({child}, ""), limits, group):
             ended.reason = f"{reason}; stopped"
         if gone or reason:
