@@ -320,7 +320,7 @@ class _Closeness:
         by = question.others.get(KERNEL, question).judged_by(name)
         got, theirs = got.to(by.truth.value.device), theirs.to(by.truth.value.device)
         own, other = by.compared(got)[1], by.compared(theirs)[1]
-        beyond = ~(own.least[-1] <= declared.limit(question.case.dtype, name)) | own.nonfinite
+        beyond = own.beyond(declared.limit(question.case.dtype, name))
         same = (bits_of(got) == bits_of(theirs)).reshape(-1).to(beyond.device)
         return beyond & ~own.nan & (same | (own.upper <= other.least[-1]))
 

@@ -292,8 +292,7 @@ class _CaseJudge:
         if not own:
             self.within[name] = errors.within(limit)
         elif name in self.within:
-            # not (x <= limit): a NaN is beyond it
-            beyond = ~(errors.least[-1] <= limit) | errors.nonfinite
+            beyond = errors.beyond(limit)
             worse = segments[beyond & self.within[name].to(beyond.device) & ~errors.undecided & (segments >= 0)]
             pairs = zip(outcome.tallies, torch.bincount(worse, minlength=len(parts)).tolist(), strict=True)
             outcome = replace(outcome, tallies=[msgspec.structs.replace(part, worse=count) for part, count in pairs])

@@ -129,6 +129,10 @@ class Errors:
         """Returns the mask of the elements that are proven to be within a limit."""
         return (self.upper <= limit) & ~self.nonfinite
 
+    def beyond(self, limit: float) -> Tensor:
+        """Returns the mask of the elements that are proven to be beyond a limit; not (x <= limit), so a NaN is."""
+        return ~(self.least[-1] <= limit) | self.nonfinite
+
 
 def bits_of(tensor: Tensor) -> Tensor:
     """Returns the bit patterns as an int64 tensor: non-negative, but signed for 64-bit formats."""

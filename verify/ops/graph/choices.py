@@ -60,7 +60,8 @@ class Taken(Proposal):
     """The decisions of a proposal, as far as they are free, and the results under them."""
 
     values: dict[str, Tensor]
-    plain: Decisions  # the same, with PyTorch's own decisions on exactly equal numbers that no kernel rounds
+    # with PyTorch's own decisions on exactly equal numbers that no kernel rounds; None: these are the same
+    plain: Taken | None
     real: dict[int, Tensor]  # id(source) -> its numbers under these decisions, which nothing moves
     changed: Decisions  # id(step) -> mask of the decisions that were proposed and are not free
 
@@ -303,7 +304,7 @@ class Choices:
 
         values = self.program.values(run, self.wanted, make)
         taken = {key: decisions[key] for key in deciding}
-        settled = self._taken(proposal, plain=True).decisions if tied and not plain else taken
+        settled = self._taken(proposal, plain=True) if tied and not plain else None
         return Taken(taken, proposal.numbers, values, settled, real, changed)
 
     def _follows(self, step: Step, given: Sequence[Tensor]) -> Tensor:

@@ -248,13 +248,13 @@ class _Search:
         It has decisions that are not free, or an exact tie changes an output or a number that decides: those have one
         value. A gradient at x + tiny p is a number where PyTorch's own is: x / |x|, for one.
         """
-        choices, numbers = self.choices, dict[int, Tensor]()
+        choices, plain = self.choices, taken.plain
         masks: list[tuple[Hashable, Tensor]] = [*taken.changed.items()]
         found = torch.zeros(parts.count, dtype=torch.bool, device=choices.run.device)
-        if any(not torch.equal(taken.decisions[key], plain) for key, plain in taken.plain.items()):
-            values = choices.values(taken.plain, numbers)
-            masks += [(name, _differ(taken.values[name], values[name])) for name in choices.outputs]
-            masks += [(at, _differ(taken.real[at], each)) for at, each in numbers.items() if at in choices.forward]
+        if plain is not None:
+            forward = [id(step) for step in choices.sources if id(step) in plain.real and id(step) in choices.forward]
+            masks += [(name, _differ(taken.values[name], plain.values[name])) for name in choices.outputs]
+            masks += [(at, _differ(taken.real[at], plain.real[at])) for at in forward]
             masks += [(name, torch.isnan(x) & ~torch.isnan(choices.base[name])) for name, x in taken.values.items()]
         for key, mask in masks:
             found = found | (parts.of(key, mask).any(-1) if parts.holds(key) else mask.any())
