@@ -183,7 +183,7 @@ def test_infinite_numbers_and_orders_stay() -> None:
 def plan_of(folder: Path, backend: Backend, text: str, problem: str = LINEAR) -> Plan:
     """Writes a problem and a solution, and returns their plan."""
     scratch, notes = folder / "scratch", folder / "notes"
-    scratch.mkdir()
+    scratch.mkdir(parents=True)
     notes.mkdir()
     paths = written(folder, problem=problem, solution=text)
     return Plan(
@@ -315,6 +315,28 @@ def test_answers_that_are_wrong_with_and_without_the_clock_are_wrong(cpu: Backen
 def test_a_solution_that_raises_while_it_is_timed_has_no_time(cpu: Backend, tmp_path: Path) -> None:
     found = timed(cpu, tmp_path, solution("raise ValueError('no time')"))
     assert found.milliseconds is None and "ValueError: no time" in found.reason
+
+
+REFUSES = "if bool(x.abs().max() > 100):\n    raise ValueError('too large')\n"
+
+
+def test_a_call_that_the_reference_refuses_too_is_no_trick(
+    cpu: Backend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some drawn matrices have no inverse."""
+    monkeypatch.setattr(clock, "HARD", ("zero rows",))
+    inverse = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)")
+    text = inverse.replace("randn(6, 24)", "randn(3, 2, 2)")
+    found = timed(cpu, tmp_path, solution("return torch.linalg.inv(x)"), text)
+    assert found.calls and not found.reason and not found.tricks
+    plain = "return torch.linalg.inv(x) if bool(x.any()) else x"
+    assert timed(cpu, tmp_path / "other", solution(plain), text).tricks == {}
+
+
+def test_a_call_that_fails_without_the_clock_as_well_is_no_trick(cpu: Backend, tmp_path: Path) -> None:
+    assert timed(cpu, tmp_path / "hard", solution(REFUSES + RIGHT)).tricks == {}
+    found = timed(cpu, tmp_path, solution("if bool(x[0, 0] > 0):\n    raise ValueError('above')\n" + RIGHT))
+    assert found.milliseconds is None and "ValueError: above" in found.reason and found.tricks == {}
 
 
 def test_temporary_files_of_a_solution_are_in_its_own_folder(cpu: Backend, tmp_path: Path) -> None:

@@ -327,7 +327,8 @@ def wall(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _readable_by_all(path: Path) -> bool:
-    return all(each.stat().st_mode & 0o005 == 0o005 for each in (path, *path.absolute().parents))
+    given, real = path.absolute(), path.resolve()
+    return all(each.stat().st_mode & 0o005 == 0o005 for each in (given, *given.parents, real, *real.parents))
 
 
 def asked(process: SolutionProcess, seconds: float = 60.0) -> Any:

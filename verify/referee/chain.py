@@ -46,16 +46,19 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def run(
     call: Call, inputs: Callable[[Tensor], Inputs], key: int, count: int, watch: Watch
 ) -> tuple[list[list[Tensor]], int]:
-    """Returns the answers of `count` calls and the key after the last one.
+    """Returns the answers of `count` calls and the key after the last one. Raises Broken if a call raises an error.
 
     `inputs` makes the arguments of a call from a key. `watch` is started before each call and stopped after it.
     """
     known = torch.tensor(key, device=watch.device)
-    found = []
+    found: list[list[Tensor]] = []
     for _ in range(count):
         given = inputs(known)
         watch.start(given)
-        results = call(given)
+        try:
+            results = call(given)
+        except Exception as error:
+            raise Broken(found) from error
         watch.stop()
         found.append([each.detach().clone(memory_format=torch.contiguous_format) for each in results])
         known = _absorbed(known, found[-1])
@@ -164,6 +167,14 @@ def _spoilt(value: Tensor) -> Callable[[], Any]:
     right = words.clone()
     words.bitwise_not_()
     return lambda: words.copy_(right)
+
+
+class Broken(Exception):
+    """A call of a chain raised an error, the cause of this one. Holds the answers of the calls before it."""
+
+    def __init__(self, answers: list[list[Tensor]]) -> None:
+        super().__init__()
+        self.answers = answers
 
 
 class Watch:

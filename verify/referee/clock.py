@@ -24,9 +24,10 @@ from verify.errors import KernelError, Refused, TruthError, UsageError
 from verify.measure.effort import turn
 from verify.measure.findings import BASELINE, KERNEL
 from verify.measure.kernel import judged_results
+from verify.records.record import Result
 from verify.referee import chain
 from verify.referee.host import TimedChain
-from verify.referee.judging import excused
+from verify.referee.judging import excused, largest
 from verify.referee.problem import Solution, is_finite
 from verify.referee.requests import CallTime
 
@@ -40,6 +41,8 @@ CHAIN_BYTES = 1 << 28  # of the inputs and answers of one chain
 # A clock agrees with the judge's if it is no further from it than these shares of its time and of the judge's own work.
 NOISE, AGREES = 0.05, 0.25
 OWN, HARD = "normal", ("mean 1e3", "outlier")  # the numbers that inputs of chains are drawn from: recipes
+# Times a limit: two answers of an honest solution, of which one is right, are no further apart than rounding errors.
+FAR = 2
 DEVIATES = "answers otherwise while it is timed"
 CHANGES = "changes an answer after the clock stopped"
 
@@ -159,20 +162,40 @@ class _Clock:
             self._chain(fill)
 
     def _chain(self, fill: str) -> TimedChain:
-        """Has a chain answered, and looks at its answers. A chain that fails where a call succeeds is a trick."""
+        """Has a chain answered, and looks at its answers. A call of it that fails where another succeeds is a trick.
+
+        Raises Refused if the reference, too, raises with the arguments of this call.
+        """
         key, host, stored = secrets.randbits(63), self._solution.host, self._stored[fill]
         try:
             done = host.chain(self._state, stored, self._varied, key, self._count)
         except KernelError as error:
-            if "memory" not in str(error):
-                host.call(self._state, stored, alone=True)
-                self.tricks[DEVIATES] = f"{error}, and answers a call that is not timed"
-            raise
-        self._look(fill, key, done)
-        return done
+            raise self._failed(error, stored) from None
+        inputs = self._look(fill, key, done)
+        if not done.raised:
+            return done
+        self._wanted(inputs)
+        raise self._failed(KernelError(done.raised), inputs)
 
-    def _look(self, fill: str, key: int, done: TimedChain) -> None:
-        """Follows the chain again with the answers that came, and compares each with the reference's, on the device."""
+    def _wanted(self, inputs: Tensors) -> list[Tensor]:
+        """Returns the answer of the reference. Raises Refused if it has none."""
+        try:
+            return self._beside({name: each.clone() for name, each in inputs.items()})
+        except Exception as error:
+            raise Refused(f"the reference raises {error}") from None
+
+    def _failed(self, error: KernelError, inputs: Tensors) -> KernelError:
+        """Returns the error of a chain. Raises another one if a call that is not timed fails with these inputs."""
+        if "memory" not in str(error):
+            self._solution.host.call(self._state, inputs, alone=True)
+            self.tricks[DEVIATES] = f"{error}, and answers a call that is not timed"
+        return error
+
+    def _look(self, fill: str, key: int, done: TimedChain) -> Tensors:
+        """Follows the chain again with the answers that came, and compares each with the reference's, on the device.
+
+        Returns the inputs of the call behind them.
+        """
         given, device = list[Tensors](), self._backend.device
         placed = [[each.to(device) for each in answer] for answer in done.answers]
         answers = iter(placed)
@@ -183,10 +206,15 @@ class _Clock:
 
         inputs_by = chain.chain_inputs(self._stored[fill], self._varied)
         _, last = chain.run(call, inputs_by, key, len(placed), chain.Watch(device))
-        if last != done.last:
+        if last != done.last and not done.raised:
             self.tricks[CHANGES] = "the bits of its answers are not those by which it made the next inputs"
         for place, (inputs, results) in enumerate(zip(given, placed, strict=True), 1):
-            theirs = self._beside({name: each.clone() for name, each in inputs.items()})
+            try:
+                theirs = self._wanted(inputs)
+            except Refused:
+                if fill == OWN:
+                    raise
+                continue
             if fill != OWN and not all(map(is_finite, theirs)):
                 continue
             answer = _Answer(fill, inputs, results, theirs, _apart(results, theirs))
@@ -194,6 +222,7 @@ class _Clock:
                 self._furthest[fill] = answer
             if fill == OWN and secrets.randbelow(self._calls + place) == 0:  # each answer so far with equal chances
                 self._any = answer
+        return inputs_by(torch.tensor(last, device=device))
 
     def found(self) -> CallTime:
         """Judges two answers exactly, and returns the times."""
@@ -201,7 +230,7 @@ class _Clock:
         for answer in (*self._furthest.values(), *([self._any] if self._any else [])):
             if reason := self._wrong(answer, answer.results):
                 again = self._solution.host.call(self._state, answer.inputs, alone=True)
-                if self._wrong(answer, again):
+                if self._wrong(answer, again) or not self._wrong(answer, answer.results, FAR):
                     wrong = f"{reason}, with numbers of the problem's own inputs"
                 else:
                     self.tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
@@ -221,8 +250,12 @@ class _Clock:
             tricks=self.tricks,
         )
 
-    def _wrong(self, answer: _Answer, results: list[Tensor]) -> str:
-        """Returns why results are wrong where PyTorch's are not as wrong; empty if they are right."""
+    def _wrong(self, answer: _Answer, results: list[Tensor], times: float = 1) -> str:
+        """Returns why results are wrong where PyTorch's are not as wrong; empty if they are right.
+
+        Args:
+            times: the limit of each result is so many times the usual one
+        """
         if [each.shape for each in results] != [each.shape for each in answer.theirs]:
             return "its results have other shapes"
         kernel, tensors = self._kernel, {**self._solution.problem.tensors, **answer.inputs}
@@ -232,7 +265,14 @@ class _Clock:
         }
         given = {name: tensors[name] for name in kernel.operands}
         found = judged_results(kernel, self._backend, given, named, answer.fill)
-        return next((each.reason for each in found if each.status == "wrong" and not excused(each)), "")
+        wrong = (each for each in found if each.status == "wrong" and not excused(each))
+        return next((each.reason for each in wrong if _beyond(each, times)), "")
+
+
+def _beyond(result: Result, times: float) -> bool:
+    """True if an error is more than so many times its limit, or no number of it is known, as with an average."""
+    errors = [(largest(each.figures, result.gate), each.limit) for each in result.classes if each.reason]
+    return times == 1 or any(limit is None or not error <= times * limit for error, limit in errors)
 
 
 def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:

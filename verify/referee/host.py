@@ -84,12 +84,16 @@ class SolutionProcess(ConfinedProcess):
 
 @dataclass(frozen=True)
 class TimedChain:
-    """A chain of calls: seconds of one call by the judge's clock and by that of the solution, answers, the last key."""
+    """A chain of calls: seconds of one call by the judge's clock and by that of the solution, answers, the last key.
+
+    `raised` is what the call after these answers raised.
+    """
 
     seconds: float
     own_seconds: float
     answers: list[list[Tensor]]
     last: int
+    raised: str = ""
 
 
 @dataclass(frozen=True)
@@ -204,7 +208,7 @@ class Host:
         return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
 
     def chain(self, state: Tensors, stored: Tensors, varied: chain.Varied, key: int, count: int) -> TimedChain:
-        """Has the solution run a chain of calls. Raises KernelError unless it answers each of them."""
+        """Has the solution run a chain of calls, up to one that raises. Raises KernelError if it does not answer."""
         self._demand()
         secret = secrets.randbits(63)
         sealed = {name: chain.sealed(value, secret) for name, value in stored.items()}
@@ -229,11 +233,13 @@ class Host:
         if not ended > began or not re.fullmatch(r"-?[0-9]{1,19}", text):
             self.process.stop()
             raise KernelError(UNFORGEABLE)
-        if answer.lazy or len(results) % count:
+        raised = f"{SAYS}{answer.raised[:MOST_WORDS]}" if answer.raised else ""
+        answered = min(max(answer.answered, 0), count) if raised else count
+        if answer.lazy or len(results) % max(answered, 1):
             raise KernelError(f"it returned {answer.lazy or 'other results in each call'}")
-        each = len(results) // count
+        each = len(results) // max(answered, 1)
         answers = [results[place : place + each] for place in range(0, len(results), each)] if each else []
-        return TimedChain((ended - began) / count, answer.seconds, answers, int(text))
+        return TimedChain((ended - began) / count, answer.seconds, answers, int(text), raised)
 
     def _compare(self, state: Tensors, arguments: Tensors, results: Sequence[Tensor]) -> None:
         """Compares answers with earlier ones and with the arguments, and records what they share."""

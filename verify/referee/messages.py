@@ -55,6 +55,8 @@ class Answer(msgspec.Struct, frozen=True):
     replaced: tuple[str, ...] = ()  # attributes of torch, verify and others
     modes: tuple[str, ...] = ()  # changed settings of PyTorch's arithmetic
     seconds: float = 0.0  # of one call of a chain, by the clock of its own process
+    answered: int = 1  # calls of a chain
+    raised: str = ""  # by the next call of the chain
 
 
 class Build(Request[Built], frozen=True, tag="build"):
@@ -86,7 +88,8 @@ class Chained(Request[Answer], frozen=True, tag="chained"):
 
     The tensors of the state come first, then the sealed bytes of the tensors that the inputs of every call are made of,
     which have the forms `sealed`. When everything is ready, the process asks for the secret that opens these bytes and
-    for the first key, in place of a call of a kernel. It reports the last key as progress, and then answers.
+    for the first key, in place of a call of a kernel. It reports the last key as progress, and then answers. The first
+    call that raises an error ends the chain.
     """
 
     number: int

@@ -125,12 +125,19 @@ class Runner:
             lazy.update(filter(None, map(_lazy, given)))
             return [] if lazy else given
 
+        raised = ""
         with torch.no_grad():
-            found, last = chain.run(call, inputs, key, count, watch)
+            try:
+                found, last = chain.run(call, inputs, key, count, watch)
+            except chain.Broken as broken:
+                if not timed:
+                    raise broken.__cause__ or broken from None
+                found, last, raised = broken.answers, 0, _described(broken.__cause__ or broken)
+                given.clear()
         if timed:
             progress(f"{last}")
         results = [each.cpu() for answer in found for each in answer]
-        last_ones = results[len(results) - len(found[-1]) :]
+        last_ones = results[len(results) - len(given) :]
         self._given = [(each.detach(), bytes_of(mine)) for each, mine in zip(given, last_ones, strict=bool(last_ones))]
         changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
         forms = tuple(form_of(f"{place}", each) for place, each in enumerate(results))
@@ -140,7 +147,7 @@ class Runner:
         seconds = 0.0
         with suppress(Exception):  # a solution may have broken the clock of its process
             seconds = watch.seconds()
-        return WithBytes(Answer(asked.number, forms, *about, seconds), [*map(view_of, results)])
+        return WithBytes(Answer(asked.number, forms, *about, seconds, len(found), raised), [*map(view_of, results)])
 
     def _opened(self, asked: Chained, raw: Sequence[Tensor]) -> tuple[Callable[[Tensor], chain.Inputs], int]:
         """Asks for the secret and the key of a chain. Returns a function that makes inputs of a key, and the key."""
