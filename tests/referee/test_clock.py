@@ -333,6 +333,12 @@ def test_a_call_that_the_reference_refuses_too_is_no_trick(
     assert timed(cpu, tmp_path / "other", solution(plain), text).tricks == {}
 
 
+def test_a_reference_that_raises_is_not_timed(cpu: Backend, tmp_path: Path) -> None:
+    text = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.cholesky(x @ x.mT - 2 * torch.eye(6))")
+    found = timed(cpu, tmp_path, solution("return torch.linalg.cholesky(x @ x.mT - 2 * torch.eye(6))"), text)
+    assert found.milliseconds is None and "cholesky" in found.reason and not found.tricks
+
+
 def test_a_call_that_fails_without_the_clock_as_well_is_no_trick(cpu: Backend, tmp_path: Path) -> None:
     assert timed(cpu, tmp_path / "hard", solution(REFUSES + RIGHT)).tricks == {}
     found = timed(cpu, tmp_path, solution("if bool(x[0, 0] > 0):\n    raise ValueError('above')\n" + RIGHT))

@@ -58,7 +58,7 @@ def run(
         try:
             results = call(given)
         except Exception as error:
-            raise Broken(found) from error
+            raise Broken(error, found) from error
         watch.stop()
         found.append([each.detach().clone(memory_format=torch.contiguous_format) for each in results])
         known = _absorbed(known, found[-1])
@@ -169,11 +169,11 @@ def _spoilt(value: Tensor) -> Callable[[], Any]:
     return lambda: words.copy_(right)
 
 
-class Broken(Exception):
+class Broken(RuntimeError):
     """A call of a chain raised an error, the cause of this one. Holds the answers of the calls before it."""
 
-    def __init__(self, answers: list[list[Tensor]]) -> None:
-        super().__init__()
+    def __init__(self, error: Exception, answers: list[list[Tensor]]) -> None:
+        super().__init__(*error.args)
         self.answers = answers
 
 
