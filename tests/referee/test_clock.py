@@ -333,10 +333,20 @@ def test_a_call_that_the_reference_refuses_too_is_no_trick(
     assert timed(cpu, tmp_path / "other", solution(plain), text).tricks == {}
 
 
-def test_a_reference_that_raises_is_not_timed(cpu: Backend, tmp_path: Path) -> None:
-    text = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.cholesky(x @ x.mT - 2 * torch.eye(6))")
-    found = timed(cpu, tmp_path, solution("return torch.linalg.cholesky(x @ x.mT - 2 * torch.eye(6))"), text)
-    assert found.milliseconds is None and "cholesky" in found.reason and not found.tricks
+def test_a_chain_that_breaks_keeps_the_answers_before_and_the_words_of_its_error() -> None:
+    def third_fails(given: dict[str, Tensor]) -> list[Tensor]:
+        seen.append(given["x"])
+        if len(seen) == 3:
+            raise ValueError("no inverse")
+        return doubled(given)
+
+    seen, inputs = list[Tensor](), chain.chain_inputs({"x": torch.randn(7, 4)}, {"x": ()})
+    with pytest.raises(chain.Broken, match="no inverse") as broken:
+        chain.run(third_fails, inputs, 5, 4, chain.Watch("cpu"))
+    answers = broken.value.answers
+    assert [torch.equal(answer, 2 * x) for (answer,), x in zip(answers, seen[:2], strict=True)] == [True, True]
+    _, key = chain.run(doubled, inputs, 5, 2, chain.Watch("cpu"))
+    assert torch.equal(inputs(torch.tensor(key))["x"], seen[2]), "the inputs of the call that failed are known"
 
 
 def test_a_call_that_fails_without_the_clock_as_well_is_no_trick(cpu: Backend, tmp_path: Path) -> None:
