@@ -261,7 +261,6 @@ def sweep(
     regime: str = "",
     baseline: bool = False,
     curve: bool = True,
-    hardest: int = 0,
     backend: str | None = None,
     jobs: int = 0,
     timeout: float = TIMEOUT,
@@ -279,10 +278,10 @@ def sweep(
     file.
     """
     dtypes, results = _dtypes(dtypes), tuple(results)
-    _demand_numbers(timeout, jobs=jobs, hardest=hardest)
+    _demand_numbers(timeout, jobs=jobs)
     named = _targets(sweep, targets, kernels, dtypes, declaration)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
-    said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "hardest": hardest, "backend": backend}
+    said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "backend": backend}
     begun: dict[str, float] = {}
 
     def advanced(space: Space, done: int, total: int) -> None:
@@ -293,7 +292,7 @@ def sweep(
     bounds = range and (number(range[0]), number(range[1]))
     with workers(gpus, scheduler, named, backend, pool, progress) as pool:
         settings = drive.SweepSettings(
-            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, hardest, needs_pairs=pairs),
+            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, needs_pairs=pairs),
             backend=backend,
             curve=curve,
             jobs=jobs,

@@ -257,9 +257,8 @@ def sweep(night: Night, until: float | None) -> Run:
 
     def sweep_shape(shape: str, targets: list[str]) -> Run:
         """Sweeps the kernels whose inputs have one shape, such as "unary"."""
-        hardest = 10 if shape == "unary" else 0  # a product of two inputs has too many equal worst errors
         settings = drive.SweepSettings(
-            spaces=ListSpaces(targets, pairs=True, baseline=True, hardest=hardest),
+            spaces=ListSpaces(targets, pairs=True, baseline=True),
             jobs=jobs,
             timeout=night.timeout,
             pool=night.pool.first(jobs) if jobs else night.pool,
@@ -347,7 +346,7 @@ def bench(night: Night, until: float | None) -> Run:
 def in_brief(kernel: KernelRun) -> KernelRun:
     """Shortens the record of PyTorch's own implementation to figures and one worst input for each result."""
     results = [
-        msgspec.structs.replace(result, worst=result.worst[:1], regimes=[], curve=None, hardest=[], special=[])
+        msgspec.structs.replace(result, worst=result.worst[:1], regimes=[], curve=None, special=[])
         for result in kernel.results
     ]
     return msgspec.structs.replace(kernel, results=results)

@@ -137,7 +137,7 @@ def test_help_does_not_import_what_only_a_command_needs(help_of_a_fresh_process:
     "command",
     [
         "run a.py b.py::k --dtype float32 --dtype bfloat16 --profile ci --seed 7",
-        "sweep a.py --result dx --pairs --range=-1:0.5 --hardest 3 --backend cuda",
+        "sweep a.py --result dx --pairs --range=-1:0.5 --backend cuda",
         "hunt a.py --duration 90s --largest 0.1 --strategy random",
         "bench silu --shape 8192,4096 --shape 2,3 --no-accuracy --rounds 3",
         "nightly a.py --stage accuracy --profile ci --without accuracy",

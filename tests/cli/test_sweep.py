@@ -34,7 +34,7 @@ VARIABLES = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
     record, findings = tmp_path / "run.json", tmp_path / "run.sarif"
     forms = ("--json", str(record), "--sarif", str(findings))
-    done = said(*SWEEP, f"{SUBJECTS}::naive", "--dtype", "bfloat16", "--hardest", "2", *forms, cwd=ROOT)
+    done = said(*SWEEP, f"{SUBJECTS}::naive", "--dtype", "bfloat16", *forms, cwd=ROOT)
     assert done.returncode == 1, done.stderr
     assert "all 2^16" in done.stdout and "255.2 ULP on ordinary inputs" in done.stdout
     run = load(record)
@@ -44,7 +44,7 @@ def test_all_16_bit_inputs_of_a_wrong_kernel(tmp_path: Path) -> None:
     ]
     assert {each["ruleId"] for each in json.loads(findings.read_text())["runs"][0]["results"]} == {"wrong"}
     result = run.kernels[0].results[0]
-    assert len(result.hardest) == 2 and result.curve is not None and result.source == "sweep"
+    assert result.curve is not None and result.source == "sweep"
     replay = shlex.split(replay_command(result.worst[0].origin))
     again = said(*replay[1:], "--backend", "interpreter", cwd=ROOT)
     assert again.returncode == 1 and "+255.195 ULP" in again.stdout
@@ -103,7 +103,7 @@ def test_a_killed_sweep_resumes_to_the_same_record(tmp_path: Path, monkeypatch: 
     fresh = said(*SWEEP, *arguments, "--json", "fresh.json", cwd=tmp_path)
     assert fresh.returncode == 0, fresh.stderr
     assert stripped(load(tmp_path / "resumed.json")) == stripped(load(tmp_path / "fresh.json"))
-    other = said(*SWEEP, *arguments, "--hardest", "1", "--resume", str(journal), cwd=tmp_path)
+    other = said(*SWEEP, *arguments, "--baseline", "--resume", str(journal), cwd=tmp_path)
     assert other.returncode == 2 and "holds a sweep with other inputs" in other.stderr
 
 

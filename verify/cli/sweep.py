@@ -4,7 +4,7 @@ Run elementwise kernels on every input of a dtype, or of a range, and judge ever
 Without a GPU float32 is swept only with --dtype, --range or --regime.
 
     verify sweep accuracy.py::my_gelu --dtype bfloat16
-    verify sweep accuracy.py::my_gelu --range=-6:-5 --hardest 10
+    verify sweep accuracy.py::my_gelu --range=-6:-5
     verify sweep accuracy.py::my_geglu --pairs --resume geglu.parts
 
 targets --dtype ... --result ...
@@ -13,7 +13,6 @@ targets --dtype ... --result ...
 | --regime
 --baseline  sweep PyTorch's own implementation beside it
 --no-curve  leave the error-against-input curve out of the record
---hardest COUNT = 0  list this number of inputs whose results are hardest to round
 --resume --backend --jobs
 --timeout: a span of inputs
 --gpus | --scheduler

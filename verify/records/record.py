@@ -203,7 +203,10 @@ class Curve(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Hard(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Holds an input whose exact result lies close to a rounding boundary: the table-maker's dilemma."""
+    """Holds an input whose exact result lies close to a rounding boundary.
+
+    No command writes one now. Records of this schema that were written before have them, so they must be read.
+    """
 
     inputs: dict[str, str]  # operand -> "decimal (0xhex)"
     truth: str  # 30 significant digits

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator
 from typing import Any
 
-import flint
 import mpmath
 import pytest
 import torch
@@ -22,9 +21,9 @@ from verify.errors import KernelError, UsageError
 from verify.records.record import value_of
 from verify.search.sweep import checking
 from verify.search.sweep.checking import check
-from verify.search.sweep.finishing import finish, from_midpoint
+from verify.search.sweep.finishing import finish
 from verify.search.sweep.serve import shape_of, space_of
-from verify.search.sweep.space import CHUNK, Partial, Space, bits_of_key, key_of_value
+from verify.search.sweep.space import CHUNK, Partial, Space, key_of_value
 
 CPU = Interpreter("cpu")
 FORMATS = {"bfloat16": (7, -126, 127), "float16": (10, -14, 15), "float32": (23, -126, 127)}
@@ -139,7 +138,7 @@ def test_a_hundred_thousand_float32_inputs_equal_plain_mpmath(monkeypatch: pytes
 
 def test_any_split_gives_the_same_bytes() -> None:
     border = (space_of(subjects.good, "k", "float32").format.sign_bit + 0x3F800000) // CHUNK * CHUNK
-    space = space_of(subjects.naive, "k", "float32", bounds=(border - 3000, border + 2000), baseline=True, hardest=3)
+    space = space_of(subjects.naive, "k", "float32", bounds=(border - 3000, border + 2000), baseline=True)
     whole = check(subjects.naive, space, (0, 2), CPU)
     first, second = check(subjects.naive, space, 0, CPU), check(subjects.naive, space, 1, CPU)
     assert first.merge(second) == second.merge(first) == whole
@@ -245,19 +244,6 @@ def test_the_curve_has_the_maxima_of_the_result() -> None:
     assert result.curve.worst[place] == result.worst[0].inputs["x"].split("(")[1].rstrip(")")
 
 
-def test_the_hardest_inputs_are_those_nearest_to_a_midpoint(backend: Backend) -> None:
-    space, partial = swept(subjects.good, "bfloat16", backend, results=("y",), bounds="negative", hardest=5)
-    hard = finish(subjects.good, space, partial).results[0].hardest
-    expected = []
-    with mpmath.workdps(60):
-        for _, bits, x in keys_of("bfloat16", range(space.start, space.stop)):
-            value = truth(x, False)
-            steps = abs(value) / mpmath.mpf(2) ** (int(mpmath.frexp(value)[1]) - 1 - 7)
-            expected.append((float(abs(steps % 1 - 0.5)), f"{bits:#06x}"))
-    assert [item.inputs["x"].split("(")[1].rstrip(")") for item in hard] == [bits for _, bits in sorted(expected)[:5]]
-    assert [value_of(item.distance) for item in hard] == pytest.approx([d for d, _ in sorted(expected)[:5]], rel=1e-9)
-
-
 def test_the_hash_is_of_the_question_not_of_the_kernel() -> None:
     def of(kernel: Kernel, **options: Any) -> str:
         space, partial = swept(kernel, "bfloat16", results=("y",), **options)
@@ -266,17 +252,3 @@ def test_the_hash_is_of_the_question_not_of_the_kernel() -> None:
     slow = dataclasses.replace(subjects.naive, name="other", max_ulp={"bfloat16": 300.0})
     narrow = {"bounds": (1.0, 2.0)}
     assert of(subjects.naive, **narrow) == of(slow, **narrow) != of(subjects.naive, bounds=(1.0, 3.0))
-
-
-def test_the_exact_distance_from_a_midpoint() -> None:
-    from fractions import Fraction
-
-    from verify.ops.op import Point
-    from verify.truth.formats import named
-
-    point = Point(
-        mp=lambda prec: mpmath.mpf(1) + mpmath.mpf(2) ** -8 + mpmath.mpf(2) ** -20,
-        arb=lambda prec: flint.arb(1) + flint.arb(2) ** -8 + flint.arb(2) ** -20,
-    )
-    assert abs(from_midpoint(point, named("bfloat16")) - Fraction(1, 1 << 13)) < Fraction(1, 1 << 60)
-    assert bits_of_key(named("bfloat16"), key_of_value(named("bfloat16"), 1.0)) == 0x3F80

@@ -21,20 +21,20 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import UsageError
 from verify.measure.call import Unchanged, call_tensors, gradients_of, no_gradient
-from verify.measure.counting import tally, top
+from verify.measure.counting import tally
 from verify.measure.curve import edges_for, peaks
 from verify.measure.form import check_output
 from verify.measure.judge import JudgedBy, settled
 from verify.measure.tally import Peak
 from verify.ops.geometry import Params
-from verify.ops.op import Op, Point, Problem
+from verify.ops.op import Op, Problem
 from verify.records.readings import APART, BEYOND, NONFINITE
 from verify.records.record import CLASSES, EXTREME
-from verify.search.sweep.space import CHUNK, HARD_KEEP, PAIR_BITS, Part, Partial, Space, key_of_bits, key_of_value
+from verify.search.sweep.space import CHUNK, PAIR_BITS, Part, Partial, Space, key_of_bits, key_of_value
 from verify.truth.exact import Judged, judge
 from verify.truth.fast import Truth, check_bound, evaluate
 from verify.truth.formats import Format, named, torch_dtype
-from verify.truth.ulp import Errors, bits_of, from_bits, ldexp, ulp_exponent
+from verify.truth.ulp import Errors, bits_of, from_bits
 
 _SIDE = 1 << PAIR_BITS
 
@@ -160,19 +160,14 @@ def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int])
     return problem, [row * width + half for row, (_, half) in enumerate(found)]
 
 
-def points_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> list[Point]:
-    """Returns the exact values of some places."""
-    problem, indices = problem_at(kernel, space, result, places)
-    return kernel.op.points(problem, result, indices)
-
-
 def judge_at(
     kernel: Kernel, space: Space, result: str, places: Sequence[int], bits: Sequence[int], *, both: bool
 ) -> list[Judged]:
     """Returns the exact verdict on the kernel's bits at some places."""
     if not places:
         return []
-    points, fmt = points_at(kernel, space, result, places), format_of(kernel, space, result)
+    problem, indices = problem_at(kernel, space, result, places)
+    points, fmt = kernel.op.points(problem, result, indices), format_of(kernel, space, result)
     return [
         judge(point, fmt, fmt.unsigned(pattern), both=both, policy=kernel.policy)
         for point, pattern in zip(points, bits, strict=True)
@@ -229,7 +224,7 @@ def _check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> 
             for name, got in results.items():
                 label = prefix + name
                 if label not in collectors:
-                    collectors[label] = _Collector(kernel, space, name, hardest=bool(space.hardest and not prefix))
+                    collectors[label] = _Collector(kernel, space, name)
                 collectors[label].add(inputs, got, first)
         first = end
     return {label: item.part for label, item in collectors.items()}, notes
@@ -238,11 +233,10 @@ def _check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> 
 class _Collector:
     """Judges one result of one chunk, slab after slab."""
 
-    def __init__(self, kernel: Kernel, space: Space, result: str, *, hardest: bool) -> None:
+    def __init__(self, kernel: Kernel, space: Space, result: str) -> None:
         self.kernel, self.space, self.result = kernel, space, result
         self.width = halves(space, result)
         self.fmt, self.of_result = space.format, format_of(kernel, space, result)
-        self.hardest = hardest
         self.edges = curve_keys(kernel.op, kernel.op.resolve(kernel.params), self.fmt)
         self.judgements_left = OPEN_LIMIT
         self.sampled = False
@@ -275,7 +269,6 @@ class _Collector:
         part = Part(
             regimes=dict(zip(distinct, tallies, strict=True)),
             curve=self._curve(found, plain, places, first),
-            hardest=self._hardest(truth, plain, places) if self.hardest else [],
             escalated=escalated,
             certificates=[truth.certificate],
         )
@@ -312,21 +305,6 @@ class _Collector:
             fmt=self.fmt,
             bits=lambda at: patterns_at(keys[at], self.fmt),
         )
-
-    def _hardest(self, truth: Truth, ordinary: Tensor, places: Tensor) -> list[tuple[float, int]]:
-        """Returns candidates for the inputs whose truth lies nearest to a midpoint.
-
-        Subnormal results are omitted: they tie trivially.
-        """
-        value = truth.value.reshape(-1)
-        fmt = self.of_result
-        inside = (value.abs() >= float(fmt.min_normal)) & (value.abs() <= float(fmt.max_finite)) & ordinary
-        steps = ldexp(value, -ulp_exponent(value, fmt))
-        distance = (steps - torch.floor(steps) - 0.5).abs()
-        nearness = torch.where(inside, 0.5 - distance, -1.0)
-        found = top(nearness, HARD_KEEP)
-        rows = zip(nearness[found].tolist(), places[found].tolist(), strict=True)
-        return sorted((0.5 - near, place) for near, place in rows)
 
 
 # -- parts of a result ---------------------------------------------------------------------------------------

@@ -1,9 +1,8 @@
-"""Makes the record of a sweep: judges the worst elements exactly and adds figures, curve and hard inputs."""
+"""Makes the record of a sweep: judges the worst elements exactly and adds figures, the curve."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from fractions import Fraction
 
 import msgspec
 import torch
@@ -17,13 +16,11 @@ from verify.measure.element import decimal, worst_element
 from verify.measure.findings import KEEP_SPECIAL, Findings, PartName
 from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
-from verify.ops.op import Point
 from verify.records.figure import LEAST
 from verify.records.readings import APART, NONFINITE
 from verify.records.record import (
     RESULT_STATUSES,
     Basis,
-    Hard,
     KernelRun,
     Origin,
     Result,
@@ -39,16 +36,11 @@ from verify.search.sweep.checking import (
     judge_at,
     part_of,
     parts_of,
-    points_at,
     problem_at,
 )
 from verify.search.sweep.space import Part, Partial, Space, bits_of_key
-from verify.truth.enclosure import Enclosure
-from verify.truth.exact import Judged, digits, settle
-from verify.truth.formats import Format, power_of_two
+from verify.truth.exact import Judged
 from verify.truth.ulp import from_bits
-
-HARD_BITS = 64  # bits of an ulp to which the distance of a hard input from its midpoint is computed
 
 
 def finish(
@@ -121,20 +113,7 @@ def _result(kernel: Kernel, space: Space, name: str, partial: Partial, *, curve:
         properties=fingerprint(kernel, name, space.dtype, (), space=space.question()),
         curve=recorded(of_curve, fmt, edges, part.curve, beside.curve if beside else None) if curve else None,
         source="sweep",
-        hardest=_hardest(kernel, space, name, [place for _, place in part.hardest]) if space.hardest else [],
     )
-
-
-def _hardest(kernel: Kernel, space: Space, name: str, places: list[int]) -> list[Hard]:
-    """Returns the hardest inputs, sorted by their exact distance from a midpoint."""
-    fmt, hard = space.format, list[Hard]()
-    points = dict(zip(places, points_at(kernel, space, name, places), strict=True)) if places else {}
-    found = sorted((from_midpoint(point, format_of(kernel, space, name)), place) for place, point in points.items())
-    for distance, place in found[: space.hardest]:
-        bits = bits_of_key(fmt, place)
-        inputs = {kernel.op.operands[0].name: f"{decimal(fmt, bits)} ({fmt.hex(bits)})"}
-        hard.append(Hard(inputs=inputs, truth=digits(points[place]), distance=number(float(distance))))
-    return hard
 
 
 class _Judging:
@@ -205,18 +184,3 @@ class _Judging:
 
     def _ranked(self, leaders: Iterable[Leader]) -> list[Leader]:
         return sorted(leaders, key=lambda item: (-abs(self.judge(item).ulp), item.place))
-
-
-def from_midpoint(point: Point, fmt: Format) -> Fraction:
-    """Returns the distance of an exact value from the nearest midpoint of two neighbours, in ulp."""
-
-    def narrow(enclosure: Enclosure) -> bool:
-        if fmt.ulp_exponent(enclosure.low) != fmt.ulp_exponent(enclosure.high):
-            return False
-        unit = power_of_two(fmt.ulp_exponent(enclosure.low))
-        middle = abs((enclosure.low + enclosure.high) / 2 / unit % 1 - Fraction(1, 2))
-        return (enclosure.high - enclosure.low) / unit * (1 << HARD_BITS) <= max(middle, Fraction(1, 1 << 200))
-
-    enclosure, _, _ = settle(point, narrow, both=False)
-    value = (enclosure.low + enclosure.high) / 2
-    return abs(value / power_of_two(fmt.ulp_exponent(value)) % 1 - Fraction(1, 2))

@@ -31,7 +31,6 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
     bounds: tuple[Number, Number] | None = None
     regime: str = ""
     baseline: bool = False
-    hardest: int = 0
     needs_pairs: bool = False  # an error if all kernels have one operand
 
 

@@ -89,15 +89,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     given = request.bounds
     bounds = request.regime or (None if given is None else (value_of(given[0]), value_of(given[1])))
     return [
-        space_of(
-            kernel,
-            target,
-            name,
-            results=request.results,
-            bounds=bounds,
-            baseline=request.baseline,
-            hardest=request.hardest,
-        )
+        space_of(kernel, target, name, results=request.results, bounds=bounds, baseline=request.baseline)
         for name in dtypes
     ]
 
@@ -149,7 +141,6 @@ def space_of(
     results: tuple[str, ...] = (),
     bounds: tuple[float, float] | tuple[int, int] | str | None = None,
     baseline: bool = False,
-    hardest: int = 0,
 ) -> Space:
     """Returns the space of one kernel in one dtype.
 
@@ -188,11 +179,6 @@ def space_of(
             f"{who} has two operands, whose pairs are enumerated in 16-bit dtypes; received {dtype}",
             hint=f"{elsewhere} --dtype {dtype}",
         )
-    if hardest and shape != "unary":
-        raise UsageError(
-            f"the hardest inputs are listed for unary ops, as a pair's product ties trivially; {who} has two operands",
-            hint=f"{again} --pairs",
-        )
     start, stop = 0, 1 << fmt.bits
     if isinstance(bounds, str):
         start, stop = _regime_keys(kernel, fmt, bounds, again)
@@ -211,7 +197,6 @@ def space_of(
         start=start,
         stop=stop,
         baseline=baseline and not kernel.peer,
-        hardest=hardest,
         regime=bounds if isinstance(bounds, str) else "",
     )
 

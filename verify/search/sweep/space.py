@@ -47,7 +47,6 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     stop: int
     baseline: bool = False
-    hardest: int = 0  # number of hardest-to-round inputs to keep
     regime: str = ""  # the regime that chose start and stop; "" if none
 
     @property
@@ -167,15 +166,11 @@ def left_over(chunks: int, done: list[tuple[int, int]]) -> list[tuple[int, int]]
     return result
 
 
-HARD_KEEP = 64  # candidates for the hardest-to-round inputs; exact judgement sorts them
-
-
 class Part(msgspec.Struct, frozen=True):
     """Holds the findings about one result of one implementation."""
 
     regimes: dict[str, Tally] = {}
     curve: list[Peak] = []
-    hardest: list[tuple[float, int]] = []  # (distance of the truth from a midpoint in ulp, place), nearest first
     escalated: int = 0
     certificates: list[str] = []
 
@@ -185,7 +180,6 @@ class Part(msgspec.Struct, frozen=True):
         return Part(
             regimes={name: self.regimes.get(name, Tally()).merge(other.regimes.get(name, Tally())) for name in names},
             curve=merged_peaks(self.curve, other.curve),
-            hardest=sorted([*self.hardest, *other.hardest])[:HARD_KEEP],
             escalated=self.escalated + other.escalated,
             certificates=sorted({*self.certificates, *other.certificates}),
         )
