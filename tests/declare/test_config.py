@@ -32,7 +32,7 @@ def test_no_section_is_an_empty_configuration(tmp_path: Path) -> None:
 def test_folders_are_below_the_project(tmp_path: Path) -> None:
     found = config.find(write(tmp_path, '[tool.verify]\nbounds = "limits"\npeers = ["others.py"]\n'))
     assert found.bounds == tmp_path / "limits"
-    assert (found.corpus, found.runs) == (tmp_path / "reports/corpus", tmp_path / "reports/runs")
+    assert found.corpus == tmp_path / "reports/corpus"
     assert found.peers == ("others.py",)
 
 

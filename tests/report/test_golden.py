@@ -10,7 +10,6 @@ import pytest
 
 from tests.golden import golden
 from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
-from tests.records.test_history import dated
 from tests.report import pages
 from tests.report.sample import incomplete, passing, plain, rich, sample
 from tests.report.test_bench_table import timed
@@ -73,7 +72,6 @@ def reports() -> dict[str, Callable[[], str]]:
         "proposal.txt": lambda: pages.of_proposal(changes.propose([item], held), Terminal(100), written=["a.toml"]),
         "review.txt": lambda: pages.of_review(moved, "HEAD", Terminal(100)),
         "bench.txt": lambda: render(bench_words.document(timed()), Terminal(200)),
-        "history.txt": lambda: render(compare_words.history([dated(0, 0.5, 0.6), dated(1, 0.7, 0.6)]), Terminal(80)),
         "checks.txt": of_checks,
         # which met the official schema of SARIF 2.1.0 when it was written
         "plain.sarif": lambda: ci.sarif(checks.of_run(plain())).decode().replace(__version__, "VERSION"),

@@ -6,7 +6,7 @@ is kept: the same command continues an interrupted one. Without a target the con
 timings of one dtype, in hunt one result in one dtype beyond its own time, in laws one law of one kernel in one
 dtype.
 
-    verify nightly --budget 60m --keep
+    verify nightly --budget 60m
     verify nightly accuracy.py --stage accuracy --stage laws --profile ci
 
 targets
@@ -20,8 +20,7 @@ targets
 --gpus | --scheduler
 --output: run.json, report.html, report.md and every part (default: build/nightly/SEED)
 --json: the run record
---sarif --junit --github --bounds --runs
---keep  add this night's record to the folder of records
+--sarif --junit --github --bounds
 """
 
 from __future__ import annotations
@@ -99,10 +98,6 @@ def main(options: argparse.Namespace) -> int:
         folder / "report.html": lambda: record_html.render(record, beside=found[:-1], record="run.json").encode(),
     }
     labels = ["record", "report", "report"]
-    if options.keep:
-        runs = settings.runs if options.runs is None else Path(options.runs)
-        makes[runs / f"{record.created[:10]}-{record.id}.json.gz"] = makes[folder / "run.json"]
-        labels.append("kept")
     listed = [f"{label}: {Path(path).resolve()}" for label, path in zip(labels, makes, strict=True)]
     code = _exit(record, verdict)
     sinks.deliver(

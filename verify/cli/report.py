@@ -1,18 +1,17 @@
 """Render a saved run record.
 
-Render a run record as a table, an HTML page or Markdown; beside bounds or an earlier run if asked. Several records:
-the figures that moved. See docs/report.md for how to read it.
+Render a run record as a table, an HTML page or Markdown; beside bounds or an earlier run if asked. See
+docs/report.md for how to read it.
 
     verify report run.json
     verify report run.json --html report.html --open
     verify report run.json --compare old.json --bounds reports/bounds
     verify report run.json --csv rows.csv
     verify report run.json --sarif run.sarif --junit run.xml
-    verify report runs/*.json.gz run.json          # the figures that moved
     verify report a.json b.json --merge --json run.json
     verify report --schema schema.json             # needs no record
 
-records: [RUN.json ...]  the record to show; several: the figures that moved, or with --merge one report
+records: [RUN.json ...]  the record to show
 --merge  show several records of one command's parts as one
 --html --markdown --csv --schema
 --json: the record
@@ -39,7 +38,7 @@ from verify.records import files
 from verify.records.bounds import committed
 from verify.records.bounds.verdict import Verdict
 from verify.records.bounds.waivers import judge
-from verify.records.compare import Comparison, by_record, compare
+from verify.records.compare import Comparison, compare
 from verify.records.files import load
 from verify.records.merge import shards
 from verify.records.record import Run
@@ -59,7 +58,10 @@ def main(options: argparse.Namespace) -> int:
         sinks.deliver(options, lambda: "", schema=files.schema)
         return exits.PASS
     if len(options.records) > 1 and not options.merge:
-        return _over_time(options)
+        raise UsageError(
+            f"a report shows one record, or with --merge the parts of one; received {len(options.records)} records",
+            hint="verify compare BASE.json HEAD.json",
+        )
     page = bool(options.html or options.open)
     if options.open and options.html == "-":
         raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
@@ -89,26 +91,6 @@ def main(options: argparse.Namespace) -> int:
     )
     if options.open and not webbrowser.open(Path(options.html).resolve().as_uri()):
         print("verify: no browser could be started; open the file above", file=sys.stderr)
-    return exits.PASS
-
-
-def _over_time(options: argparse.Namespace) -> int:
-    """Shows how the figures of several records moved, in the order of their dates."""
-    of_one = ("html", "markdown", "csv", "sarif", "junit", "github", "open", "compare", "bounds")
-    if given_too := [f"--{name}" for name in of_one if getattr(options, name)]:
-        said = f"several records are shown in the terminal and as --json; received {', '.join(given_too)}"
-        raise UsageError(said, hint="verify report A.json B.json --merge")
-    runs = sorted(map(load, options.records), key=lambda run: run.created)
-    lines = [
-        {
-            **{name: getattr(line, name) for name in ("arch", "kernel", "output", "dtype", "source", "gate")},
-            "figures": [None if figure is None else figure.value for figure in line.figures],
-            "moved": bool(line.changes),
-        }
-        for line in by_record(runs)
-    ]
-    data = {"records": [{"id": run.id, "created": run.created} for run in runs], "lines": lines}
-    sinks.deliver_data(options, data, lambda: text_page.render(compare_words.history(runs), screen.terminal()))
     return exits.PASS
 
 

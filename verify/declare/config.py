@@ -1,4 +1,4 @@
-"""Reads `[tool.verify]` of the nearest pyproject.toml: the project's kernels, and the folders of bounds and records."""
+"""Reads `[tool.verify]` of the nearest pyproject.toml: its kernels, and the folders of bounds and pinned cases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from verify.errors import UsageError
 
-_FOLDERS = {"bounds": "reports/bounds", "corpus": "reports/corpus", "runs": "reports/runs"}
+_FOLDERS = {"bounds": "reports/bounds", "corpus": "reports/corpus"}
 _KNOWN = {"kernels", "peers", *_FOLDERS}
 
 
@@ -18,8 +18,8 @@ class Config:
     """Holds the settings of a project. `root` is the folder of pyproject.toml.
 
     kernels: targets of `verify run`, `sweep`, `hunt` and `nightly` if the command names none. peers: other
-    implementations of the same ops, which `verify bench` and `nightly` compare with them. bounds, corpus, runs: folders
-    of the committed bounds, the pinned cases and the saved records.
+    implementations of the same ops, which `verify bench` and `nightly` compare with them. bounds, corpus: folders of
+    the committed bounds and of the pinned cases.
     """
 
     root: Path
@@ -27,7 +27,6 @@ class Config:
     peers: tuple[str, ...] = ()
     bounds: Path = Path(_FOLDERS["bounds"])
     corpus: Path = Path(_FOLDERS["corpus"])
-    runs: Path = Path(_FOLDERS["runs"])
 
 
 def find(start: Path | None = None) -> Config:

@@ -3,13 +3,11 @@
 The change may be in the code, or in the device and the versions below the kernel. Cases are the same bits on every
 device. So two records answer the same question if their property hashes and seeds agree, on any machines. If every
 input of a format is tried there is no seed. The special values are the same in every record.
-`by_record` lines up the figures of several records: for each result one row, with its figure in every record.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +15,7 @@ from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.bounds.committed import HEADROOM, badness, by_chance
 from verify.records.bounds.verdict import Excess
 from verify.records.figure import ordered
-from verify.records.readings import APART, FAILED, Key, Reading, arch_of, leading, readings
+from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, Run, SpecialValue
 
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
@@ -250,64 +248,3 @@ def _wrong_besides(base: Run, head: Run, worse: set[str]) -> dict[str, str]:
         if kernel.status == "wrong" and kernel.name in right and not kernel.peer
         for words in [", ".join(dict.fromkeys(f"law of {law.law}" for law in kernel.laws if law.status == "broken"))]
     }
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Holds two figures of successive records that differ."""
-
-    before: Reading
-    after: Reading
-
-    @property
-    def other_cases(self) -> bool:
-        """True if the records measured different cases. Then the figures say nothing about a change of the kernel."""
-        return _cases(self.before) != _cases(self.after)
-
-    @property
-    def worse(self) -> bool:
-        """True if the later error is larger. NaN is the largest."""
-        return leading([self.before, self.after]) is self.after
-
-
-@dataclass(frozen=True)
-class Line:
-    """Holds the largest error of one result in each record, without infinite and NaN inputs. None: not measured."""
-
-    arch: str
-    kernel: str
-    output: str
-    dtype: str
-    source: str
-    gate: str
-    figures: tuple[Reading | None, ...]
-
-    @property
-    def measured(self) -> list[Reading]:
-        """Returns the figures of the records that have this result."""
-        return [figure for figure in self.figures if figure is not None]
-
-    @property
-    def changes(self) -> list[Moved]:
-        """Returns every pair of successive figures that differ, the oldest first. NaN equals NaN."""
-        pairs = itertools.pairwise(self.measured)
-        return [Moved(one, two) for one, two in pairs if ordered(one.value) != ordered(two.value)]
-
-
-def by_record(runs: Sequence[Run]) -> list[Line]:
-    """Returns a line for each result of the records, in the order of these."""
-    found: dict[tuple[str, str, str, str, str, str], dict[int, list[Reading]]] = {}
-    for place, run in enumerate(runs):
-        for item in readings(run):
-            if not item.flaw and item.key.regime not in APART:
-                line = (item.key.arch, item.key.kernel, item.key.output, item.key.dtype, item.source, item.gate)
-                found.setdefault(line, {}).setdefault(place, []).append(item)
-    places = range(len(runs))
-    return [
-        Line(*line, tuple(leading(items[place]) if place in items else None for place in places))
-        for line, items in sorted(found.items())
-    ]
-
-
-def _cases(reading: Reading) -> tuple[str, int | None]:
-    return reading.properties, reading.basis.seed

@@ -1,17 +1,17 @@
-"""Makes the documents of a comparison of two records, whose pairs it describes in words, and of several records."""
+"""Makes the documents of a comparison of two records, whose pairs it describes in words."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.compare import Comparison, Line, Pair, by_record
+from verify.records.compare import Comparison, Pair
 from verify.records.figure import ordered
-from verify.records.readings import UNKNOWN, Reading, arch_of, commit_of, date_of
-from verify.records.record import Run, number
+from verify.records.readings import Reading, arch_of, commit_of
+from verify.records.record import Run
 from verify.report import blocks, gate_words, words
 from verify.report.blocks import ReportBlock
-from verify.report.document import Document, Section, TableRow, narrowing, plain
+from verify.report.document import Document, Section, TableRow, narrowing
 from verify.report.gaps import FEW, GapLine
 
 
@@ -150,47 +150,3 @@ def about(run: Run) -> str:
     """Returns which record a run is: its id, date, architecture, commit and seed."""
     parts = [run.id, run.created[:16].replace("T", " "), arch_of(run), f"commit {commit_of(run)}", f"seed {run.seed}"]
     return ", ".join(words.clean(part) for part in parts if part)
-
-
-MOST_RECORDS, MOST_RECORDS_NARROW = 10, 5  # records that have a column, on wide and on narrow screens
-
-
-def history(runs: Sequence[Run]) -> Document:
-    """Returns the records with their dates, and the results whose largest error moved."""
-    lines, places = by_record(runs), range(len(runs))
-    commits = ["-" if commit == UNKNOWN else commit[:7] for commit in map(commit_of, runs)]
-    dates = [run.created[:16].replace("T", " ") for run in runs]
-    listed = [f"{at + 1}  {dates[at]}  commit {commits[at]}  {runs[at].id}" for at in places]
-    moved = [line for line in lines if line.changes]
-    layouts = [
-        ("output", "dtype", *(str(at + 1) for at in places[-most:]), "last change")
-        for most in (MOST_RECORDS, MOST_RECORDS_NARROW)
-    ]
-    note = "the largest error in ULP, without infinite and NaN inputs"
-    said = f"{len(moved):,} of {words.plural(len(lines), 'result')} moved over {words.plural(len(runs), 'record')}"
-    return Document(
-        "verify report",
-        "ok",
-        "",
-        [said],
-        [
-            Section("records", lines=plain(listed), noun="record", most=2 * MOST_RECORDS),
-            Section(rows=[_line_of(line) for line in moved], layouts=layouts, notes=lambda _: [note], noun="row"),
-        ],
-        next="verify compare BASE.json HEAD.json",
-    )
-
-
-def _line_of(line: Line) -> TableRow:
-    last = line.changes[-1]
-    standing, word = ("wrong", "worse") if last.worse else ("ok", "better")
-    if last.other_cases:
-        standing, word = "skipped", "other cases"
-
-    def figure(reading: Reading | None) -> str:
-        return "-" if reading is None else words.ulp(number(reading.value)) + words.MARK[reading.gate]
-
-    output = line.output + ("" if line.source == "run" else f" ({line.source})")
-    figures = {str(at + 1): figure(each) for at, each in enumerate(line.figures)}
-    cells = {"output": output, "dtype": line.dtype} | figures
-    return TableRow(line.kernel, line.arch, cells, standing, f"{word}, {date_of(last.after)}")

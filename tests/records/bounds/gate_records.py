@@ -1,4 +1,4 @@
-"""Records and bounds in a few words, for the tests of gate, ratchet, compare and several records."""
+"""Records and bounds in a few words, for the tests of gate, ratchet and compare."""
 
 from __future__ import annotations
 
