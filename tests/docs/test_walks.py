@@ -74,6 +74,9 @@ def walk(text: str, project: Path) -> Iterator[tuple[list[str], Said]]:
         program, *words = shlex.split(line, comments=True)
         assert program == "verify"
         yield words, said(*words, cwd=project)
+        if words[0] == "init":  # as the comment beside the command asks
+            path = project / "accuracy.py"
+            path.write_text(path.read_text().replace('"toykernels")', '"toykernels", gradients=False)'))
 
 
 def in_ci(project: Path, monkeypatch: pytest.MonkeyPatch) -> Said:
@@ -89,14 +92,17 @@ def test_a_package_to_a_report_and_to_a_gate_with_waivers(project: Path, monkeyp
     (project / "toykernels").mkdir()
     (project / "toykernels" / "__init__.py").write_text("from .act import fused_relu, fused_sigmoid\n")
     (project / "toykernels" / "act.py").write_text(PACKAGE)
-    [block] = re.findall(r"```sh\n(verify init toykernels\n.*?)```", PAGE, flags=re.DOTALL)
+    [block] = re.findall(r"```sh\n(verify init toykernels .*?)```", PAGE, flags=re.DOTALL)
     done = list(walk(block, project))
-    assert [words[0] for words, _ in done] == ["init", "run", "bounds", "gate", "bounds", "gate"]
+    assert [words[0] for words, _ in done] == ["init", "run", "bounds", "gate"]
     assert "of these filled in: 2" in done[0][1].stdout
     assert "fused_sigmoid" in (project / "report.html").read_text()
-    # the run and the first gate find NaN, and no bound is proposed for it
-    assert [each.returncode for _, each in done] == [0, 1, 1, 1, 0, 0], [each.stdout[-400:] for _, each in done]
-    assert re.search(r"bounds hold; \d+ findings waived", done[5][1].stdout)
+    # the run and the gate find NaN, and no bound is proposed for it
+    assert [each.returncode for _, each in done] == [0, 1, 1, 1], [each.stdout[-400:] for _, each in done]
+    [waiver] = re.findall(r"```toml\n(\[\[waiver\]\].*?)```", PAGE, flags=re.DOTALL)
+    (project / "reports" / "bounds" / "waivers.toml").write_text(waiver)
+    again = said("gate", "run.json", cwd=project)
+    assert again.returncode == 0 and re.search(r"bounds hold; \d+ findings waived", again.stdout), again.stdout
     assert in_ci(project, monkeypatch).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Propose, review and accept bounds; waive findings.
+"""Propose, review and accept bounds.
 
 Bounds are the largest errors that a project allows itself, one per output, dtype and part of the inputs. They get
 tighter from records, and looser only one by one, with a reason.
@@ -48,21 +48,6 @@ key: KEY  kernel/output/dtype/regime, as `verify gate` prints it
 records: RUN.json ...  records of runs
 --reason! --bounds --on-ci
 --json: the changes
-
-## waive
-
-Excuse findings until a day, with the reason in the file.
-
-Write a waiver for each finding that `verify gate` has for these records: a breach, NaN, a kernel that does not run.
-If all regimes of a result have a finding, one waiver excuses the result.
-
-    verify bounds waive run.json --reason 'fixed by issue 12' --until 2027-01-31
-
-records: RUN.json ...  records of runs
---kernel ... --reason!
---until DATE!  the last day of the waivers, in UTC
---bounds --on-ci
---json: the waivers
 """
 
 from __future__ import annotations
@@ -132,31 +117,6 @@ def accept(options: argparse.Namespace) -> int:
         options,
         {"changes": gate_data.of_changes([change]), "written": written},
         _page(bounds_words.accepted(change, written=written)),
-    )
-    return exits.PASS
-
-
-def waive(options: argparse.Namespace) -> int:
-    """Carries out the step."""
-    _may_write(options, "waive")
-    if not options.reason.strip():
-        raise UsageError("a waiver needs a reason, which stays in the file; --reason is empty")
-    try:
-        until = datetime.date.fromisoformat(options.until)
-    except ValueError:
-        raise UsageError(f"--until is a day such as 2027-01-31; received {options.until!r}") from None
-    if until < datetime.date.fromisoformat(_today()):
-        raise UsageError(f"--until is the last day on which a waiver holds; {until} is past")
-    book = _book(options)
-    found = waivers.judge([load(path) for path in options.records], book, kernels=options.kernel)
-    added = waivers.of_findings(found, options.reason, until)
-    if not added:
-        raise UsageError(f"nothing to waive: {found.word}", hint="verify gate RUN.json  (shows what it found)")
-    written = [waivers.shown(path) for path in waivers.append(book.folder, added)]
-    sinks.deliver_data(
-        options,
-        {"waivers": [gate_data.of_waiver(waiver) for waiver in added], "written": written},
-        _page(bounds_words.waived(added, written=written)),
     )
     return exits.PASS
 

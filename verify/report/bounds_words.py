@@ -113,13 +113,6 @@ def accepted(change: Change, *, written: Sequence[str]) -> Document:
     return Document("verify bounds", "ok", "", [said], [Section(blocks=[_block(change)])], next=REVIEW)
 
 
-def waived(added: Sequence[Waiver], *, written: Sequence[str]) -> Document:
-    """Returns the waivers that were written."""
-    said = f"{words.plural(len(added), 'waiver')} until {added[0].expires}; written to {', '.join(written)}"
-    lines = plain([f"{waiver.key}  {waiver.arch}" for waiver in added])
-    return Document("verify bounds", "ok", "", [said], [Section("waived", lines=lines, most=EVERY)], next=REVIEW)
-
-
 def review(found: Sequence[Change], base: str, *, waivers: Sequence[tuple[Kind, Waiver]] = ()) -> Document:
     """Returns the changes since a commit, promises taken back first."""
     blocks = [

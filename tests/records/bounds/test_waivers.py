@@ -114,38 +114,6 @@ def test_a_star_stands_for_any_regime_of_one_result(tmp_path: Path) -> None:
             waivers.judge([both], bounds, today=TODAY)
 
 
-def test_findings_of_a_record_become_waivers_that_make_the_gate_pass(tmp_path: Path) -> None:
-    both = run(kernel(result(tail=3.0, positive=2.0), result(dtype="float16", tail=3.0, positive=0.5)))
-    committed.save(
-        committed.Book(tmp_path / "b"),
-        [
-            bound(0.5, regime=regime, dtype=dtype)
-            for regime in ("tail", "positive")
-            for dtype in ("bfloat16", "float16")
-        ],
-    )
-    files.save(both, tmp_path / "run.json")
-    (tmp_path / "b" / "sm_90" / "waivers.toml").write_text("# mine\n")
-    command = ("bounds", "waive", "run.json", "--bounds", "b", "--reason", "issue 12", "--on-ci")
-    refused = said(*command, "--until", "2090-01-31", cwd=tmp_path)
-    assert refused.returncode == 2 and "field `waiver`" in refused.stderr  # a file that says nothing is an error
-    (tmp_path / "b" / "sm_90" / "waivers.toml").unlink()
-    done = said(*command, "--until", "2090-01-31", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "2 waivers until 2090-01-31" in done.stdout
-    held = waivers.load(tmp_path / "b")
-    assert [(item.key, item.arch, item.reason) for item in held] == [
-        ("gelu/y/bfloat16/*", "sm_90", "issue 12"),  # each of its regimes has a finding
-        ("gelu/y/float16/tail", "sm_90", "issue 12"),
-    ]
-    assert said("gate", "run.json", "--bounds", "b", cwd=tmp_path).returncode == 0
-    again = said(*command, "--until", "2090-01-31", cwd=tmp_path)
-    assert again.returncode == 2 and "nothing to waive: pass" in again.stderr
-    for until, message in (("soon", "--until is a day such as"), ("2020-01-31", "2020-01-31 is past")):
-        wrong = said(*command, "--until", until, cwd=tmp_path)
-        assert wrong.returncode == 2 and message in wrong.stderr
-
-
 def test_one_that_excuses_nothing_is_said_and_does_not_fail(tmp_path: Path) -> None:
     fixed = run(kernel(result(tail=0.5, positive=0.5)))
     for today in (TODAY, TODAY + datetime.timedelta(1)):

@@ -1,4 +1,4 @@
-"""Reads, applies and writes waivers: committed excuses, each for findings of the gate, with a reason and a last day.
+"""Reads and applies waivers: committed excuses, each for findings of the gate, with a reason and a last day.
 
 `waivers.toml` beside the bounds is valid for every machine, `<arch>/waivers.toml` for one. A waiver never hides a
 finding: the row stays in the verdict as "waived", and once its day (UTC) has passed the finding fails again. In its key
@@ -24,7 +24,6 @@ from verify.records.bounds import toml
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import WAIVERS, Book
 from verify.records.bounds.verdict import Row, Verdict, Waiver
-from verify.records.files import write_atomically
 from verify.records.merge import demand_one_tree
 from verify.records.readings import Key, arch_of
 from verify.records.record import Run
@@ -145,44 +144,6 @@ def read(files: Iterable[tuple[str, PurePath, bytes]]) -> tuple[Waiver, ...]:
                     raise UsageError(f"{waiver.place} repeats {waiver.key!r}; a finding has one waiver")
             found[waiver.key, arch] = waiver
     return tuple(found.values())
-
-
-# -- writing --------------------------------------------------------------------------------------------
-
-
-def of_findings(found: Verdict, reason: str, expires: datetime.date) -> list[Waiver]:
-    """Makes a waiver for each finding, and one with `*` if all regimes of a result have findings."""
-    results: dict[Key, list[Row]] = {}
-    for row in found.rows:
-        results.setdefault(dataclasses.replace(row.key, regime=""), []).append(row)
-    wanted: dict[tuple[str, str], None] = {}
-    for rows in results.values():
-        whole = len(rows) > 1 and all(row.status in EXCUSED for row in rows)
-        for row in rows:
-            if row.status in EXCUSED:
-                key = str(dataclasses.replace(row.key, regime=ANY) if whole else row.key)
-                wanted[row.key.arch, _name(row.key.kernel) if row.status == "crashed" else key] = None
-    return [Waiver(key, reason.strip(), expires, arch, "") for arch, key in wanted]
-
-
-def append(folder: Path, added: Sequence[Waiver]) -> list[Path]:
-    """Writes waivers at the end of `<arch>/waivers.toml`. Earlier text in the files stays unchanged."""
-    texts: dict[Path, str] = {}
-    for waiver in added:
-        path = folder / waiver.arch / WAIVERS
-        if path not in texts:
-            texts[path] = path.read_text() if path.exists() else _HEAD
-        entry = [toml.line("key", waiver.key), toml.line("reason", waiver.reason), f"expires = {waiver.expires}"]
-        texts[path] = "\n".join([texts[path].rstrip("\n"), "", "[[waiver]]", *entry, ""])
-    others = [path for path in sorted(folder.rglob(WAIVERS)) if path not in texts]
-    contents = {**{path: path.read_bytes() for path in others}, **{path: text.encode() for path, text in texts.items()}}
-    read((shown(path), path.relative_to(folder), data) for path, data in contents.items())
-    for path in texts:
-        write_atomically(path, contents[path])
-    return list(texts)
-
-
-_HEAD = "# Findings that the gate excuses until a day. Written by `verify bounds waive` and by hand."
 
 
 # -- review ---------------------------------------------------------------------------------------------
