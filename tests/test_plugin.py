@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.golden import answers
 from verify.laws.engine import PROFILES
-from verify.plugin import register_profiles, visible_devices
+from verify.plugin import register_profiles
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = any(point.value == "verify.plugin" for point in entry_points(group="pytest11"))
@@ -128,43 +127,6 @@ def test_each_profile_has_the_cases_of_its_laws() -> None:
         assert registered.max_examples == profile.examples
         assert registered.deadline is None
         assert registered.derandomize is (name == "ci")
-
-
-# -- one GPU for each worker ----------------------------------------------------------------------------
-
-
-def test_each_worker_sees_its_own_gpu_first() -> None:
-    scope = {"seen": lambda *given: visible_devices(*given) or "as they were"}
-    answers(Path(__file__).parent / "snapshots" / "devices.txt", scope)
-
-
-@pytest.mark.parametrize(
-    ("table", "options", "seen"),
-    [
-        ("[tool.verify]", ("-n", "2", "--dist", "each"), ("5,7", "7,5")),
-        ("[tool.other]", ("--hypothesis-profile=verify-quick",), ("7,5",)),
-        ("[tool.other]", ("--hypothesis-profile=default",), ("5,7",)),  # a project that does not use verify
-    ],
-)
-def test_workers_get_their_gpu_before_a_conftest_is_loaded(
-    tmp_path: Path, table: str, options: tuple[str, ...], seen: tuple[str, ...]
-) -> None:
-    """By two workers, and without them by the variable that pytest-xdist sets for the second."""
-    (tmp_path / "pyproject.toml").write_text(table)
-    (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "conftest.py").write_text("import os\nSEEN = os.environ['CUDA_VISIBLE_DEVICES']\n")
-    (tmp_path / "test_it.py").write_text(
-        "import os, pathlib\n"
-        "from conftest import SEEN\n"
-        "def test_it():\n"
-        "    worker = os.environ['PYTEST_XDIST_WORKER']\n"
-        "    pathlib.Path(worker).write_text(SEEN + ' ' + os.environ['CUDA_VISIBLE_DEVICES'])\n"
-    )
-    second = {} if "-n" in options else {"PYTEST_XDIST_WORKER": "gw1"}
-    done = run_pytest(tmp_path, *options, CUDA_VISIBLE_DEVICES="5,7", **second)
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = [path.read_text() for path in sorted(tmp_path.glob("gw?"))]
-    assert found == [f"{devices} {devices}" for devices in seen]
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

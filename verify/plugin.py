@@ -1,11 +1,10 @@
-"""The pytest plugin: a fixture and a marker, Hypothesis profiles, and a GPU for each worker of pytest-xdist.
+"""The pytest plugin: a fixture, a marker and Hypothesis profiles.
 
 pytest loads this plugin in every project of an environment that has verify. It does nothing until a project uses it:
 
 * the fixture `verify_close` is `verify.assert_close`; the marker `verify` has arguments for it;
 * `--verify-profile=NAME` registers the profiles verify-quick, verify-ci, verify-nightly and verify-exhaustive, and
-  selects verify-NAME; `--hypothesis-profile=verify-NAME` does the same;
-* these options, or a `[tool.verify]` table in pyproject.toml, give each xdist worker its GPU.
+  selects verify-NAME; `--hypothesis-profile=verify-NAME` does the same.
 
 It imports Hypothesis only for the profiles, and torch only for the fixture.
 
@@ -17,11 +16,7 @@ It imports Hypothesis only for the profiles, and torch only for the fixture.
 
 from __future__ import annotations
 
-import os
-import re
-import tomllib
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -93,51 +88,7 @@ def verify_close(request: pytest.FixtureRequest) -> Callable[..., None]:
     return check
 
 
-def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Gives each xdist worker its GPU, before a conftest.py can initialise CUDA."""
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
-    if not worker or not (_wants_profile(early_config.known_args_namespace) or _has_table(early_config.rootpath)):
-        return
-    visible = visible_devices(worker, os.environ.get("CUDA_VISIBLE_DEVICES"), _installed(Path("/dev").glob("nvidia*")))
-    if visible is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible
-
-
 def _wants_profile(options: Any) -> bool:
     """True if the command line names one of verify's profiles."""
     named = (getattr(options, "hypothesis_profile", None) or "").startswith(PREFIX)
     return named or getattr(options, "verify_profile", None) is not None
-
-
-def _has_table(root: Path) -> bool:
-    """True if the nearest pyproject.toml has a `[tool.verify]` table."""
-    for folder in (root, *root.parents):
-        path = folder / "pyproject.toml"
-        if path.is_file():
-            try:
-                return "verify" in tomllib.loads(path.read_text(encoding="utf-8")).get("tool", {})
-            except (OSError, ValueError):
-                return False
-    return False
-
-
-def visible_devices(worker: str, given: str | None, installed: int) -> str | None:
-    """Returns CUDA_VISIBLE_DEVICES for a worker gw0, gw1, ..., or None if it must not change.
-
-    The worker's own GPU comes first, which makes it the current device. The others remain visible behind it, because
-    one law tests a device that is not the current one.
-    """
-    number = re.fullmatch(r"gw(\d+)", worker)
-    if number is None:
-        return None
-    devices = [item.strip() for item in given.split(",")] if given is not None else [str(n) for n in range(installed)]
-    devices = [item for item in devices if item]
-    if len(devices) < 2 or "-1" in devices:
-        return None
-    first = int(number[1]) % len(devices)
-    return ",".join(devices[first:] + devices[:first])
-
-
-def _installed(paths: Iterable[Any]) -> int:
-    """Returns the number of GPUs of this machine. Does not call the driver, as CUDA must not be initialised yet."""
-    return sum(re.fullmatch(r"nvidia\d+", path.name) is not None for path in paths)

@@ -105,7 +105,7 @@ def test_the_schema_of_a_record_needs_none(saved: Path) -> None:
         field.name for field in msgspec.structs.fields(KernelRun)
     }
     assert said("report", cwd=saved).returncode == 2
-    assert said("report", "--csv", "-", cwd=saved).stderr == (
+    assert said("report", "--sarif", "-", cwd=saved).stderr == (
         "verify: a report shows a record; received none\n  next: verify report RUN.json\n"
     )
 

@@ -1,21 +1,18 @@
-"""A run as flat rows, as CSV and as the small table of a notebook: the same results as in the terminal."""
+"""A run as flat rows and as the small table of a notebook: the same results as in the terminal."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from html.parser import HTMLParser
 
-import msgspec
 import pytest
 
-from tests.report.sample import HOSTILE_NAME, empty, plain, rich, sample
+from tests.report.sample import empty, plain, rich, sample
 from verify.records.record import CLASSES, Run
 from verify.report import run_table, words
 from verify.report.html import record_html
 from verify.report.present import present
-from verify.report.rows import COLUMNS, as_csv, rows_of, worst_of
+from verify.report.rows import COLUMNS, rows_of, worst_of
 from verify.report.words import GLYPHS
 
 RUNS = pytest.mark.parametrize("run", [sample(), plain(), rich(), empty()], ids=["sample", "plain", "rich", "empty"])
@@ -71,24 +68,6 @@ def test_the_worst_is_the_one_that_the_report_names() -> None:
     )
     assert row["got_hex"] == found.worst.got_hex and row["replay"].startswith("verify replay ")  # type: ignore[union-attr]
     assert worst_of(empty()) is None
-
-
-@RUNS
-def test_csv_reads_back(run: Run) -> None:
-    read = list(csv.DictReader(io.StringIO(as_csv(rows_of(run)).decode())))
-    for row, back in zip(rows_of(run), read, strict=True):
-        assert float(back["max"] or "nan") == row["max"] or row["max"] is None
-        assert back["elements"] == ("" if row["elements"] is None else str(row["elements"]))
-
-
-@pytest.mark.parametrize("name", ["=cmd()", "+1+1", "-x", "@sum", "\tx", "\rx", "a,b\n=c", HOSTILE_NAME])
-def test_no_text_is_a_formula_or_steers_a_terminal(name: str) -> None:
-    kernel = msgspec.structs.replace(plain().kernels[0], name=name)
-    text = as_csv(rows_of(msgspec.structs.replace(plain(), kernels=[kernel]))).decode()
-    [first, *_] = csv.DictReader(io.StringIO(text))
-    assert first["kernel"] == ("'" if name[0] in "=+-@\t\r" else "") + words.clean(name)
-    assert not any(cell.startswith(("=", "+", "@", "\t", "\r")) for cell in first.values())
-    assert "\x1b" not in text
 
 
 class _Read(HTMLParser):

@@ -6,14 +6,13 @@ docs/report.md for how to read it.
     verify report run.json
     verify report run.json --html report.html --open
     verify report run.json --compare old.json --bounds reports/bounds
-    verify report run.json --csv rows.csv
     verify report run.json --sarif run.sarif --junit run.xml
     verify report a.json b.json --merge --json run.json
     verify report --schema schema.json             # needs no record
 
 records: [RUN.json ...]  the record to show
 --merge  show several records of one command's parts as one
---html --markdown --csv --schema
+--html --markdown --schema
 --json: the record
 --sarif --junit --github
 --open  open the HTML page in the browser
@@ -42,7 +41,7 @@ from verify.records.compare import Comparison, compare
 from verify.records.files import load
 from verify.records.merge import shards
 from verify.records.record import Run
-from verify.report import compare_words, gate_words, rows, run_table
+from verify.report import compare_words, gate_words, run_table
 from verify.report.checks import of_run
 from verify.report.document import Document
 from verify.report.html import record_html
@@ -86,7 +85,6 @@ def main(options: argparse.Namespace) -> int:
             beside=list(reversed(found[:-1])),
             record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
         ).encode(),
-        csv=lambda: rows.as_csv(rows.rows_of(run)),
         schema=files.schema,
     )
     if options.open and not webbrowser.open(Path(options.html).resolve().as_uri()):

@@ -26,7 +26,6 @@ SINKS = {  # and the name of the file in messages
     "json": "result",
     "markdown": "report",
     "html": "report",
-    "csv": "rows",
     "schema": "schema",
     "snippet": "script",
     "sarif": "findings",

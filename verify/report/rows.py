@@ -1,4 +1,4 @@
-"""Makes flat rows of a run, for pandas and spreadsheets: one for each row of the table in the terminal.
+"""Makes flat rows of a run, for pandas: one for each row of the table in the terminal.
 
     pandas.DataFrame(rows_of(run))
 
@@ -8,9 +8,6 @@ applicable). An error that is NaN or without a bound is `inf`, so that a compari
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from typing import Any
 
 from verify.records.record import CLASSES, ORDINARY, Figures, Run, replay_command
@@ -28,7 +25,6 @@ COLUMNS = (
     *("basis", "elements", "seed", "input", "index", "got", "got_hex", "truth", "replay"),
 )
 UNITS = {"plain": "ULP", "scaled": "ULP scaled", "noise": "noise"}
-FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a text that begins so is a formula in a spreadsheet
 
 
 def rows_of(run: Run) -> list[Row]:
@@ -46,30 +42,6 @@ def worst_of(run: Run) -> Row | None:
     facts = present(run)
     found = facts.worst or facts.closest
     return None if found is None else _row(found.owner, found)
-
-
-def as_csv(rows: Sequence[Row]) -> bytes:
-    """Returns the rows as CSV with a heading. A quote precedes a text that a spreadsheet would read as a formula."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows([_cell(row[name]) for name in COLUMNS] for row in rows)
-    return stream.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    text = words.clean(value)
-    return f"'{text}" if value.startswith(FORMULA) and not _is_number(value) else text
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _row(facts: KernelFacts, result: ResultFacts | None = None) -> Row:
