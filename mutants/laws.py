@@ -128,7 +128,7 @@ def _rms_norm(x: Tensor, weight: Tensor, eps: float, bug: str | None) -> Tensor:
     rstd = torch.rsqrt((wide * wide).mean(-1, keepdim=True) + eps)
     scale = weight.to(x.dtype) if bug == "weight rounded first" else weight
     y = wide * rstd * scale.double()
-    return torch.where(y < 0, y * 1.0001, y).to(x.dtype) if bug == "lopsided" else y.to(x.dtype)
+    return y.to(x.dtype)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, bug: str | None = None) -> Tensor:
@@ -220,7 +220,6 @@ FORWARD = (
     ("roundings", "gated", "one rounding", "of silu(g) u in float32, where the layer rounds twice", BOTH),
     ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
     ("grouped heads", "attention", _ORDER, "each has its neighbour's keys", BOTH),
-    ("exact identities", "rms_norm", "lopsided", "negative y off by 1e-4", BOTH),
     ("error contract", "silu", "integers taken", "and answered in int64", BOTH),
     ("compiled", "silu forward", "other numbers when compiled", "by 1e-3", BOTH),
     ("custom operators", "silu operator", "fake of another shape", "one element longer", BOTH),

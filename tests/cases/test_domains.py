@@ -293,9 +293,6 @@ def test_laws_stay_inside(law: str, dtype: str) -> None:
 
 
 def test_laws_that_must_leave_a_domain_do_not_apply() -> None:
-    declare = verify.kernel(op="swiglu_split", dtypes=["float32"], domain={"x1": "-4 <= x1 <= 4"})
-    with_domain = declare(lambda x1, x2: x1 * torch.nn.functional.silu(x2))
-    trial.skips("exact identities", with_domain, "an identity changes operands, and these have a domain: -4 <= x1 <= 4")
     closed = verify.kernel(
         like=lambda a: a.cumsum(-1), shapes={"a": "n d"}, dtypes=["float32"], domain={"a": "0 <= a <= 1"}, name="sums"
     )(lambda a: a.cumsum(-1))

@@ -13,10 +13,10 @@ from verify.errors import UsageError, closest
 # The laws in the order of `registry.ALL`.
 NAMES = tuple(
     """\
-determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
+determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, linear backward, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
 no stale results, batch invariance, same bits, roundings, causality, decode equals prefill, grouped heads, \
-varlen equals padded, permutation of experts, shapes, many rows, exact identities, linear backward, \
+varlen equals padded, permutation of experts, shapes, many rows, \
 configuration independence, error contract, compiled, custom operators, autocast, side stream, CUDA graph, \
 other device, large offsets, large tensors""".split(", ")
 )

@@ -133,7 +133,6 @@ def _family(
         return split(*x.chunk(2, -1), **params)
 
     at = Landmarks(regimes=lambda params: table(params).regimes, boundaries=lambda params: table(params).boundaries)
-    gate = {"symmetry": "gate", **options}
     alone, joined, apart = names
     return (
         Shipped(curve, (Operand("x"),), limits=partial(_limits, _alone)).op(
@@ -144,10 +143,10 @@ def _family(
             Elementwise(halves=2),
             landmarks=replace(at, of="x2", values=_gate_values),
             summary=f"x1 * {alone}(x2) on packed [..., 2d]",
-            **gate,
+            **options,
         ),
         Shipped(split, (Operand("x1"), Operand("x2")), limits=partial(_limits, _two)).op(
-            apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **gate
+            apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **options
         ),
     )
 

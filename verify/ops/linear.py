@@ -207,6 +207,5 @@ LINEAR = Shipped(_MEANING, _OPERANDS, ("y", "pre"), scales=_scales, limits=_limi
     params={"activation": "id"},
     choices={"activation": tuple(_ACTIVATIONS)},
     gate="scaled",
-    symmetry="linear",
     summary="act(x @ weight^T + bias)",
 )

@@ -156,7 +156,6 @@ def _normalization(name: str, norm: Callable[..., Tensor], operands: Sequence[Op
         params={"eps": eps},
         gate="scaled",
         landmarks=Landmarks(of="x"),
-        symmetry="norm",
         summary=summary,
     )
 

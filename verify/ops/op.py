@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from verify.ops.graph.shapes import Range
 
-Symmetry = Literal["gate", "norm", "linear"]
 
 _LONG = 1 << 16  # fewest input elements of a long problem
 
@@ -278,7 +277,6 @@ class Op:
     landmarks: Landmarks = Landmarks()
     summary: str = ""
     integers: tuple[str, ...] = ()  # outputs of integers or booleans, which are compared as float64 numbers
-    symmetry: Symmetry | None = None  # exact identity of a shipped op (`verify.laws.identities`)
     definition: str = field(default="", compare=False, repr=False)  # the source of that function, for reports
     captured: Any = field(default=None, compare=False, repr=False)  # calls of a file, see `verify.declare.captured`
     regions: Any = field(default=None, compare=False, repr=False)  # what counts, see `verify.ops.graph.regions`
