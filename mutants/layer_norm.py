@@ -289,7 +289,7 @@ _add(
     "race on partial sums",
     "backward",
     "float32 sums in the order of arrival",
-    killed_by=("determinism", "linear backward"),
+    killed_by=("determinism",),
 )
 _add(
     "strides ignored",

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
-from tests.laws.trial import attempt, breaks, holds, skips
+from tests.laws.trial import breaks, holds, skips
 from verify.declare.declaration import Kernel
 
 APART = {"q": "h t d", "k": "h s d", "v": "h s d"}
@@ -150,30 +150,3 @@ def test_other_bits_of_a_kernel_with_sums_of_its_own_are_found() -> None:
 def test_decode_needs_queries_that_count_apart() -> None:
     skips("decode equals prefill", declared(causal, shapes=TOGETHER), "does not allow one query alone")
     skips("decode equals prefill", declared(causal), "another result than among others")  # from the upper left
-
-
-# -- grouped heads ----------------------------------------------------------------------------------------
-
-
-def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attention(q, *(x.repeat_interleave(q.shape[0] // x.shape[0], 0) for x in (k, v)))
-
-
-def in_turn(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attention(q, *(x.repeat(q.shape[0] // x.shape[0], 1, 1) for x in (k, v)))
-
-
-@pytest.mark.parametrize("like", [grouped, in_turn])
-def test_repeated_heads_give_the_results_of_shared_ones(like: Callable[..., Any]) -> None:
-    def wrong(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return like(q, k.roll(1, 0), v.roll(1, 0)) if k.shape[0] == q.shape[0] else like(q, k, v)
-
-    holds("grouped heads", declared(like, shapes=GROUPED, where="h % g == 0"))
-    kernel = declared(like, wrong, shapes=GROUPED, where="h % g == 0")
-    breaks("grouped heads", kernel, "with keys repeated for every head")
-
-
-def test_grouped_heads_need_two_dimensions() -> None:
-    skips("grouped heads", declared(attention), "fewer heads of keys than of queries")
-    only_fewer = declared(grouped, shapes=GROUPED, where="h == 2 * g")
-    assert attempt("grouped heads", only_fewer).status == "skipped"

@@ -139,48 +139,6 @@ def test_a_layer_is_not_held_to_inputs_beyond_those_that_it_promises() -> None:
     assert tried(largest=2.0**24).status == "ok"
 
 
-# -- linear backward ----------------------------------------------------------------------------------------
-
-
-def test_a_backward_pass_is_repeated_in_formats_that_pytorch_does_not_multiply() -> None:
-    for dtype in ("float8_e4m3fn", "float8_e5m2"):
-
-        def wide(name: str, function: Callable[..., Any], dtype: str = dtype) -> Kernel:
-            def call(*operands, **options):
-                return function(*(each.double() for each in operands), **options).to(operands[0].dtype)
-
-            return verify.kernel(op=name, dtypes=[dtype])(call)
-
-        kernel = wide("swiglu_split", lambda x1, x2: x1 * silu(x2))
-        holds("linear backward", kernel, dtype)
-
-
-def test_a_gradient_that_underflows_may_come_back_when_it_is_doubled() -> None:
-    """Twice what was rounded to 0 is the smallest subnormal, or a multiple of it: no kernel can help that."""
-
-    def tiny(x, dy):
-        return (dy.double() * slope(x.double()) * 5e-46).to(dy.dtype)
-
-    def tiny_factor(x, dy):
-        return tiny(x, dy) * 64
-
-    for rounded in (tiny, tiny_factor):
-        holds("linear backward", silu_kernel(with_backward(rounded), gradients=True))
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda x, dy: torch.where(dy.abs() < 1.0, 0.0, dy * slope(x)),
-        lambda x, dy: torch.where(dy.abs() > 1.0, torch.nan, torch.zeros_like(x)),
-    ],
-    ids=["lost", "nan"],
-)
-def test_a_gradient_that_is_zero_for_a_small_upstream_alone_is_found(wrong: Callable[..., Any]) -> None:
-    kernel = silu_kernel(with_backward(wrong), gradients=True)
-    breaks("linear backward", kernel, "2 times the upstream gradient does not give 2 times it")
-
-
 # -- accuracy ------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,6 @@ The program must average values by that softmax. The laws compare outputs of cal
   numbers is 0, the kernel must keep the bits too.
 * decode equals prefill: the last query alone gets the same bits as among other queries. PyTorch's own sums and products
   choose their order by the sizes, so a kernel that calls them must only keep its limit.
-* grouped heads: the law repeats keys and values for every head. The results must be within the limit, or have the bits
-  of the results with shared heads.
 """
 
 from __future__ import annotations
@@ -221,86 +219,6 @@ def _check_decode(subject: Subject, case: Case) -> None:
     demand_same(case, alone, expected, rule, labels=("alone", f"among {rows.count}"))
 
 
-# -- grouped heads ---------------------------------------------------------------------------------------
-
-
-def _groups(op: Op, case: Case) -> tuple[int, int] | None:
-    """Returns the positions of the dimensions for heads of queries and of keys; None if these are not separate."""
-    geometry, parts = op.geometry, _parts(op)
-    assert isinstance(geometry, NamedDims)
-    query, key = (set(geometry.table[parts[role][0]]) - {_dimension(op, role)} for role in ("query", "key"))
-    heads, groups = ([name for name in some if isinstance(name, str)] for some in (query - key, key - query))
-    if len(heads) != 1 or len(groups) != 1:
-        return None
-    return geometry.dims.index(heads[0]), geometry.dims.index(groups[0])
-
-
-def _grouped_space(subject: Subject) -> CaseSpace:
-    """Returns the space of sizes with half as many heads of keys as of queries."""
-    op = subject.kernel.op
-    chosen = []
-    for dims in with_keys(op, _LENGTHS[:2]):
-        places = _groups(op, Case("float32", dims, "randn"))
-        if places is not None:
-            sizes = list(dims)
-            sizes[places[0]], sizes[places[1]] = 4, 2
-            chosen += [tuple(sizes)] if op.geometry.allows(tuple(sizes)) else []
-    return plain_space(subject, chosen)
-
-
-def _repeated(op: Op, case: Case, inputs: Inputs) -> tuple[Case, list[Inputs]] | None:
-    """Returns the case with a head of keys for each query head, and the operands for both orders of repetition."""
-    places = _groups(op, case)
-    if places is None:
-        return None
-    heads, groups = (case.dims[place] for place in places)
-    dims = (*case.dims[: places[1]], heads, *case.dims[places[1] + 1 :])
-    if heads == groups or heads % groups or not op.geometry.allows(dims):
-        return None
-    assert isinstance(op.geometry, NamedDims)
-    name = op.geometry.dims[places[1]]
-    orders: list[Inputs] = [dict(inputs), dict(inputs)]
-    for operand, shape in op.geometry.table.items():
-        value = inputs.get(operand)
-        if name in shape and value is not None:
-            axis = shape.index(name)
-            orders[0][operand] = value.repeat_interleave(heads // groups, axis)
-            orders[1][operand] = torch.cat([value] * (heads // groups), axis)
-    return msgspec.structs.replace(case, dims=dims), orders
-
-
-def _order(op: Op, case: Case) -> int | None:
-    """Returns how the function repeats heads: 0 for neighbours, 1 for all heads in turn; None if it does neither."""
-    given = inputs_of(op, case, "cpu")
-    found = _repeated(op, case, given)
-    whole = reference(op, given)
-    return next((n for n, some in enumerate(found[1]) if agree(whole, reference(op, some))), None) if found else None
-
-
-def _is_grouped(subject: Subject) -> str | None:
-    reason = _reason(subject)
-    if reason is None:
-        shapes = _grouped_space(subject).shapes
-        if not shapes or _order(subject.kernel.op, plain_cases(subject, _grouped_space(subject))[0]) is None:
-            reason = "the declaration does not allow both fewer heads of keys than of queries and as many"
-    return reason
-
-
-def _check_grouped(subject: Subject, case: Case) -> None:
-    op = subject.kernel.op
-    whole, order = _forward(subject, case), _order(op, case)
-    found = _repeated(op, case, dict(whole.inputs))
-    if found is None or order is None:
-        return
-    repeated, inputs = found[0], found[1][order]
-    results = run_tensors(subject.kernel, inputs, case.params, {})
-    expected = {name: whole.results[name] for name in op.outputs}
-    if same_bits([results[name] for name in expected], list(expected.values())):
-        return
-    if broken := broken_by(subject, repeated, Measured(inputs, {}, results)):
-        raise broken.restated("beyond the limit with keys repeated for every head", case, broken.facts)
-
-
 LAWS: Sequence[Law] = (
     Law(
         name="causality",
@@ -317,16 +235,6 @@ LAWS: Sequence[Law] = (
         space=_space,
         check=_check_decode,
         applies=_is_alone,
-        examples=plain_cases,
-        share=0.5,
-        nearest=True,
-    ),
-    Law(
-        name="grouped heads",
-        summary="keys and values repeated for every head give the results of shared ones",
-        space=_grouped_space,
-        check=_check_grouped,
-        applies=_is_grouped,
         examples=plain_cases,
         share=0.5,
         nearest=True,

@@ -1,14 +1,12 @@
-"""Gradients without a truth: against finite differences in float64, and against multiples of themselves.
+"""Gradients against finite differences, in float64: the backward pass belongs to this forward pass.
 
 `torch.autograd.gradcheck` compares a kernel's gradients with differences of its own outputs, so it needs no truth.
 `gradgradcheck` does the same for the gradient of the gradient, and does not apply to a backward pass without
-autograd. `linear backward` repeats a backward pass: floating-point arithmetic that rounds to nearest is symmetric in
-sign and in powers of two, so negating the upstream gradient negates every gradient and doubling it doubles them, bit
-for bit.
+autograd.
 
 Details:
 
-Gradcheck avoids inputs where a difference is useless: rows that are nearly constant, and the corner in the slope of
+The law avoids inputs where a difference is useless: rows that are nearly constant, and the corner in the slope of
 squared ReLU.
 """
 
@@ -23,13 +21,10 @@ from torch.autograd.gradcheck import GradcheckError, gradcheck
 
 from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.sizes import shapes_for
-from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
-from verify.laws.law import Broken, Law, Subject, has_gradients, place, plain_case, plain_space, show, space_of
-from verify.measure.call import Unchanged, call_tensors, describe, gradients_of, sent_all
+from verify.laws.law import Broken, Law, Subject, plain_case, plain_space
+from verify.measure.call import call_tensors, describe
 from verify.ops.geometry import ByGeometry, Shapes
-from verify.truth import formats
-from verify.truth.ulp import widen
 
 _DIMS: ByGeometry[Shapes] = ByGeometry(
     elementwise=((3,), (1,), (2, 3), (), (2, 1, 4), (17,)),
@@ -40,8 +35,6 @@ _STEP, _RELATIVE = 1e-6, 1e-5
 # Differences of step h are off by h^2 f''' / 6. For a norm f''' grows as 1 / spread^3: at 0.1 the error is 1e-9.
 _SPREAD = 0.1
 _CORNER = 1e-3
-# Powers of two are exact only above subnormals. This many binades remain free, for products inside the kernel.
-_MARGIN = 6
 
 
 def _shapes(subject: Subject) -> list[tuple[int, ...]]:
@@ -173,73 +166,7 @@ def _law(name: str, what: str, *, twice: bool) -> Law:
     )
 
 
-# -- linearity of the backward pass --------------------------------------------------------------------
-
-
-def _linear_space(subject: Subject) -> CaseSpace:
-    geometry = subject.kernel.op.geometry
-    return space_of(subject, fill=("randn", "mean 1e3", "outlier") if geometry.by_row else (geometry.fill,))
-
-
-def _check_linear(subject: Subject, case: Case) -> None:
-    kernel = subject.kernel
-    device, unchanged = subject.backend.device, Unchanged()
-    graph = call_tensors(kernel, inputs_of(kernel.op, case, device), case.params)
-    upstream = upstream_of(kernel.op, case, graph.values, shared=True)
-    runs = []
-    for factor in (1.0, -1.0, 2.0):
-        originals = {name: value if factor == 1.0 else _times(value, factor) for name, value in upstream.items()}
-        arriving = sent_all(originals, device)
-        runs.append(gradients_of(kernel, graph, arriving, retain=True, unchanged=unchanged, originals=originals))
-    base, negated, doubled = unchanged.demand(*runs)
-    for factor, got in ((-1.0, negated), (2.0, doubled)):
-        _demand_multiple(case, got, base, factor)
-
-
-def _times(value: Tensor, factor: float) -> Tensor:
-    """Returns a product by a power of two, rounded once. PyTorch cannot multiply formats of 8 bits."""
-    return value * factor if value.element_size() > 1 else (widen(value) * factor).to(value.dtype)
-
-
-def _demand_multiple(case: Case, got: dict[str, Tensor], base: dict[str, Tensor], factor: float) -> None:
-    """Raises `Broken` unless every gradient is `factor` times the other one, bit for bit.
-
-    Values near the ends of the range are not compared.
-    """
-    for name, value in base.items():
-        fmt = formats.of(value.dtype)
-        wanted = _times(value, factor)
-        if torch.equal(got[name], wanted):
-            continue
-        sizes = torch.minimum(widen(value).abs(), widen(wanted).abs())
-        largest = torch.maximum(widen(value).abs(), widen(wanted).abs())
-        usual = torch.isfinite(largest) & (largest <= float(fmt.max_finite) * 2.0**-_MARGIN)
-        if factor != -1.0:
-            # a zero may come from an underflow of the value or of its multiple, so the two may differ
-            compared = torch.where(largest == 0, widen(got[name]).abs(), sizes)
-            usual &= ~(compared < float(fmt.min_normal) * 2.0**_MARGIN)
-        differs = (widen(got[name]) != widen(wanted)) & usual
-        wrong = torch.nonzero(differs.reshape(-1))
-        if wrong.numel():
-            index = int(wrong[0])
-            facts = {
-                "at": f"{name} {place(value, index)}",
-                "got": show(got[name], index),
-                "wanted": f"{factor:g} times {show(value, index)}",
-            }
-            rule = f"{factor:g} times the upstream gradient does not give {factor:g} times it"
-            raise Broken(rule, case, facts, result=name, index=index)
-
-
 LAWS: Sequence[Law] = (
     _law("gradcheck", "gradients", twice=False),
     _law("gradgradcheck", "gradients of gradients", twice=True),
-    Law(
-        name="linear backward",
-        summary="negating or doubling the upstream gradient does the same to every gradient",
-        space=_linear_space,
-        check=_check_linear,
-        applies=has_gradients,
-        share=0.5,
-    ),
 )
