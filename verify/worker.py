@@ -436,7 +436,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
         _one(it.target), on, it.dtype, it.case, say
     ),
     diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
-        _one(it.target), on, it.dtype, it.case, say
+        _one(it.target), on, it.dtype, it.case, say, it.target
     ),
     diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
     laws.TryLaw: _try_law,

@@ -67,6 +67,8 @@ def _orders(options: argparse.Namespace) -> int:
 
 def lines_of_order(order: Order) -> list[str]:
     """Returns the order of a sum as lines for the screen."""
+    if order.basis == "compiled":
+        return _lines_of_compiled(order)
     head = f"{order.kernel} {order.dtype} on {order.backend}: {order.result} over {order.operand}"
     if order.unknown:
         return [f"{head}: not known", f"  {order.unknown}"]
@@ -77,6 +79,21 @@ def lines_of_order(order: Order) -> list[str]:
         return [*lines, f"  not its order, which gives {share}: {why}"]
     deep = f"at most {order.depth:,} additions round a term: {order.depth * order.spacing / 2:.1e} of the magnitudes"
     return [*lines, f"  it gives {share}, which is no proof", f"  {deep}"]
+
+
+def _lines_of_compiled(order: Order) -> list[str]:
+    """Returns the order in what Triton compiled as lines for the screen."""
+    head = f"{order.kernel} {order.dtype}, as compiled"
+    if order.unknown or order.proof is None:
+        return [f"{head}: not known", f"  {order.unknown}"]
+    proof, place = order.proof, ", ".join(map(str, order.proof.program))
+    sums = "1 sum" if order.rows == 1 else f"{order.rows:,} sums"
+    lines = [f"{head} for {proof.target}: {sums} of {order.terms:,} terms of {order.operand}, added in {order.kind}"]
+    lines += [f"  {line}" for line in order.words]
+    roundings = f"at most {order.depth:,} roundings{', one of a product' if proof.products else ''}"
+    where = "where data choose this branch" if proof.branches else "every input without overflow"
+    lines.append(f"  proved for {where}: {roundings}, |error| <= {proof.bound:.1e} of the magnitudes")
+    return [*lines, f"  in program {place} of {', '.join(map(str, proof.grid))}; --json has the certificate"]
 
 
 def lines_of(found: Explanation) -> list[str]:

@@ -24,10 +24,11 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.declaration import Kernel
+from verify.diagnose import compiled
 from verify.diagnose.requests import Order
 from verify.diagnose.same import cases_of, subject_of
 from verify.laws.locality import Rows, separate_rows
-from verify.measure.call import run_tensors
+from verify.measure.call import run_kernel, run_tensors
 from verify.truth import formats
 from verify.truth.ulp import bits_of
 from verify.workers.requests import OnProgress
@@ -224,8 +225,13 @@ def _tree(asked: _Signed | _Positive) -> Additions:
     return additions
 
 
-def orders_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress) -> list[Order]:
-    """Returns the order of each sum over an operand that has rows, in one dtype, at the sizes of a case."""
+def orders_of(
+    kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, target: str = ""
+) -> list[Order]:
+    """Returns the order of each sum over an operand that has rows, in one dtype, at the sizes of a case.
+
+    The orders in what Triton compiled for a target follow.
+    """
     subject = subject_of(kernel, backend, dtype)
     dtype, case = subject.dtype, Case.from_json(text) if text else cases_of(subject)[0]
     found = []
@@ -241,6 +247,10 @@ def orders_of(kernel: Kernel, backend: Backend, dtype: str, text: str, progress:
             if operand in rows.axes and result in rows.axes and operand in real:
                 progress(f"{kernel.name} {dtype}, {result} over {operand}")
                 found.append(_order(_Sum(kernel, case, rows, operand, result, inputs), dtype, backend.name))
+    if backend.triton and target:
+        progress(f"{kernel.name} {dtype}, as compiled")
+        named = Order(kernel.name, dtype, backend.name, "", "", 0)
+        found += compiled.proved(named, lambda: run_kernel(kernel, case, backend.device), backend, target)
     return found
 
 

@@ -272,6 +272,28 @@ class FindSettings(Request[SameBits], frozen=True, tag="same"):
     case: str = ""
 
 
+class ProvedSum(msgspec.Struct, frozen=True):
+    """Holds a sum of a launch: what each term reads, and where the sum itself is stored, as (operand, byte)."""
+
+    terms: list[list[tuple[int, int]]]
+    results: list[tuple[int, int]]
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """Holds what `tests/oracle/summation.py` needs to check an order, without the code that found it."""
+
+    target: str
+    ptx: str
+    values: list[int | None]  # of the operands
+    program: list[int]
+    grid: list[int]
+    zeros: bool  # True: zeros are added, which turns a sum of negative zeros into zero
+    products: bool  # True: a term is a product, whose rounding is counted; it may be fused
+    branches: bool  # True: data choose between branches of the program
+    bound: float  # of the error of a sum, as a share of the sum of the magnitudes of its terms
+    sums: list[ProvedSum]
+
+
 class Order(msgspec.Struct, frozen=True):
     """Holds the order in which a kernel adds up one result, as additions of terms and of earlier additions.
 
@@ -293,6 +315,8 @@ class Order(msgspec.Struct, frozen=True):
     tested: str = ""  # what this share is of
     spacing: float = 0.0  # of 1.0 in the format that the order adds in
     words: list[str] = []
+    basis: Literal["probed", "compiled"] = "probed"  # from results, or from what Triton compiled
+    proof: Proof | None = None
 
 
 class FindOrders(Request[list[Order]], frozen=True, tag="order"):

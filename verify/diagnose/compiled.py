@@ -1,0 +1,352 @@
+"""Proves the order in which a Triton kernel adds up, from what Triton compiled, for `verify explain --order`.
+
+On a GPU the compiled programs are those of the launches. Elsewhere the launches of the interpreter are compiled for an
+H100 in a process of its own, whose Triton interprets nothing; no GPU is needed for that. `ttgir.py` runs one program of
+a launch on symbols, and a sum is a tree of additions in what it computed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby, pairwise
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from verify.backends import Backend
+from verify.declare.discovery import imported
+from verify.declare.target import Target
+from verify.diagnose.requests import Order, Proof, ProvedSum
+from verify.diagnose.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
+
+_FEW = 8  # numbers of memory that name a term
+_OF_ZEROS = {*ADDITIONS, "arith.mulf", "arith.extf", "arith.truncf", PRODUCT}  # give zero for zeros
+_PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
+_TARGET = ("cuda", 90, 32)
+_COMPARED = "3.6."  # Triton whose PTX adds as `ttgir.py` says: tests/diagnose/test_compiled.py
+_PLACES = {  # where additions are made: of parts in turn, or in a butterfly
+    "loop": "{0:,} turns of a loop one after the other",
+    "thread": "{0:,} numbers of a thread one after the other",
+    "lanes": "a butterfly over {1:,} lanes",
+    "warps": "a butterfly over {1:,} warps",
+}
+
+
+# -- launches -------------------------------------------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """Holds a launch, and what was compiled for it."""
+
+    function: str
+    values: dict[str, Any]  # of its operands, by name
+    grid: list[int]
+    ttgir: str
+    ptx: str
+    target: str
+
+
+def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[Launch]:
+    """Returns the launches of a call, compiled."""
+    from triton.runtime import JITFunction, interpreter
+
+    interpreted = backend.triton == "interpreted"
+    owner: Any = interpreter.InterpretedFunction if interpreted else JITFunction
+    run, seen = owner.run, list[tuple[Any, ...]]()
+
+    def recording(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        found = run(self, *args, grid=grid, warmup=warmup, **kwargs)
+        values = dict(zip(inspect.signature(self.fn).parameters, args, strict=False)) | kwargs
+        sizes = [*(grid(values) if callable(grid) else grid), 1, 1][:3]
+        seen.append((self, args, kwargs, values, [int(each) for each in sizes], found))
+        return found
+
+    owner.run = recording
+    try:
+        call()
+    finally:
+        owner.run = run
+    if interpreted:
+        request = [(_named(function), *_plain((args, kwargs))) for function, args, kwargs, *_ in seen]
+        compiled = _compiled_apart(request, target) if request else []
+    else:
+        compiled = [_texts(found) for *_, found in seen]
+    return [
+        Launch(function.fn.__name__, values, grid, *texts)
+        for (function, _, _, values, grid, _), texts in zip(seen, compiled, strict=True)
+    ]
+
+
+def _texts(compiled: Any) -> tuple[str, str, str]:
+    from triton import __version__
+
+    if not __version__.startswith(_COMPARED):
+        raise NotUnderstood(
+            f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
+        )
+    target = compiled.metadata.target
+    return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
+
+
+def _named(function: Any) -> tuple[str, str]:
+    """Returns the module and the name by which another process finds a function."""
+    module = sys.modules[function.fn.__module__]
+    for name, value in vars(module).items():
+        while value is not function and hasattr(value, "fn"):  # an autotuner has the function that it tunes
+            value = value.fn
+        if value is function:
+            return module.__name__, name
+    raise NotUnderstood(f"{function.fn.__name__} is no name of its module, so no other process finds it")
+
+
+def _plain(value: Any) -> Any:
+    """Returns arguments as JSON has them."""
+    from triton import language
+
+    value = value.value if isinstance(value, language.constexpr) else value
+    if isinstance(value, torch.Tensor):
+        return {"tensor": str(value.dtype).removeprefix("torch."), "address": value.data_ptr() % 16}
+    if isinstance(value, language.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if hasattr(value, "fn"):
+        return {"function": _named(value)}
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise NotUnderstood(f"an argument of the type {type(value).__name__}")
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _compiled_apart(launches: list[Any], target: str) -> list[tuple[str, str, str]]:
+    """Returns TTGIR, PTX and target of launches, compiled by another process."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "verify.diagnose.compiled"]
+    text = json.dumps([target, launches])
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    found: list[tuple[str, str, str]] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Compiles the launches of a target for a GPU that is not here: JSON on stdin, and on stdout."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    target, launches = json.load(sys.stdin)
+    out, sys.stdout = sys.stdout, sys.stderr  # the module may print
+    imported(Target.parse(target))
+    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    driver.get_current_target = lambda: GPUTarget(*_TARGET)
+    triton.runtime.driver.set_active(driver)
+    found = []
+    for (module, name), args, kwargs in launches:
+        function, options = _function(module, name), {key: _given(each) for key, each in kwargs.items()}
+        found.append(_texts(function.run(*map(_given, args), grid=(1,), warmup=True, **options)))
+    json.dump(found, out)
+
+
+def _function(module: str, name: str) -> Any:
+    from triton.runtime import JITFunction
+
+    value = getattr(sys.modules[module], name)
+    while not isinstance(value, JITFunction):
+        value = value.fn
+    return value
+
+
+def _given(value: Any) -> Any:
+    """Returns an argument of a launch: for a tensor its dtype and where its memory begins."""
+    from triton import language
+    from triton.runtime.jit import MockTensor
+
+    if isinstance(value, list):
+        return tuple(map(_given, value))
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        pointer = MockTensor(getattr(torch, value["tensor"]))
+        pointer.data_ptr = lambda: value["address"]
+        return pointer
+    return language.dtype(value["dtype"]) if "dtype" in value else _function(*value["function"])
+
+
+# -- orders ---------------------------------------------------------------------------------------
+
+
+def proved(of: Order, call: Callable[[], Any], backend: Backend, target: str) -> Iterator[Order]:
+    """Yields the orders of the sums in the launches of a call, or why there are none; `of` names kernel and dtype."""
+    try:
+        launches = {each.ttgir + str(each.grid): each for each in launches_of(call, backend, target)}
+    except NotUnderstood as why:
+        yield msgspec.structs.replace(of, unknown=str(why), basis="compiled")
+        return
+    for launch in launches.values():
+        named = msgspec.structs.replace(of, kernel=launch.function, basis="compiled")
+        if "tt.reduce" not in launch.ttgir and "scf.for" not in launch.ttgir and "tt.dot" not in launch.ttgir:
+            continue
+        try:
+            program = Program(launch.ttgir, launch.values, (0, 0, 0), launch.grid)
+            sums, refused = sums_of(program)
+        except NotUnderstood as why:
+            sums, refused = [], [str(why)]
+        forms: dict[tuple[Any, ...], list[Sum]] = {}
+        for each in sums:
+            forms.setdefault((tuple(each.additions), each.format, each.zeros, each.products), []).append(each)
+        yield from (_order(named, launch, program, form) for form in forms.values())
+        yield from (msgspec.structs.replace(named, unknown=why) for why in refused)
+
+
+def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Order:
+    """Returns the order of sums of one form, with their proof."""
+    first = form[0]
+    numbers = [launch.values.get(name) for name in program.operands]
+    # a number above the bound, as rounding may lower it
+    bound = ((1 + 2.0 ** -_PRECISION[first.format]) ** first.depth - 1) * (1 + 2.0**-20) + 2.0**-80
+    split = [
+        ProvedSum([[_split(each) for each in term] for term in one.terms], [_split(each) for each in one.results])
+        for one in form
+    ]
+    read = {at >> OPERAND for each in form for term in each.terms for at in term}
+    stored = {at >> OPERAND for each in form for at in each.results}
+    operand, result = (", ".join(program.operands[at] for at in sorted(places)) for places in (read, stored))
+    words = [_PLACES[where].format(deep + 1, 1 << deep) for where, deep in reversed(first.places)]
+    return msgspec.structs.replace(
+        of,
+        operand=operand,
+        result=result or "a step",
+        rows=len(form),
+        kind=first.format,
+        terms=len(first.terms),
+        additions=first.additions,
+        depth=first.depth,
+        explained=1.0,
+        words=[", then ".join(words)],
+        proof=Proof(
+            target=launch.target,
+            ptx=launch.ptx,
+            values=[int(each) if isinstance(each, int) else None for each in numbers],
+            program=[0, 0, 0],
+            grid=launch.grid,
+            zeros=first.zeros,
+            products=first.products,
+            branches=program.branches,
+            bound=bound,
+            sums=split,
+        ),
+    )
+
+
+def _split(address: int) -> tuple[int, int]:
+    return address >> OPERAND, address & (1 << OPERAND) - 1
+
+
+class Sum(NamedTuple):
+    """Holds a sum: the addresses that each of its terms reads, and its additions as in `Order`."""
+
+    format: str
+    terms: list[list[int]]
+    additions: list[tuple[int, int]]
+    zeros: bool
+    products: bool
+    depth: int  # the most roundings of a term
+    places: list[tuple[str, int]]  # where the deepest term is added, and how often in turn, the last addition first
+    results: list[int]  # addresses of the sum itself
+
+
+class _Facts:
+    """Holds what is known of each expression: the addresses that name it as a term, and whether it is zero."""
+
+    def __init__(self, program: Program) -> None:
+        self.reads, self.zero, self.named = list[list[int]](), list[bool](), list[bool]()
+        for number, node in enumerate(program.nodes):
+            inputs = program.inputs(number)
+            own = {node[2]} if node[0] == "memory" else {at for each in inputs for at in self.reads[each]}
+            self.reads.append(sorted(own) if len(own) <= _FEW else [])
+            of_zeros = node[0] in _OF_ZEROS and all(self.zero[at] for at in inputs)
+            self.zero.append(of_zeros or node[:2] == ("constant", "0.000000e+00"))
+            self.named.append(bool(self.reads[-1]) or (node[0] in ADDITIONS and any(self.named[at] for at in inputs)))
+
+
+def sums_of(program: Program) -> tuple[list[Sum], list[str]]:
+    """Returns the sums of a program, each as large as possible, and why others have no order."""
+    inner = {each for at, made in enumerate(program.made) if made for each in program.inputs(at)}
+    results: dict[int, list[int]] = {}
+    for address, number in program.stored.items():
+        while program.nodes[number][0] in ("arith.truncf", "arith.extf"):
+            number = program.nodes[number][2]
+        results.setdefault(number, []).append(address)
+    found, refused, facts = list[Sum](), dict[str, None](), _Facts(program)
+    for root, made in enumerate(program.made):
+        if made and root not in inner:
+            try:
+                found += _sum(program, root, facts, results.get(root, []))
+            except NotUnderstood as why:
+                refused[str(why)] = None
+    return found, list(refused)
+
+
+def _sum(program: Program, root: int, facts: _Facts, results: list[int]) -> Iterator[Sum]:
+    """Yields the sum that ends with an addition; nothing if fewer than three of its terms read memory.
+
+    Zeros are no terms. Terms that read nothing, or many numbers, have no name: padding makes one, exp(-inf - max).
+    """
+    nodes, tree, stack = program.nodes, set[int](), [root]
+    leaves, zeros, products = dict[tuple[int, int], list[int]](), False, False
+    while stack:
+        at = stack.pop()
+        if at in tree:
+            raise NotUnderstood("an addition enters a sum twice, as in a compensated sum")
+        tree.add(at)
+        for side, each in enumerate(program.inputs(at)):
+            step = nodes[each][0]
+            if step in ADDITIONS and facts.named[each]:
+                stack.append(each)
+            elif facts.zero[each]:
+                zeros = True
+            else:
+                leaves[at, side] = [] if step in ADDITIONS else facts.reads[each]
+                products |= step in ("arith.mulf", PRODUCT)
+    terms, formats = sorted(leaves.values()), {nodes[at][1] for at in tree}
+    named = [term for term in terms if term]
+    if len(named) < 3 and len(terms) <= _FEW:
+        return
+    if len(named) < 3 or any(one == two for one, two in pairwise(named)):
+        raise NotUnderstood("terms of a sum read the same numbers, or many")
+    if len(formats) > 1:
+        raise NotUnderstood(f"a sum in several formats: {', '.join(sorted(formats))}")
+    value: dict[Any, int] = {key: at for at, key in enumerate(sorted(leaves, key=leaves.__getitem__))}
+    additions, deep = list[tuple[int, int]](), [int(products)] * len(terms)
+    made = [""] * len(terms)
+    for at in sorted(tree):  # an expression has a larger number than its parts
+        keys = [(at, side) if (at, side) in value else each for side, each in enumerate(program.inputs(at))]
+        parts = [value[key] for key in keys if key in value]
+        if len(parts) == 2:
+            additions.append((parts[0], parts[1]))
+            deep.append(max(deep[part] for part in parts) + 1)
+            made.append(program.made[at])
+        value[at] = len(deep) - 1 if len(parts) == 2 else parts[0]
+    yield Sum(formats.pop(), terms, additions, zeros, products, deep[-1], _along(additions, deep, made), results)
+
+
+def _along(additions: list[tuple[int, int]], deep: list[int], made: list[str]) -> list[tuple[str, int]]:
+    """Returns where the deepest term is added, the last addition first."""
+    places, at = list[str](), len(deep) - 1
+    while at > len(additions):
+        places.append(made[at])
+        at = max(additions[at - len(additions) - 1], key=deep.__getitem__)
+    return [(place, len(list(group))) for place, group in groupby(places)]
+
+
+if __name__ == "__main__":
+    main()
