@@ -194,7 +194,7 @@ def found_by(
     count = min(_MOST_SETS, -(-_ENOUGH // max(size, 1)))
     sets = {kind: list(_sets(inputs, count * (_REFUTING if kind == "others" else 1), kind)) for kind in _SEEDS}
     sets["search"].insert(0, tuple(inputs))
-    known, others, unseen = ([(each, _results(function, each)) for each in some] for some in sets.values())
+    known, others, unseen = ([(x, [*map(_Got, _results(function, x))]) for x in some] for some in sets.values())
     searched = partial(_searched, known=known, others=others, unseen=unseen)
     best = searched(program, before=None)
     if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
@@ -212,7 +212,7 @@ def found_by(
     return best
 
 
-Known = list[tuple[tuple[Tensor, ...], list[Tensor]]]  # inputs with the results of a function
+Known = list[tuple[tuple[Tensor, ...], list["_Got"]]]  # inputs with the results of a function
 
 
 def _searched(
@@ -249,7 +249,7 @@ def _searched(
         usual=program.usual,
         known=_share(program, own, known),
         unseen=_share(program, own, unseen),
-        elements=sum(value.numel() for _, results in unseen for value in results),
+        elements=sum(got.value.numel() for _, results in unseen for got in results),
         evaluations=search.evaluations,
         undecided=undecided,
     )
@@ -289,7 +289,7 @@ class _Search:
 
     def choices(self) -> Iterator[tuple[str, str]]:
         """Yields each place with each format that it may have."""
-        wide = any(value.dtype == torch.float32 for _, results in self.known for value in results)
+        wide = any(got.value.dtype == torch.float32 for _, results in self.known for got in results)
         for place in self.program.places:
             for kind in (self.program.usual, *self.program.kinds):
                 yield place, kind
@@ -324,7 +324,7 @@ class _Search:
     @cached_property
     def good(self) -> float:
         """The distance that other functions of a library make: a unit in the last place of few elements."""
-        return _GOOD * sum(value.numel() for _, results in self.known for value in results)
+        return _GOOD * sum(got.value.numel() for _, results in self.known for got in results)
 
     def _held(self, formats: Contract) -> _Held:
         self.evaluations += 1
@@ -412,25 +412,27 @@ def _ordinals(value: Tensor) -> Tensor:
     return torch.where(bits >= sign, sign - bits, bits)
 
 
-def _apart(predicted: Tensor, got: Tensor) -> Tensor:
-    """Returns by how many units in the last place the prediction of each element is off."""
-    made = predicted.float().to(got.dtype)
-    far = (_ordinals(made) - _ordinals(got)).abs().clamp(max=_FAR).double()
-    both = torch.isnan(made.float()).reshape(-1) & torch.isnan(got.float()).reshape(-1)
-    return far.masked_fill(both, 0.0)
+class _Got:
+    """Holds a result of a function, and what each comparison with a prediction asks of it."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.value, self.ordinals, self.nan = value, _ordinals(value), value.float().isnan().reshape(-1)
+
+    def apart(self, predicted: Tensor) -> Tensor:
+        """Returns by how many units in the last place the prediction of each element is off."""
+        made = predicted.float().to(self.value.dtype)
+        far = (_ordinals(made) - self.ordinals).abs_().clamp_(max=_FAR).double()
+        return far.masked_fill_(made.float().isnan().reshape(-1) & self.nan, 0.0)
 
 
-def _off(made: Rounded, results: Sequence[Tensor]) -> float:
-    pairs = zip(made.outputs(), results, strict=True)
-    return sum(
-        0.0 if torch.equal(one.float().to(got.dtype), got) else float(_apart(one, got).sum()) for one, got in pairs
-    )
+def _off(made: Rounded, results: Sequence[_Got]) -> float:
+    return sum(float(got.apart(one).sum()) for one, got in zip(made.outputs(), results, strict=True))
 
 
 def _share(program: Program, formats: Contract, known: Known) -> float:
     """Returns the share of elements whose bits are predicted."""
     made = ((Rounded(program, inputs, formats).outputs(), results) for inputs, results in known)
-    equal = [_apart(one, got) == 0 for pair in made for one, got in zip(*pair, strict=True)]
+    equal = [got.apart(one) == 0 for pair in made for one, got in zip(*pair, strict=True)]
     return sum(int(each.sum()) for each in equal) / max(sum(map(torch.numel, equal)), 1)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate, map_arg
 
 from verify.errors import UsageError, said_by
 
@@ -108,6 +109,11 @@ class Program:
     def nodes(self) -> list[fx.Node]:
         """The nodes in order."""
         return list(self.graph.graph.nodes)
+
+    @cached_property
+    def steps(self) -> list[_Step]:
+        """What is evaluated, in order."""
+        return [_Step(node, self.nearest) for node in self.nodes if node.op == "call_function"]
 
     @cached_property
     def operands(self) -> list[fx.Node]:
@@ -214,22 +220,18 @@ class Rounded:
         self.exact: dict[fx.Node, Any] = {}  # of places: before they are rounded
         given = iter(inputs)
         for node in program.nodes:
-            if node.op == "placeholder":
-                value = next(given)
+            if node.op in ("placeholder", "get_attr"):
+                value = next(given) if node.op == "placeholder" else getattr(program.graph, str(node.target))
                 self.values[node] = value.double() if value.is_floating_point() else value
-            elif node.op == "get_attr":
-                value = getattr(program.graph, str(node.target))
-                self.values[node] = value.double() if value.is_floating_point() else value
-            elif node.op == "call_function":
-                self._evaluate(node, self.values)
+        for step in program.steps:
+            self._evaluate(step)
 
-    def _evaluate(self, node: fx.Node, values: Mapping[fx.Node, Any]) -> None:
-        wide = torch.float32 if not self.program.nearest and named(node) in _FUNCTIONS else torch.float64
-        value = _computed(node, values, wide)
-        if _is_place(node):
-            self.exact[node] = value
-            value = rounded(value, self.contract.get(node.name, self.program.usual))
-        self.values[node] = value
+    def _evaluate(self, step: _Step) -> None:
+        value = step.value(self.values)
+        if step.is_place:
+            self.exact[step.node] = value
+            value = rounded(value, self.contract.get(step.node.name, self.program.usual))
+        self.values[step.node] = value
 
     def changed(self, flips: Contract) -> Rounded:
         """Returns the values under a contract with other formats at some places."""
@@ -237,11 +239,10 @@ class Rounded:
         made.program, made.contract = self.program, {**self.contract, **flips}
         made.values, made.exact = dict(self.values), dict(self.exact)
         moved: set[fx.Node] = set()
-        for node in self.program.nodes:
-            if node.op != "call_function":
-                continue
-            if any(each in moved for each in node.all_input_nodes):
-                made._evaluate(node, made.values)
+        for step in self.program.steps:
+            node = step.node
+            if not moved.isdisjoint(step.inputs):
+                made._evaluate(step)
             elif node.name in flips:
                 made.values[node] = rounded(made.exact[node], made.contract[node.name])
             else:
@@ -264,26 +265,31 @@ def rounded(value: Any, kind: str) -> Any:
     return (wide if kind == WIDE else wide.to(FORMATS[kind]).float()).double()
 
 
-def _computed(node: fx.Node, values: Mapping[fx.Node, Any], wide: torch.dtype) -> Any:
-    """Evaluates one node in float32 or float64; returns float64 numbers."""
+class _Step:
+    """Holds what every evaluation asks of a node: a search evaluates each thousands of times."""
 
-    def given(each: Any) -> Any:
-        if isinstance(each, fx.Node):
-            return values[each]
-        if isinstance(each, float):  # a kernel has the constants of float32
-            return float(torch.tensor(each, dtype=torch.float32))
-        return type(each)(map(given, each)) if isinstance(each, list | tuple) else each
+    def __init__(self, node: fx.Node, nearest: bool) -> None:
+        self.node, self.inputs = node, node.all_input_nodes
+        self.args, self.keywords = map_aggregate((node.args, node.kwargs), _constant)
+        self.is_place, self.is_cast = _is_place(node), _is_cast(node)
+        self.narrow = not nearest and named(node) in _FUNCTIONS
 
-    args = [given(each) for each in node.args]
-    if _is_cast(node):
-        return args[0]
-    if wide == torch.float32:
-        args[0] = args[0].float()
-    keywords = {name: given(each) for name, each in node.kwargs.items()}
-    if isinstance(keywords.get("dtype"), torch.dtype) and keywords["dtype"].is_floating_point:
-        keywords["dtype"] = torch.float64
-    value = node.target(*args, **keywords)
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+    def value(self, values: Mapping[fx.Node, Any]) -> Any:
+        """Evaluates the node in float32 or float64; returns float64 numbers."""
+        args, keywords = map_arg((self.args, self.keywords), values.__getitem__)
+        if self.is_cast:
+            return args[0]
+        if self.narrow:
+            args = (args[0].float(), *args[1:])
+        value = self.node.target(*args, **keywords)
+        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _constant(value: Any) -> Any:
+    """Returns a constant as a kernel has it, in float32, and a dtype as it is evaluated in."""
+    if isinstance(value, float):
+        return float(torch.tensor(value, dtype=torch.float32))
+    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
 
 
 def named(node: Any) -> str:
