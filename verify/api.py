@@ -258,7 +258,6 @@ def sweep(
     results: Iterable[str] = (),
     pairs: bool = False,
     range: tuple[float, float] | None = None,
-    regime: str = "",
     baseline: bool = False,
     curve: bool = True,
     backend: str | None = None,
@@ -281,7 +280,7 @@ def sweep(
     _demand_numbers(timeout, jobs=jobs)
     named = _targets(sweep, targets, kernels, dtypes, declaration)
     said = {"dtype": dtypes, "result": results, "pairs": pairs, "range": range and f"{range[0]!r}:{range[1]!r}"}
-    said |= {"regime": regime, "baseline": baseline, "no-curve": not curve, "backend": backend}
+    said |= {"baseline": baseline, "no-curve": not curve, "backend": backend}
     begun: dict[str, float] = {}
 
     def advanced(space: Space, done: int, total: int) -> None:
@@ -292,7 +291,7 @@ def sweep(
     bounds = range and (number(range[0]), number(range[1]))
     with workers(gpus, scheduler, named, backend, pool, progress) as pool:
         settings = drive.SweepSettings(
-            spaces=ListSpaces(named, dtypes, results, pairs, bounds, regime, baseline, needs_pairs=pairs),
+            spaces=ListSpaces(named, dtypes, results, pairs, bounds, baseline, needs_pairs=pairs),
             backend=backend,
             curve=curve,
             jobs=jobs,

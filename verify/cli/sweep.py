@@ -1,7 +1,7 @@
 """Judge every input: a proof.
 
 Run elementwise kernels on every input of a dtype, or of a range, and judge every result against the exact value.
-Without a GPU float32 is swept only with --dtype, --range or --regime.
+Without a GPU float32 is swept only with --dtype or --range.
 
     verify sweep accuracy.py::my_gelu --dtype bfloat16
     verify sweep accuracy.py::my_gelu --range=-6:-5
@@ -10,7 +10,6 @@ Without a GPU float32 is swept only with --dtype, --range or --regime.
 targets --dtype ... --result ...
 --pairs  kernels of two operands: all 2^32 pairs of 16 bits
 --range LO:HI  inputs from LO to HI, both included (of a pair: of the gate)
-| --regime
 --baseline  sweep PyTorch's own implementation beside it
 --no-curve  leave the error-against-input curve out of the record
 --resume --backend --jobs

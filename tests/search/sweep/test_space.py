@@ -5,7 +5,6 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from fractions import Fraction
 from functools import cache
 
 import msgspec
@@ -22,7 +21,6 @@ from verify.search.sweep.space import (
     Partial,
     Space,
     bits_of_key,
-    finite_keys,
     key_of_bits,
     key_of_value,
     left_over,
@@ -60,12 +58,6 @@ def test_the_key_of_a_value_is_that_of_the_next_number(value: float) -> None:
     assert key_of_value(HALF, value) == inside[bisect.bisect_left(ordered, value)]
     if abs(value) <= HALF.max_finite:
         assert key_of_value(HALF, value, above=True) == inside[bisect.bisect_right(ordered, value)]
-
-
-def test_a_regime_is_the_finite_numbers_in_it() -> None:
-    low, high = finite_keys(HALF, -math.inf, -1.0)
-    members = [Fraction(HALF.value(bits_of_key(HALF, key))) for key in range(low, high)]
-    assert members[0] == -HALF.max_finite and members[-1] < -1 and len(members) == key_of_bits(HALF, 0xBC00) - low
 
 
 def space(start: int, stop: int, shape: str = "unary", dtype: str = "float32") -> Space:

@@ -94,8 +94,8 @@ def _result(kernel: Kernel, space: Space, name: str, partial: Partial, *, curve:
         baseline_worst = other.described(other.worst(1))
     points = sum(item.n for item in part.regimes.values())
     whole = partial.done == space.chunks and points > 1
-    where = space.regime
-    if not (space.complete or where):
+    where = ""
+    if not space.complete:
         where = " to ".join(decimal(fmt, bits_of_key(fmt, key)) for key in (space.start, space.stop - 1))
     edges, of_curve = edges_for(op, op.resolve(kernel.params), fmt), deciding_operand(op) or gate_of(op)
     return result_of(

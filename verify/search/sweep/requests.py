@@ -29,7 +29,6 @@ class ListSpaces(Request[Spaces], frozen=True, tag="sweep spaces"):
     results: tuple[str, ...] = ()
     pairs: bool = False  # also sweep kernels of two operands
     bounds: tuple[Number, Number] | None = None
-    regime: str = ""
     baseline: bool = False
     needs_pairs: bool = False  # an error if all kernels have one operand
 

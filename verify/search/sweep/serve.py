@@ -21,8 +21,8 @@ from verify.records.record import KernelRun, value_of
 from verify.search.sweep.checking import check
 from verify.search.sweep.finishing import finish
 from verify.search.sweep.requests import ListSpaces, RecordSweep, Spaces, SweepChunks
-from verify.search.sweep.space import PAIR_BITS, Partial, Space, finite_keys, key_of_value
-from verify.truth.formats import Format, named
+from verify.search.sweep.space import PAIR_BITS, Partial, Space, key_of_value
+from verify.truth.formats import named
 from verify.workers.requests import OnProgress
 
 REPORT_SECONDS = 0.1  # between two reports of progress, each of which is an event of the cluster
@@ -81,13 +81,11 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
             f"{who} has two operands: --pairs sweeps all 2^32 pairs of a 16-bit dtype",
             hint=f"verify sweep {shlex.quote(target)} --pairs",
         )
-    narrow = request.bounds or request.regime
-    limit = 32 if shape == "unary" and (backend.scale == "large" or wanted or narrow) else SLOW_BITS
+    limit = 32 if shape == "unary" and (backend.scale == "large" or wanted or request.bounds) else SLOW_BITS
     if not wanted:
         dtypes = [name for name in dtypes if named(name).bits <= limit]
         dtypes = [name for name in dtypes if not apart(kernel, name)] or dtypes  # `space_of` says why
-    given = request.bounds
-    bounds = request.regime or (None if given is None else (value_of(given[0]), value_of(given[1])))
+    bounds = request.bounds and (value_of(request.bounds[0]), value_of(request.bounds[1]))
     return [
         space_of(kernel, target, name, results=request.results, bounds=bounds, baseline=request.baseline)
         for name in dtypes
@@ -139,12 +137,12 @@ def space_of(
     dtype: str,
     *,
     results: tuple[str, ...] = (),
-    bounds: tuple[float, float] | tuple[int, int] | str | None = None,
+    bounds: tuple[float, float] | tuple[int, int] | None = None,
     baseline: bool = False,
 ) -> Space:
     """Returns the space of one kernel in one dtype.
 
-    `bounds` are values, both included, or keys (as ints, half-open), or the name of a regime.
+    `bounds` are values, both included, or keys (as ints, half-open).
     """
     shape, fmt = shape_of(kernel.op), named(dtype)
     who, again = f"kernel {kernel.name!r}", f"verify sweep {shlex.quote(target)}"
@@ -180,15 +178,14 @@ def space_of(
             hint=f"{elsewhere} --dtype {dtype}",
         )
     start, stop = 0, 1 << fmt.bits
-    if isinstance(bounds, str):
-        start, stop = _regime_keys(kernel, fmt, bounds, again)
-    elif bounds is not None and all(isinstance(bound, int) for bound in bounds):
+    if bounds is not None and all(isinstance(bound, int) for bound in bounds):
         start, stop = int(bounds[0]), int(bounds[1])
     elif bounds is not None:
         start, stop = key_of_value(fmt, bounds[0]), key_of_value(fmt, bounds[1], above=True)
     if not 0 <= start < stop <= 1 << fmt.bits:
-        asked = f"the regime {bounds!r}" if isinstance(bounds, str) else "the requested range"
-        raise UsageError(f"{who}: {dtype} has no number in {asked}", hint=f"{again} --dtype {dtype} --range=-1:1")
+        raise UsageError(
+            f"{who}: {dtype} has no number in the requested range", hint=f"{again} --dtype {dtype} --range=-1:1"
+        )
     return Space(
         target=target,
         dtype=fmt.name,
@@ -197,7 +194,6 @@ def space_of(
         start=start,
         stop=stop,
         baseline=baseline and not kernel.peer,
-        regime=bounds if isinstance(bounds, str) else "",
     )
 
 
@@ -209,17 +205,4 @@ def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageErr
     return UsageError(
         f"kernel {kernel.name!r} declares {declared}; received {', '.join(received)}",
         hint=f"verify run {where}" if able is None else f"verify sweep {where} --dtype {able}",
-    )
-
-
-def _regime_keys(kernel: Kernel, fmt: Format, name: str, again: str) -> tuple[int, int]:
-    """Returns the keys of a regime. Raises UsageError if the op has no such regime."""
-    regimes = kernel.op.landmarks.regimes(kernel.op.resolve(kernel.params))
-    for regime in regimes:
-        if regime.name == name:
-            return finite_keys(fmt, regime.low, regime.high)
-    known = ", ".join(repr(regime.name) for regime in regimes) or "none"
-    raise UsageError(
-        f"kernel {kernel.name!r}: op {kernel.op.name!r} has regimes {known}; received {name!r}",
-        hint=f"{again} --regime {shlex.quote(regimes[0].name)}" if regimes else again,
     )

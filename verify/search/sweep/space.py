@@ -47,7 +47,6 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     start: int
     stop: int
     baseline: bool = False
-    regime: str = ""  # the regime that chose start and stop; "" if none
 
     @property
     def format(self) -> Format:
@@ -100,15 +99,14 @@ class Space(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()[:12]
 
     def describe(self) -> str:
-        """Returns `all 2^32 inputs`, `1,234 inputs of the regime slope root` or `6 inputs of [0.5, 0.75]`."""
+        """Returns `all 2^32 inputs` or `6 inputs of [0.5, 0.75]`."""
         if self.complete:
             exponent = self.points.bit_length() - 1
             return f"all 2^{exponent} " + ("inputs" if self.shape == "unary" else "pairs")
         noun = "inputs" if self.shape == "unary" else "pairs"
         fmt = self.format
         low, high = (fmt.to_float(bits_of_key(fmt, key)) for key in (self.start, self.stop - 1))
-        place = f"the regime {self.regime}" if self.regime else f"[{low:g}, {high:g}]"
-        return f"{self.points:,} {noun} of {place}"
+        return f"{self.points:,} {noun} of [{low:g}, {high:g}]"
 
 
 def key_of_bits(fmt: Format, bits: int) -> int:
@@ -131,14 +129,6 @@ def key_of_value(fmt: Format, value: float, *, above: bool = False) -> int:
     if value == 0:
         return fmt.sign_bit + 1 if above else fmt.sign_bit - 1
     return fmt.sign_bit - 1 - magnitude + (above and exact)
-
-
-def finite_keys(fmt: Format, low: float, high: float) -> tuple[int, int]:
-    """Returns the keys of the finite numbers with low <= number < high."""
-    smallest, largest = key_of_bits(fmt, fmt.max_bits | fmt.sign_bit), key_of_bits(fmt, fmt.max_bits)
-    start = smallest if low == -math.inf else key_of_value(fmt, low)
-    stop = largest + 1 if high == math.inf else key_of_value(fmt, high)
-    return max(start, smallest), min(stop, largest + 1)
 
 
 def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
