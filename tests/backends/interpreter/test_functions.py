@@ -123,13 +123,15 @@ def test_ieee_remainder_agrees_with_the_c_library() -> None:
 F = np.float32
 
 
-def test_every_cuda_libdevice_function_is_there_but_bessel_ones_and_directions_of_float64() -> None:
+def test_every_cuda_libdevice_function_is_there_but_bessel_ones_and_rare_directions() -> None:
     cuda = pytest.importorskip("triton.language.extra.cuda.libdevice")
     symbols = set(re.findall(r"\"(__nv_\w+)\"", inspect.getsource(cuda)))
     assert len(symbols) > 280
     missing = {s for s in symbols if s not in libdevice.SYMBOLS}
-    left_out = r"__nv_((j0|j1|jn|y0|y1|yn|cyl_bessel_i[01])f?|(fma|d(add|sub|mul|div|rcp|sqrt)|u?ll2double)_r[zdu])"
-    assert missing == {s for s in symbols if re.fullmatch(left_out, s)}
+    bessel = r"(j0|j1|jn|y0|y1|yn|cyl_bessel_i[01])f?"
+    of_float64 = r"(fma|d(add|sub|mul|div|rcp|sqrt)|u?ll2double)_r[zdu]"
+    of_float32 = r"(fmaf|f(add|sub|mul|div|rcp|sqrt)|double2float|u?(int|ll)2float)_r[du]"
+    assert missing == {s for s in symbols if re.fullmatch(f"__nv_({bessel}|{of_float64}|{of_float32})", s)}
 
 
 def test_an_unknown_symbol_is_named_with_the_way_to_add_it() -> None:

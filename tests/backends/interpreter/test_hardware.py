@@ -52,7 +52,7 @@ def test_every_exact_operation_gives_the_bits_of_an_h200(script: types.ModuleTyp
             wrong.append(item.name)
     # The record is Triton 3.6.0's. From 3.8 `-x` flips the sign bit, where 0 - x keeps +0.0 (docs/toolchains.md).
     assert set(wrong) == ({f"{t} neg" for t in ("fp64", "fp32", "fp16", "bf16")} if VERSION >= (3, 8) else set())
-    if compared < 500:
+    if compared < 450:
         pytest.skip(f"only {compared} of {len(RECORDED)} experiments have their recorded inputs here")
     others = {name for name in RECORDED if name.startswith("dot fp64")} if DRAWS_OTHERS else set()
     assert compared == len(RECORDED) - len(others)

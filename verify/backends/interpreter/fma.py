@@ -1,4 +1,4 @@
-"""Fused multiply-add with one rounding, on numpy arrays, in every format; of float32 in every rounding direction.
+"""Fused multiply-add with one rounding, on numpy arrays, in every format; of float32 toward zero too.
 
 float32, float16 and bfloat16: float64 holds the product of two 24-bit numbers exactly. Its sum with the third operand
 is rounded to odd in float64 and then once to the format (see `rounding`).
@@ -33,7 +33,7 @@ def fma(x: Array, y: Array, z: Array, name: str, direction: str = "rn") -> Array
         return narrow(wide, name)
     if name != "fp32":
         raise NotImplementedError(f"fma: direction {direction} exists for fp32; got {name}")
-    return zero_sign(to_float32(wide, direction), wide == 0, x, y, z, direction)
+    return to_float32(wide, direction)
 
 
 def _float32(x: F32, y: F32, z: F32) -> F32:
@@ -62,14 +62,6 @@ def fma_odd(x: Array, y: Array, z: Array) -> F64:
     """Returns x * y + z of values of at most 24 bits, as float64 rounded to odd."""
     product = x.astype(np.float64) * y.astype(np.float64)
     return to_odd(*two_sum(product, z.astype(np.float64)))
-
-
-def zero_sign(out: Array, zero: Array, x: Array, y: Array, z: Array, direction: str) -> Array:
-    """Returns -0 for an exact zero sum of opposite signs if rounding towards -inf (IEEE 754-2019, 6.3)."""
-    if direction != "rm":
-        return out
-    all_positive = ~(np.signbit(x) ^ np.signbit(y)) & ~np.signbit(z)
-    return np.where(zero & ~all_positive, out.dtype.type(-0.0), out)
 
 
 @quiet

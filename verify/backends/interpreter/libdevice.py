@@ -2,8 +2,8 @@
 
 `lookup("__nv_erff")(x)` takes and returns the arrays of Triton's interpreter. There are three kinds of symbols:
 
-- *exact* (arithmetic, of float32 in a stated direction too, fma, conversions, rounding to integers, bit operations):
-  the hardware's bits, checked for all 169 such symbols with 4,096 arguments each.
+- *exact* (arithmetic, of float32 toward zero too, fma, conversions, rounding to integers, bit operations):
+  the hardware's bits, checked for all 146 such symbols with 4,096 arguments each.
 - *evaluated* (erf, exp, tanh, ...): the correctly rounded value, from `functions`. The hardware's result differs by 1
   to 3 ULP for the measured float32 functions (more for lgamma, tgamma and integer powers). So results here do not show
   the hardware's error.
@@ -37,12 +37,10 @@ from verify.backends.interpreter.approximations import (
 from verify.backends.interpreter.casts import float_to_int, int64_parts
 from verify.backends.interpreter.fma import fma, fma_float64
 from verify.backends.interpreter.minmax import maximum, minimum
-from verify.backends.interpreter.rounding import F32, F64, Array, flush, quiet, to_float32, to_odd, two_sum
+from verify.backends.interpreter.rounding import DIRECTIONS, F32, F64, Array, flush, quiet, to_float32, to_odd, two_sum
 from verify.errors import UsageError
 
 Function = Callable[..., Array]
-#: Suffixes of libdevice and their PTX directions.
-DIRECTIONS = {"rn": "rn", "rz": "rz", "rd": "rm", "ru": "rp"}
 
 
 def _wide(f: Callable[..., F64]) -> Callable[..., F64]:
@@ -55,7 +53,7 @@ def _add_odd(x: F32, y: F32) -> F64:
     return to_odd(*two_sum(x.astype(np.float64), y.astype(np.float64)))
 
 
-#: float32 operations whose float64 value rounds correctly to float32 in every direction. A float64 quotient, root or
+#: float32 operations whose float64 value rounds correctly to float32 in each direction. A float64 quotient, root or
 #: reciprocal of 24-bit numbers cannot lie on a 25-bit boundary unless it is exact.
 OPERATIONS32: dict[str, Callable[..., F64]] = {
     "add": _add_odd,
@@ -68,9 +66,9 @@ OPERATIONS32: dict[str, Callable[..., F64]] = {
 
 
 def arithmetic() -> dict[str, Function]:
-    """Returns the libdevice symbols of arithmetic and their functions: float32 in every direction, float64 to nearest.
+    """Returns the libdevice symbols of arithmetic and their functions: to nearest, and of float32 toward zero.
 
-    No public kernel rounds float64 in another direction.
+    No public kernel rounds results in another direction.
     """
     table: dict[str, Function] = {
         "__nv_fmaf": _fma32("rn"),
@@ -82,14 +80,12 @@ def arithmetic() -> dict[str, Function]:
         "__nv_drcp_rn": functions.reciprocal,
         "__nv_dsqrt_rn": np.sqrt,
     }
-    for suffix, direction in DIRECTIONS.items():
-        for name in ("mul", "div", "rcp", "sqrt"):
-            table[f"__nv_f{name}_{suffix}"] = _directed(OPERATIONS32[name], direction)
+    for direction in DIRECTIONS:
+        for name, operation in OPERATIONS32.items():
+            table[f"__nv_f{name}_{direction}"] = _directed(operation, direction)
         table |= {
-            f"__nv_fmaf_{suffix}": _fma32(direction),
-            f"__nv_fadd_{suffix}": _add32(direction, 1),
-            f"__nv_fsub_{suffix}": _add32(direction, -1),
-            f"__nv_double2float_{suffix}": _narrow(direction),
+            f"__nv_fmaf_{direction}": _fma32(direction),
+            f"__nv_double2float_{direction}": _narrow(direction),
         }
     return table
 
@@ -104,15 +100,6 @@ def _directed(f: Callable[..., F64], direction: str) -> Function:
 
 def _fma32(direction: str) -> Function:
     return lambda x, y, z: flush(fma(flush(x), flush(y), flush(z), "fp32", direction))
-
-
-def _add32(direction: str, sign: int) -> Function:
-    # fma(x, 1, y) also gives an exact zero the sign of its rounding direction.
-    def call(x: F32, y: F32) -> F32:
-        addend = flush(y) if sign > 0 else -flush(y)
-        return flush(fma(flush(x), np.ones_like(x), addend, "fp32", direction))
-
-    return call
 
 
 _TINY = np.float32(2.0**-126)
@@ -147,8 +134,8 @@ def _to_integer(source: str, target: str, suffix: str) -> Function:
     return call
 
 
-def _from_integer(source: str, target: str, suffix: str) -> Function:
-    direction, unsigned = DIRECTIONS[suffix], source.startswith("u")
+def _from_integer(source: str, target: str, direction: str) -> Function:
+    unsigned = source.startswith("u")
 
     def call(x: Array) -> Array:
         exact = x.view(f"{'u' if unsigned else 'i'}{x.dtype.itemsize}")
@@ -165,13 +152,13 @@ def _from_integer(source: str, target: str, suffix: str) -> Function:
 
 def _conversions() -> dict[str, Function]:
     table: dict[str, Function] = {}
-    for suffix in _ROUND:
-        for integer in _INTEGERS:
+    for integer in _INTEGERS:
+        for suffix in _ROUND:
             table[f"__nv_float2{integer}_{suffix}"] = _to_integer("fp32", integer, suffix)
             table[f"__nv_double2{integer}_{suffix}"] = _to_integer("fp64", integer, suffix)
-            table[f"__nv_{integer}2float_{suffix}"] = _from_integer(integer, "float", suffix)
-            if suffix == "rn" or not integer.endswith("ll"):  # float64 holds every integer of 32 bits
-                table[f"__nv_{integer}2double_{suffix}"] = _from_integer(integer, "double", suffix)
+        for direction in DIRECTIONS:
+            table[f"__nv_{integer}2float_{direction}"] = _from_integer(integer, "float", direction)
+        table[f"__nv_{integer}2double_rn"] = _from_integer(integer, "double", "rn")
     to_ll = _to_integer("fp64", "ll", "rz")
     table |= {
         "__nv_llrintf": _to_integer("fp32", "ll", "rn"),

@@ -162,9 +162,6 @@ def _float_function(base: str, flags: list[str], name: str, direction: str) -> t
 def _arithmetic(base: str, name: str, direction: str) -> Callable[..., Array] | None:
     if direction == "rn":
         return lambda x, y: casts.narrow(_BINARY[base](casts.widen(x, name), casts.widen(y, name)), name)
-    if name == "fp32" and base in ("add", "sub"):
-        sign = np.float32(1 if base == "add" else -1)
-        return lambda x, y: fma(y, np.full_like(y, sign), x, name, direction)
     if name == "fp32":
         return lambda x, y: to_float32(OPERATIONS32[base](x, y), direction)
     return None
@@ -318,17 +315,12 @@ def _float_conversion(flags: list[str], source: str, target: str, wide: Callable
     name, origin = _FLOATS[target], _FLOATS[source]
     integral = next((_ROUND[f] for f in flags if f in _ROUND), None)
     direction = next((f for f in flags if f in DIRECTIONS), "rn")
-    if direction in ("rm", "rp") and (source, target) != ("f64", "f32"):
-        return None
 
     def compute(bits: Array) -> Array:
         values = casts.widen(wide(bits), origin)
         if integral is not None:
             values = integral(values)
-        if direction in ("rm", "rp"):
-            out = to_float32(values, direction)
-        else:
-            out = casts.narrow(values, name, "rtz" if direction == "rz" else "rtne")
+        out = casts.narrow(values, name, "rtz" if direction == "rz" else "rtne")
         if "ftz" in flags and name == "fp32":
             out = flush(out)
         return _write(saturate(out) if "sat" in flags else out)

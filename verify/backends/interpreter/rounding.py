@@ -1,4 +1,4 @@
-"""Exact residuals and every rounding direction, on numpy arrays; fma and the casts use them.
+"""Exact residuals and rounding, on numpy arrays; fma and the casts use them.
 
 The backend relies on *rounding to odd* (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
 First an exact value is rounded to p + 2 or more bits such that an inexact result has its last bit set. A second
@@ -24,8 +24,8 @@ Array = npt.NDArray[Any]
 F64 = npt.NDArray[np.float64]
 F32 = npt.NDArray[np.float32]
 
-#: Rounding directions by their PTX names: nearest even, toward zero, toward -inf, toward +inf.
-DIRECTIONS = ("rn", "rz", "rm", "rp")
+#: Rounding directions by their PTX names: nearest even, toward zero.
+DIRECTIONS = ("rn", "rz")
 _SILENT: ContextVar[bool] = ContextVar("numpy gives no warnings here", default=False)
 
 
@@ -89,25 +89,11 @@ def narrow_to_odd(x: F64) -> F32:
 
 @quiet
 def to_float32(x: F64, direction: str = "rn") -> F32:
-    """Returns float64 rounded to float32 in one of the four PTX directions, subnormals and overflow included."""
+    """Returns float64 rounded to float32, to nearest or toward zero, subnormals and overflow included."""
     y = x.astype(np.float32)
     if direction == "rn":
         return y
-    return toward(y, x, y.astype(np.float64), direction)
-
-
-def toward(nearest: Array, exact: Array, back: Array, direction: str) -> Array:
-    """Moves `nearest` one step if it lies on the wrong side of `exact`; `back` is `nearest`, widened."""
-    if direction == "rz":
-        bits = nearest.view(f"i{nearest.itemsize}")
-        return (bits - (np.abs(back) > np.abs(exact))).view(nearest.dtype)
-    if direction == "rm":
-        wrong, target = back > exact, np.full_like(nearest, -np.inf)
-    elif direction == "rp":
-        wrong, target = back < exact, np.full_like(nearest, np.inf)
-    else:
-        raise ValueError(f"rounding direction is one of {', '.join(DIRECTIONS)}; got {direction!r}")
-    return np.where(wrong, np.nextafter(nearest, target), nearest)
+    return (y.view(np.int32) - (np.abs(y.astype(np.float64)) > np.abs(x))).view(np.float32)
 
 
 def flush(x: Array) -> Array:
