@@ -33,7 +33,7 @@ from verify.laws import requests as laws
 from verify.measure import requests as measure
 from verify.records.part_store import cache
 from verify.records.record import KernelRun, LawRun
-from verify.referee.requests import TimeSolution
+from verify.referee.plan import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
 from verify.workers import process_tree

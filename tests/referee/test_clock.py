@@ -22,9 +22,8 @@ from verify.referee import chain, clock
 from verify.referee.formats import model, place
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Chained
-from verify.referee.plan import RUNNER, Plan
+from verify.referee.plan import RUNNER, CallTime, Plan
 from verify.referee.problem import Solution, declared
-from verify.referee.requests import CallTime
 from verify.workers import process_tree
 from verify.workers.sandbox import starter
 from verify.workers.sandbox.confine import Limits, folders_to_read

@@ -59,7 +59,7 @@ def run(
             results = call(given)
         except Exception as error:
             raise Broken(error, found) from error
-        watch.stop()
+        watch.mark()
         found.append([each.detach().clone(memory_format=torch.contiguous_format) for each in results])
         known = _absorbed(known, found[-1])
     watch.wait()
@@ -202,13 +202,10 @@ class Watch:
             self._flushed.zero_()
             for each in restore:
                 each()
-        self._mark()
+        self.mark()
 
-    def stop(self) -> None:
-        """Ends a call."""
-        self._mark()
-
-    def _mark(self) -> None:
+    def mark(self) -> None:
+        """Keeps the present time: the beginning or the end of a call."""
         if self._flushed is None:
             self._marks.append(perf_counter())
         else:

@@ -28,8 +28,8 @@ from verify.records.record import Result
 from verify.referee import chain
 from verify.referee.host import TimedChain
 from verify.referee.judging import excused, largest
+from verify.referee.plan import CallTime
 from verify.referee.problem import Solution, is_finite
-from verify.referee.requests import CallTime
 
 ROUNDS = 6
 # Rounds that do not count: the first loads and compiles, the second tells how many calls a chain may have.

@@ -30,8 +30,7 @@ from verify.measure.tensors import bytes_of, form_of, tensor_of, view_of
 from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
-from verify.referee.plan import GAVE_NONE, SAYS, Observed
-from verify.referee.rules import RULES
+from verify.referee.plan import GAVE_NONE, RULES, SAYS, Observed
 from verify.workers.calls import Most
 from verify.workers.requests import Failure, Late, R, Reply, Request
 from verify.workers.sandbox.confine import NEVER_WRITTEN
@@ -120,11 +119,6 @@ class Host:
         self._random = random.Random(secrets.randbits(64))
         self.reference: Callable[[str], Callable[..., list[Tensor]]] | None = None  # by device
         self._answers: dict[bytes, _Answered] = {}  # by digests of results
-
-    def begin(self, first: Callable[[], None]) -> None:
-        """Runs `first` in a thread. Its requests come before all others."""
-        self.process.first = threading.Thread(target=first, daemon=True)
-        self.process.first.start()
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""

@@ -31,20 +31,21 @@ from verify.referee.plan import (
     GAVE_NONE,
     OTHER,
     OWN,
+    RULES,
     RUNNER,
     SAYS,
     SAYS_NOTHING,
     SCHEMA,
     SEEDED,
+    CallTime,
     Judgement,
     Observed,
     Plan,
     SolutionVerdict,
+    TimeSolution,
     Trick,
     WrongInput,
 )
-from verify.referee.requests import CallTime, TimeSolution
-from verify.referee.rules import RULES
 from verify.report.result_words import rank
 from verify.report.rows import rows_of
 from verify.report.words import clean
@@ -285,8 +286,7 @@ class _Judging:
             return []
         found = []
         for name in names:
-            seconds = min(CLOCK_SECONDS[self.plan.profile], self.left / 2)
-            asked = TimeSolution(f"{self.folder / FILE}::{name}", seconds)
+            asked = TimeSolution(f"{self.folder / FILE}::{name}", min(CLOCK_SECONDS[self.plan.profile], self.left / 2))
             try:
                 found.append(self.workers.ask(asked, timeout=self.settings.seconds))
             except VerifyError as error:

@@ -1,16 +1,23 @@
-"""The plan of a judgement, the observations of the host, and the answer. Importing this needs no torch."""
+"""The plan of a judgement, the observations of the host, and the answer, with the request that times a solution.
+
+Importing this needs no torch.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.referee.requests import CallTime
+from verify.workers.requests import Request
 from verify.workers.sandbox.confine import Confined
 
 SCHEMA = 2  # 2: speed has figures
+# what is data: tricks, forms of problems, things that a machine may lack
+RULES: dict[str, Any] = tomllib.loads((Path(__file__).parent / "rules.toml").read_text())
 # How the names of problems begin: at their own sizes, with weights of a seed, at other sizes.
 OWN, SEEDED, OTHER = "own", "seeded", "beyond"
 RUNNER = "verify.referee.runner"  # what the process of a solution runs
@@ -83,6 +90,34 @@ class WrongInput(msgspec.Struct, frozen=True):
     error: str
     reason: str
     case: str  # as JSON
+
+
+class CallTime(msgspec.Struct, frozen=True):
+    """Holds the time of one call of a solution beside the reference's. docs/judge.md says which figures are proven.
+
+    `reason` says why nothing was timed; with `failed`, the solution raised or ended. `tricks` has evidence by the names
+    of tricks.
+    """
+
+    problem: str
+    milliseconds: float | None = None  # without the judge's own work
+    at_most: float | None = None  # with it: proven
+    own_clock: float | None = None  # by the clock of the solution's process, which is not trusted
+    reference: float | None = None
+    times_as_fast: float | None = None  # as the reference
+    at_least: float | None = None  # proven
+    calls: int = 0
+    wrong: str = ""  # why an answer is wrong, where the call that is not timed is wrong too
+    reason: str = ""
+    failed: bool = False
+    tricks: dict[str, str] = {}
+
+
+class TimeSolution(Request[CallTime], frozen=True, tag="time_solution"):
+    """Time the solution of a problem that was judged."""
+
+    target: str
+    seconds: float
 
 
 class Judgement(msgspec.Struct, frozen=True):

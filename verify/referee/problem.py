@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -190,9 +191,10 @@ def problems_of(
 
     Args:
         calls: the arguments of each call
-        entry: how to call a solution; its arguments are filled in here
+        entry: how to call a solution, and the reference if it is `named`; its arguments are filled in here
         check: the problem's own check; None: `is_close`
     """
+    by_name: Callable[..., Any] = lambda *given: reference(*given[:-1], **given[-1])  # noqa: E731
     grouped: dict[bytes, tuple[Template, list[dict[str, Tensor]]]] = {}
     for call in calls:
         template, tensors = template_of(tuple(call), (f"x{number}" for number in itertools.count(1)))
@@ -201,7 +203,7 @@ def problems_of(
     found = []
     for number, (template, examples) in enumerate(grouped.values(), 1):
         names = tuple(examples[0])
-        like = Reference(reference, template, names)
+        like = Reference(by_name if entry.named else reference, template, names)
         own = msgspec.structs.replace(entry, arguments=template)
         values = tuple(tuple(each.values()) for each in examples)
         rule = "its own check" if check else CLOSE
@@ -270,7 +272,11 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
         solution = Solution(plan, problem, process)
         if first and not found:
             solution.begin()
-        made = _of_declaration(problem, solution) if isinstance(problem.like, Kernel) else _kernel(problem, solution)
+        if isinstance(problem.like, Kernel):
+            made = dataclasses.replace(problem.like, name=problem.name, function=solution, refuses=False)
+            made = dataclasses.replace(made, gradients=(), accepted=frozenset(), requires=())
+        else:
+            made = _kernel(problem, solution)
         geometry = made.op.geometry
         if geometry.named:
             seeds = SEEDS if 0 < sum(each.numel() for each in problem.tensors.values()) <= SMALL else 1
@@ -317,12 +323,16 @@ class Solution:
     def begin(self) -> None:
         """Lets the solution be built, and called with the problem's own inputs, while this process does other work."""
 
+        process = self.host.process
+
         def first_call() -> None:
             with suppress(Exception), phase("judge: the solution's first call"):  # the next call raises it again
                 self.host.build(list(self.problem.made.values()))
                 self._own = self._on_own_inputs() if self.problem.check else []
 
-        self.host.begin(first_call)
+        # the thread's requests come before all others
+        process.first = threading.Thread(target=first_call, daemon=True)
+        process.first.start()
 
     def _on_own_inputs(self) -> list[Tensor]:
         return self._results([self.problem.tensors[name] for name in self.problem.operands], alone=True)
@@ -368,14 +378,6 @@ class Solution:
             host.lack(lacking, sum(map(math.prod, known.values())), by_seed=bool(state))
         if state and (lacking or more):
             raise KernelError(f"no call can write its weights: its module lacks {lacking}, and has {more} beside them")
-
-
-def _of_declaration(problem: Problem, solution: Solution) -> Kernel:
-    """Returns a declaration whose function is the solution, without gradients."""
-    given: Kernel = problem.like
-    return dataclasses.replace(
-        given, name=problem.name, function=solution, gradients=(), accepted=frozenset(), requires=(), refuses=False
-    )
 
 
 def _kernel(problem: Problem, solution: Solution) -> Kernel:

@@ -6,13 +6,11 @@ write into the arguments. They are evidence for people; the judge decides by the
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import os
-import sys
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +26,7 @@ from verify.measure.requests import Form
 from verify.measure.state import ProcessState
 from verify.measure.tensors import KINDS, bytes_in, bytes_of, form_of, tensor_of, view_of
 from verify.referee import chain
+from verify.referee.formats import imported
 from verify.referee.messages import (
     Answer,
     Asked,
@@ -81,7 +80,7 @@ class Runner:
         self._entry, self._device = asked.entry, asked.device
         self._began = ProcessState.now()
         self._arguments_of_init = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
-        self._made = _taken(_imported(Path(asked.file).resolve()), asked.entry)
+        self._made = _taken(imported(path := Path(asked.file).resolve(), path.stem), asked.entry)
         self._function = self._new()
         self._module = self._function if isinstance(self._function, Module) else None
         forms = tuple(form_of(name, value) for name, value in _state_of(self._module).items())
@@ -115,7 +114,8 @@ class Runner:
 
         def call(placed: chain.Inputs) -> list[Tensor]:
             into = buffers.pop()
-            with _recorded(watched, functions):
+            # only few calls are watched, because this changes how PyTorch compiles
+            with _Recording(functions) if watched else nullcontext():
                 returned = call_by(self._entry, self._function, placed, into)
             given[:] = map(_resolved, results_in(into if into else returned))
             if other := next((type(each).__name__ for each in given if not isinstance(each, Tensor)), ""):
@@ -215,16 +215,6 @@ def _alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     ]
 
 
-def _imported(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path.name} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _taken(module: ModuleType, entry: Entry) -> Any:
     """Returns the solution: the first name of the entry that the module defines."""
     for name in entry.names:
@@ -282,10 +272,3 @@ class _Recording(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.names.add(resolve_name(func) or getattr(func, "__name__", "unknown"))
         return func(*args, **(kwargs or {}))
-
-
-def _recorded(watched: bool, names: set[str]) -> AbstractContextManager[Any]:
-    """Records the functions of PyTorch that are called. Only few calls are watched, because this changes how PyTorch
-    compiles.
-    """
-    return _Recording(names) if watched else nullcontext()

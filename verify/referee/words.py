@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from verify.records.record import CLASSES
-from verify.referee.plan import Judgement
-from verify.referee.requests import CallTime
+from verify.referee.plan import CallTime, Judgement
 from verify.report.checks import Check, verdict_check
 from verify.report.words import clean
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from verify.errors import UsageError
-from verify.referee.plan import Plan
-from verify.referee.rules import RULES
+from verify.referee.plan import RULES, Plan
 
 if TYPE_CHECKING:
     from verify.declare.declaration import Kernel
@@ -74,9 +73,9 @@ def kernels_of(path: str, module: str, file: str) -> list[Kernel]:
         sys.path[:] = before
 
 
-def imported(path: Path) -> ModuleType:
-    """Returns the module of a file of a problem, which may import its neighbours."""
-    label = f"problem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+def imported(path: Path, label: str = "") -> ModuleType:
+    """Returns the module of a file, which may import its neighbours. A problem's has a name that no other file has."""
+    label = label or f"problem_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
     spec = importlib.util.spec_from_file_location(label, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"{path} cannot be imported as a Python file")

@@ -64,8 +64,7 @@ def problems(plan: Plan) -> list[Any]:
         calls.append([*given, {key: value for key, value in keywords.items() if key not in PLACES}])
     if not calls:
         raise UsageError(f"{path} lists no call of {name} whose tensors are all floating-point numbers")
-    reference = lambda *given: function(*given[:-1], **given[-1])  # noqa: E731
-    return problems_of(reference, calls, Entry(names, {}, named=True))
+    return problems_of(function, calls, Entry(names, {}, named=True))
 
 
 def _operator(path: Path, wanted: str) -> tuple[str, list[str]]:

@@ -26,7 +26,11 @@ def problems(plan: Plan) -> list[Any]:
     from verify.referee.problem import problems_of
 
     folder = Path(plan.problem)
-    module = imported(_gathered(folder, Path(plan.notes).parent / "task") / "reference.py")
+    (together := Path(plan.notes).parent / "task").mkdir(exist_ok=True)
+    shutil.copyfile(folder / "reference.py", together / "reference.py")
+    _copy(folder, together)
+    sys.path.append(str(folder))  # for files that are not listed
+    module = imported(together / "reference.py")
     tests = listed(folder / "task.yml", "tests")
     if not tests:
         raise UsageError(f"{folder / 'task.yml'} lists no tests of the form - {{m: 64, seed: 1}}")
@@ -41,23 +45,18 @@ def problems(plan: Plan) -> list[Any]:
     return problems_of(module.ref_kernel, calls, Entry(("custom_kernel",), {}), own)
 
 
-def _gathered(problem: Path, into: Path) -> Path:
-    """Copies the files of a task beside each other: `files` names some of other folders."""
-    into.mkdir(exist_ok=True)
-    for file in ({"name": "reference.py", "source": "reference.py"}, *listed(problem / "task.yml", "files")):
-        if (source := problem / str(file.get("source"))).is_file():
-            shutil.copyfile(source, into / Path(str(file["name"])).name)
-    sys.path.append(str(problem))  # for files that are not listed
-    return into
-
-
 def place(problem: str, solution: Path, scratch: Path) -> str:
     """Copies the solution, and the files of the task that it may import."""
-    for file in listed(Path(problem, "task.yml"), "files"):
-        source = Path(problem, str(file.get("source")))
-        if source.is_file() and source.name not in KEPT_BACK:
-            shutil.copyfile(source, scratch / Path(str(file["name"])).name)
+    _copy(Path(problem), scratch, KEPT_BACK)
     return copied(problem, solution, scratch)
+
+
+def _copy(problem: Path, into: Path, but: tuple[str, ...] = ()) -> None:
+    """Copies the files of a task beside each other: `files` names some of other folders."""
+    for file in listed(problem / "task.yml", "files"):
+        source = problem / str(file.get("source"))
+        if source.is_file() and source.name not in but:
+            shutil.copyfile(source, into / Path(str(file["name"])).name)
 
 
 def listed(path: Path, key: str) -> list[dict[str, Any]]:

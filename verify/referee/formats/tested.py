@@ -53,5 +53,4 @@ def problems(plan: Plan) -> list[Any]:
         exec(DEVICE.sub(lambda found: "" if found[0].startswith(".") else "'cpu'", tests), known)
     if not calls:
         raise UsageError(f"{plan.problem}: its tests call {name} at least once; received no call")
-    reference = lambda *given: function(*given[:-1], **given[-1])  # noqa: E731
-    return problems_of(reference, calls, Entry((name,), {}, named=True))
+    return problems_of(function, calls, Entry((name,), {}, named=True))
