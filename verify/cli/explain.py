@@ -15,7 +15,8 @@ target case --result --index --law --run --dtype --regime --backend
 --json: what was found
 --blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
     within the kernel's limits; --dtype chooses one
---order  instead of an element: the order in which the kernel adds up, at the sizes of a case
+--order  instead of an element: the order in which the kernel adds up, at the sizes of a case, probed in its results,
+    and proved from what Triton compiled
 """
 
 from __future__ import annotations

@@ -7,12 +7,15 @@ a launch on symbols, and a sum is a tree of additions in what it computed.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
+import math
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from itertools import groupby, pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -32,8 +35,8 @@ _PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
 _TARGET = ("cuda", 90, 32)
 _COMPARED = "3.6."  # Triton whose PTX adds as `ttgir.py` says: tests/diagnose/test_compiled.py
 _PLACES = {  # where additions are made: of parts in turn, or in a butterfly
-    "loop": "{0:,} turns of a loop one after the other",
-    "thread": "{0:,} numbers of a thread one after the other",
+    "loop": "{0:,} turns of a loop",
+    "thread": "{0:,} numbers of a thread in turn",
     "lanes": "a butterfly over {1:,} lanes",
     "warps": "a butterfly over {1:,} warps",
 }
@@ -159,7 +162,7 @@ def main() -> None:
 def _function(module: str, name: str) -> Any:
     from triton.runtime import JITFunction
 
-    value = getattr(sys.modules[module], name)
+    value = getattr(importlib.import_module(module), name)
     while not isinstance(value, JITFunction):
         value = value.fn
     return value
@@ -211,8 +214,7 @@ def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Orde
     """Returns the order of sums of one form, with their proof."""
     first = form[0]
     numbers = [launch.values.get(name) for name in program.operands]
-    # a number above the bound, as rounding may lower it
-    bound = ((1 + 2.0 ** -_PRECISION[first.format]) ** first.depth - 1) * (1 + 2.0**-20) + 2.0**-80
+    bound = (1 + Fraction(1, 1 << _PRECISION[first.format])) ** first.depth - 1
     split = [
         ProvedSum([[_split(each) for each in term] for term in one.terms], [_split(each) for each in one.results])
         for one in form
@@ -241,7 +243,7 @@ def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Orde
             zeros=first.zeros,
             products=first.products,
             branches=program.branches,
-            bound=bound,
+            bound=math.nextafter(float(bound), math.inf),
             sums=split,
         ),
     )

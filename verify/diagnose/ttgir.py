@@ -185,6 +185,8 @@ class Program:
         whole = re.search(r"tt\.func public @\w+\((.*)\) attributes \{.*\n((?:.*\n)*?)  \}\n", text)
         if not whole or '"ttg.num-ctas" = 1 ' not in text:
             raise NotUnderstood("no public function, or a cluster of several blocks")
+        if picked := re.search(r"tt\.dot\w*|ttng\.\w*(?:dot|mma)\w*|tt\.atomic_\w+", text):
+            raise NotUnderstood(f"{picked[0]}: the hardware picks the order")
         self.aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", text, re.M))
         self.nodes, self.made = list[tuple[Any, ...]](), list[str]()
         self.stored: dict[int, int] = {}
@@ -261,7 +263,7 @@ class Program:
             which = op.regions[0 if chosen.item() else 1 :][:1]
             return self._run(which[0], names) if which else []
         if op.name != "scf.for" or "unsigned" in op.text:
-            raise NotUnderstood(op.name)
+            raise NotUnderstood(f"{op.name}: no order is known through it")
         counter, *limits = _VALUE.findall(op.text)[:4]
         receives, carried = re.findall(r"(%[\w$.-]+) = %", op.text)[1:], re.findall(r"= (%[\w$.#-]+)", op.text)[1:]
         values = [names[each] for each in carried]
@@ -304,7 +306,7 @@ class Program:
         if kind in _INTEGERS and not symbolic:
             return _wrapped(_INTEGERS[kind](*given), "i1" if name == "cmpi" else element)
         if not _STEPS.fullmatch(op.name) or not (symbolic or element[0] in "fb" or "f" in name):
-            raise NotUnderstood(op.name)
+            raise NotUnderstood(f"{op.name}: no order is known through it")
         if op.name == "math.fma":
             product = self.node(PRODUCT, element, *map(self._symbols, given[:2]))
             return self.node("arith.addf", element, product, self._symbols(given[2]))

@@ -1,0 +1,265 @@
+"""Orders of sums in compiled kernels, found two ways: in TTGIR by layouts, and in PTX thread by thread.
+
+No GPU is needed: Triton compiles the launches of the interpreter for an H100.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from benchmarks import sums
+from kernels.layer_norm import layer_norm
+from kernels.rms_norm import rms_norm
+from tests.oracle import summation
+from verify import backends
+from verify.cli.explain import lines_of_order
+from verify.diagnose.compiled import proved
+from verify.diagnose.requests import Order
+
+HERE = backends.select()
+NAMED = Order("", "float32", HERE.name, "", "", 0)
+
+
+@triton.jit
+def dot_kernel(x, y, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+    tl.store(y + at, tl.dot(tl.load(x + at), tl.load(x + at)))
+
+
+@triton.jit
+def atomic_kernel(x, y, n, BLOCK: tl.constexpr):
+    tl.atomic_add(y, tl.sum(tl.load(x + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)), 0))
+
+
+@triton.jit
+def counted_kernel(x, y, n, BLOCK: tl.constexpr):
+    """Adds as many tiles as the first number says."""
+    total = 0.0
+    for first in range(tl.load(x).to(tl.int32)):
+        total += tl.sum(tl.load(x + first * BLOCK + tl.arange(0, BLOCK)))
+    tl.store(y, total)
+
+
+@triton.jit
+def gathered_kernel(x, y, n, BLOCK: tl.constexpr):
+    """Adds numbers at places that numbers name."""
+    at = tl.load(x + tl.arange(0, BLOCK)).to(tl.int32)
+    tl.store(y, tl.sum(tl.load(x + at), 0))
+
+
+@triton.jit
+def compensated_kernel(x, y, n, BLOCK: tl.constexpr):
+    """Adds with Kahan's correction."""
+    total = tl.zeros([BLOCK], tl.float32)
+    lost = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, n, BLOCK):
+        term = tl.load(x + first + tl.arange(0, BLOCK)) - lost
+        larger = total + term
+        lost = (larger - total) - term
+        total = larger
+    tl.store(y + tl.arange(0, BLOCK), total)
+
+
+def of(*calls: Callable[[], Any]) -> list[Order]:
+    def call() -> None:
+        for each in calls:
+            each()
+
+    found = list(proved(NAMED, call, HERE, "benchmarks/sums.py"))
+    return [msgspec.json.decode(msgspec.json.encode(each), type=Order) for each in found]
+
+
+@pytest.fixture(scope="module")
+def orders() -> dict[str, list[Order]]:
+    x = torch.randn(8, 1000, device=HERE.device)
+    narrow = x[:2, :300].bfloat16()
+    weight = narrow[0].contiguous()
+    found: dict[str, list[Order]] = {}
+    tried = (
+        *(lambda kernel=each: kernel(x) for each in (sums.row_sum, sums.rows_sum, sums.lanes_sum, sums.tiles_sum)),
+        *(lambda kernel=each: kernel(x) for each in (sums.softmax, sums.norm)),
+        lambda: sums.columns_sum(x[:, :70].T.contiguous()),
+        lambda: sums.row_kernel[(8,)](x.half(), x[:, 0].half().contiguous(), 1000, BLOCK=1024, num_warps=1),
+        lambda: layer_norm(narrow.contiguous(), weight, weight),
+        lambda: rms_norm(x[:2], x[0]),
+    )
+    for each in of(*tried):
+        found.setdefault(f"{each.kernel} {each.kind}".strip(), []).append(each)
+    return found
+
+
+def checked(order: Order) -> str:
+    return summation.checked(msgspec.to_builtins(order))
+
+
+def test_the_ptx_adds_as_the_layouts_say(orders: dict[str, list[Order]]) -> None:
+    known = [each for found in orders.values() for each in found if not each.unknown]
+    assert len(known) >= 12 and {"row_kernel f16", "forward_kernel f64", "norm_kernel f32"} <= orders.keys()
+    for each in known:
+        assert f"at most {each.depth} roundings" in checked(each)
+
+
+def test_an_order_is_said_in_words_of_a_kernel(orders: dict[str, list[Order]]) -> None:
+    words = {name: found[0].words[0] for name, found in orders.items()}
+    lanes, threads = (
+        "a butterfly over 32 lanes, then a butterfly over {} warps",
+        "{} numbers of a thread in turn, then ",
+    )
+    assert words["row_kernel f32"] == threads.format(4) + lanes.format(8)
+    assert words["rows_kernel f32"] == threads.format(8) + lanes.format(4)
+    assert words["lanes_kernel f32"] == "2 turns of a loop, then " + threads.format(4) + lanes.format(4)
+    assert words["tiles_kernel f32"] == threads.format(8) + lanes.format(2) + ", then 2 turns of a loop"
+    assert "lanes" not in words["columns_kernel f32"] and "turns of a loop" in words["columns_kernel f32"]
+    assert {len(orders[name]) for name in ("row_kernel f32", "softmax_kernel f32")} == {1}
+    assert orders["rows_kernel f32"][0].rows == 8 and orders["row_kernel f32"][0].result == "y"
+    text = "\n".join(lines_of_order(orders["row_kernel f32"][0]))
+    assert "1 sum of 1,000 terms of x, added in f32" in text and "at most 11 roundings, |error| <= 6.6e-07" in text
+    assert "where data choose" in "\n".join(lines_of_order(orders["forward_kernel f64"][0]))
+
+
+def simulated(row: np.ndarray, block: int, warps: int) -> np.float32:
+    """Adds a row as threads of the layout `[1], [32], [warps]` do, one array for each step."""
+    padded = np.zeros(-(-len(row) // block) * block, np.float32)
+    padded[: len(row)] = row
+    tiles = padded.reshape(-1, block)
+    total = np.zeros(block, np.float32)
+    for tile in tiles:
+        total = total + tile
+    of_threads = total.reshape(-1, 32 * warps)
+    each = of_threads[0]
+    for numbers in of_threads[1:]:
+        each = each + numbers
+    while len(each) > warps:  # lanes 16 apart first, so lane by lane is halved within each warp
+        each = each.reshape(warps, 2, -1).sum(1, dtype=np.float32).reshape(-1)
+    while len(each) > 1:
+        each = each[: len(each) // 2] + each[len(each) // 2 :]
+    return each[0]
+
+
+def evaluated(order: Order, terms: np.ndarray) -> np.float32:
+    """Adds terms in an order."""
+    parts = list(terms)
+    for one, two in order.additions:
+        parts.append(parts[one] + parts[two])
+    return parts[-1]
+
+
+def test_the_order_gives_the_bits_of_threads_and_its_bound_holds(orders: dict[str, list[Order]]) -> None:
+    [order] = orders["lanes_kernel f32"]
+    assert order.proof is not None
+    draw = np.random.default_rng(0)
+    for _ in range(200):
+        row = (draw.standard_normal(1000) * np.exp2(draw.integers(-8, 9, 1000))).astype(np.float32)
+        got = evaluated(order, row)
+        assert got.tobytes() == simulated(row, 512, 4).tobytes()
+        exact, size = (sum(map(Fraction, each.tolist())) for each in (row, np.abs(row)))
+        assert abs(Fraction(float(got)) - exact) <= Fraction(order.proof.bound) * size
+
+
+def changed(order: Order, change: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    made = copy.deepcopy(msgspec.to_builtins(order))
+    change(made)
+    return made
+
+
+def swapped(made: dict[str, Any]) -> None:
+    """Exchanges two terms of one thread with those of another."""
+    terms = made["proof"]["sums"][0]["terms"]
+    terms[0], terms[1] = terms[1], terms[0]
+
+
+def chained(made: dict[str, Any]) -> None:
+    """Adds one term after the other."""
+    count = made["terms"]
+    made["additions"] = [(0, 1), *((count + at, at + 2) for at in range(count - 2))]
+    made["depth"] = count - 1
+    made["proof"]["bound"] = 1.0
+
+
+def nearer(made: dict[str, Any]) -> None:
+    """Shuffles lanes 4 apart in place of 16."""
+    made["proof"]["ptx"] = made["proof"]["ptx"].replace(", 16, 31, -1", ", 4, 31, -1")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (swapped, "does not add the 1,000 terms"),
+        (chained, "does not add the 1,000 terms"),
+        (lambda made: made["additions"].pop(), "roundings give the bound"),
+        (lambda made: made["additions"].insert(1, made["additions"][0]), "added twice"),
+        (lambda made: made.update(depth=10), "11 roundings give the bound"),
+        (lambda made: made["proof"].update(bound=6.5e-7), "11 roundings give the bound 6.56e-07, not 6.5e-07"),
+        (lambda made: made["proof"].update(zeros=False), "does not add"),
+        (lambda made: made["proof"]["values"].__setitem__(2, 999), "does not add"),
+        (
+            lambda made: made["proof"]["sums"][0].update(results=[(1, 4)]),
+            "the result at byte 4 of operand 1 is no such sum",
+        ),
+        (
+            lambda made: made["proof"].update(ptx=made["proof"]["ptx"].replace(", 16, 31, -1", ", 4, 31, -1")),
+            "does not add",
+        ),
+    ],
+)
+def test_a_certificate_that_claims_more_is_refused(
+    orders: dict[str, list[Order]], change: Callable[[dict[str, Any]], None], why: str
+) -> None:
+    with pytest.raises(summation.Refused, match=why):
+        summation.checked(changed(orders["row_kernel f32"][0], change))
+
+
+def test_the_file_of_a_command_is_checked(orders: dict[str, list[Order]], tmp_path: Any, capsys: Any) -> None:
+    path = tmp_path / "order.json"
+    path.write_bytes(msgspec.json.encode([NAMED, *orders["norm_kernel f32"]]))
+    assert summation.main(iter([str(path)])) == 0
+    assert "norm_kernel: 1 sums of 1,000 terms" in capsys.readouterr().out
+    path.write_bytes(msgspec.json.encode([changed(orders["row_kernel f32"][0], swapped)]))
+    assert summation.main(iter([str(path)])) == 1
+    assert "not proved: the PTX does not add" in capsys.readouterr().out
+
+
+def test_what_has_no_order_is_refused_by_name() -> None:
+    why = {
+        dot_kernel: "tt.dot: the hardware picks the order",
+        atomic_kernel: "tt.atomic_rmw: the hardware picks the order",
+        counted_kernel: "scf.for: its count depends on data",
+        gathered_kernel: "tt.addptr: an address depends on data",
+        compensated_kernel: "an addition enters a sum twice, as in a compensated sum",
+    }
+    x = torch.zeros(1024, device=HERE.device)
+    found = of(*(lambda kernel=each: kernel[(1,)](x, x.clone(), 96, BLOCK=32) for each in why))
+    assert [each.unknown for each in found] == list(why.values())
+    text = "\n".join(line for each in found for line in lines_of_order(each))
+    assert "dot_kernel float32, as compiled: not known\n  tt.dot: the hardware picks" in text
+
+
+def test_every_layout_of_a_block_adds_as_its_ptx() -> None:
+    """Small and large blocks, few and many warps, both dimensions: registers, lanes and warps may hold one element."""
+    draw = random.Random(0)
+    calls = []
+    for _ in range(12):
+        rows, cols = 1 << draw.randint(0, 6), 1 << draw.randint(3, 8)
+        x, warps = torch.zeros(64, 300, device=HERE.device), draw.choice([1, 2, 4, 8])
+        kernel = draw.choice([sums.rows_kernel, sums.columns_kernel])
+        shape = (draw.randint(3, rows + 3), draw.randint(3, cols))
+        calls.append(
+            lambda k=kernel, of=shape, r=rows, c=cols, w=warps, x=x: k[(1,)](
+                x, x[0].clone(), *of, ROWS=r, BLOCK=c, num_warps=w
+            )
+        )
+    found = [each for each in of(*calls) if not each.unknown]
+    assert len(found) >= 8
+    for each in found:
+        checked(each)
