@@ -41,17 +41,18 @@ def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
     return measure_kernel(kernel, Measure(f"accuracy.py::{kernel.name}", judges=judges), CPU)
 
 
-def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str) -> None:
-    """Leaves of each group of a plan the cases of these regimes, without regimes its first four cases.
+def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str, most: int = 3) -> None:
+    """Leaves of each group of a plan the first cases of each of these regimes, without regimes its first four cases.
 
     A case of an elementwise kernel, which has all regimes in one, gets 16,384 elements.
     """
 
     def few(*given: Any, **options: Any) -> list[Group]:
-        return [
-            replace(group, cases=tuple(case for case in group.cases if case.regime in regimes) or group.cases[:4])
-            for group in plan(*given, **options)
-        ]
+        def first(group: Group) -> tuple[Case, ...]:
+            chosen = [[case for case in group.cases if case.regime == regime][:most] for regime in regimes]
+            return tuple(case for case in group.cases if any(case in some for some in chosen)) or group.cases[:4]
+
+        return [replace(group, cases=first(group)) for group in plan(*given, **options)]
 
     monkeypatch.setattr(running, "plan", few)
     for scale, sizes in PLAN_SIZES.items():
