@@ -44,13 +44,15 @@ def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
 def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str, most: int = 3) -> None:
     """Leaves of each group of a plan the first cases of each of these regimes, without regimes its first four cases.
 
-    A case of an elementwise kernel, which has all regimes in one, gets 16,384 elements.
+    Those without an operand stay too. A case of an elementwise kernel has all regimes in one, and gets 16,384 elements.
     """
 
     def few(*given: Any, **options: Any) -> list[Group]:
         def first(group: Group) -> tuple[Case, ...]:
-            chosen = [[case for case in group.cases if case.regime == regime][:most] for regime in regimes]
-            return tuple(case for case in group.cases if any(case in some for some in chosen)) or group.cases[:4]
+            chosen = [case for case in group.cases if case.absent]
+            for regime in regimes:
+                chosen += [case for case in group.cases if case.regime == regime][:most]
+            return tuple(case for case in group.cases if case in chosen) or group.cases[:4]
 
         return [replace(group, cases=first(group)) for group in plan(*given, **options)]
 
@@ -176,7 +178,8 @@ def test_a_missing_gradient_leaves_the_run_incomplete_unless_the_declaration_say
     assert measured(on_purpose).gaps == []
 
 
-def test_the_message_names_the_gradients_that_there_are() -> None:
+def test_the_message_names_the_gradients_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn")
     options = {"like": torch.mul, "operands": ["input", "other"], "shapes": {"input": "r n", "other": "r n"}}
 
     def one_sided(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
@@ -454,8 +457,9 @@ def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
     assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
 
 
-def test_a_kernel_may_return_the_slope_of_either_side_of_a_kink() -> None:
+def test_a_kernel_may_return_the_slope_of_either_side_of_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 0 ReLU has the derivatives 0 and 1."""
+    few_cases(monkeypatch, "randn")
 
     class Slope(torch.autograd.Function):
         @staticmethod
@@ -471,14 +475,15 @@ def test_a_kernel_may_return_the_slope_of_either_side_of_a_kink() -> None:
 
     for at_zero, right in ((0.0, True), (1.0, True), (0.5, False), (2.0, False)):
 
-        @verify.kernel(like=torch.relu, dtypes=["float16"], max_ulp=1, name=f"slope {at_zero}")
+        @verify.kernel(like=torch.relu, dtypes=["float32"], max_ulp=1, name=f"slope {at_zero}")
         def kernel(x: torch.Tensor, at_zero: float = at_zero) -> torch.Tensor:
             return Slope.apply(x, at_zero)  # type: ignore[no-any-return]
 
         slopes = [result for result in measured(kernel).results if result.output.startswith("d")]
         assert [result.status for result in slopes] == (["ok"] if right else ["wrong"]) * len(slopes), at_zero
         if not right:
-            assert slopes[0].worst[0].truth in ("0.0", "1.0")
+            worst = slopes[0].worst[0]
+            assert float(worst.truth) in (0.0, pytest.approx(float(worst.inputs["dy"].split()[0])))
 
 
 @pytest.mark.parametrize(("later", "said"), [(2.0, ""), (3.0, f"{DIFFER}: y of the first call, and after 2 calls")])

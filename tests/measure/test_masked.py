@@ -5,19 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 import verify
-from verify.backends import Interpreter
-from verify.measure.kernel import measure_kernel
-from verify.measure.requests import Measure
-from verify.records.record import KernelRun
+from tests.measure.test_kernel import few_cases, measured
 
 ROWS: dict[str, Any] = {"dtypes": ["float32"], "gradients": False, "where": "t >= 1"}
 
 
-def measured(kernel: verify.Kernel) -> KernelRun:
-    return measure_kernel(kernel, Measure(f"masked.py::{kernel.name}"), Interpreter("cpu"))
+@pytest.fixture(autouse=True)
+def _two_regimes(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn", "masked")
 
 
 def chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 import verify
-from tests.measure.test_kernel import measured
+from tests.measure.test_kernel import few_cases, measured
 from verify.cases.plan import plan
 
 
 def layer(x: Tensor, weight: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
     y = functional.linear(x, weight, bias)
     return y if scale is None else y * scale
+
+
+@pytest.fixture(autouse=True)
+def _one_regime(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch, "randn")
 
 
 SHAPES = {"x": "m k", "weight": "n k", "bias": "n", "scale": "n"}
