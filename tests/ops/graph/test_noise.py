@@ -497,6 +497,35 @@ def test_what_lies_between_operators_in_bfloat16_is_most_of_the_noise() -> None:
     assert 0.8 < float(ratio.square().mean().sqrt()) < 1.2 and bool(((ratio > 0.3) & (ratio < 2)).all())
 
 
+def test_what_a_backward_stores_is_no_noise_of_an_operator_that_computes_it_inside() -> None:
+    """The backward of `var` stores x - mean in bfloat16. The forward keeps it in float32."""
+    x, dy = torch.tensor([8.8125, 8.25], dtype=torch.bfloat16), torch.ones((), dtype=torch.bfloat16)
+
+    def of(like: Function) -> dict[str, Any]:
+        given = Problem(inputs={"x": x}, params={}, upstream={"y": dy}, results=("y", "dx"))
+        return {name: each.noise for name, each in Definition(like, ["x"], examples=[(x,)]).op().fast(given).items()}
+
+    inside, written = of(lambda x: x.var(-1)), of(lambda x: (x - x.mean())[0] * 3)
+    assert inside["y"] == 0.0 and inside["dx"].max() > 1e-3
+    assert written["y"] > 1e-4
+
+
+def test_numbers_beside_codes_have_the_noise_of_16_bits() -> None:
+    """Codes count no 16-bit steps of their definition. What else a function returns does."""
+
+    def like(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = (x.exp() * x).sum(-1)
+        return y.round().to(torch.int32), y
+
+    x, dy = drawn(2, 8).bfloat16(), torch.ones(2, dtype=torch.bfloat16)
+    given = Problem(inputs={"x": x}, params={}, upstream={"y2": dy}, results=("y1", "y2", "dx"))
+    op = Definition(like, ["x"], shapes={"x": "n d"}).op()
+    found = op.fast(given)
+    assert float((found["dx"].noise / found["dx"].value.abs()).amin()) > 2.0**-11
+    away = (found["y2"].value - found["y2"].value.floor() - 0.5).abs()
+    assert bool((away < 8 * found["y2"].noise).any()) and given.kept.choices == [], "the code is decided in float32"
+
+
 def test_what_a_selection_hands_on_is_stored_too() -> None:
     """A softmax ends in a selection, which rounds nothing; its probabilities lie in memory in 16 bits all the same."""
     x, v = drawn(4, 32).bfloat16(), drawn(32, 4, seed=2).bfloat16()

@@ -144,6 +144,7 @@ class _Like(Meaning):
     by_noise: bool = False  # True: errors are measured in units of the program's noise
     ties: str = ""  # see `Meaning`
     fused: bool = False  # True: no result between operators is rounded to 16 bits
+    codes: bool = False  # True: none that decides which integer an output is
     kind: torch.dtype = torch.float32  # dtype of operands while there is no case
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
     regions: Regions | None = None  # the parts of results and operands that count
@@ -180,7 +181,8 @@ class _Like(Meaning):
                 sums = narrow.sums(list(narrow.results))
         self.by_noise = sums
         told = self.definition.intermediate
-        self.fused = told == "float32" or (not told and (program.rounds or program.quantises))
+        self.fused = told == "float32" or (not told and program.rounds)
+        self.codes = not told and program.quantises
         declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}{self.ties}"
         return Op(
             name=f"like {self.callee.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
@@ -401,7 +403,10 @@ class _Like(Meaning):
         with torch.no_grad(), program.refusing():
             noise: dict[str, Noise] = {}
             if self.by_noise or program.decides:
-                noise, reach = noise_of(program, run, problem.results, self._rounding(program, run))
+                rounding = self._rounding(program, run)
+                noise, reach = noise_of(program, run, problem.results, rounding)
+                if self.codes and rounding.stored:
+                    _, reach = noise_of(program, run, problem.results, replace(rounding, stored={}))
             if program.decides and problem.kept.choices is None:
                 deviations = {name: each.deviation for name, each in noise.items()}
                 choices = Choices.of(program, run, problem.results, reach, deviations, pinned=bool(self.ties))

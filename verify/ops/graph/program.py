@@ -343,7 +343,7 @@ def trace(
     smooth = [(label, value) for label, value in zip(labels, made, strict=True) if value.is_floating_point()]
     for label, value in smooth if differentiable else []:
         leaves.append(Leaf(tuple(value.shape), (), name=f"grad {label}", operand=False))
-    rewriter = Rewriter(dict(zip(record.first, leaves, strict=True)))
+    rewriter = Rewriter(dict(zip(record.first, leaves, strict=True)), dict(recorder.stored()))
     steps = iter(_rewritten(rewriter, recorder, [node for node in ends if node is not None]))
     results: dict[str, Step] = {}
     names_of_results = (*labels, *(f"d{name}" for name in differentiable))

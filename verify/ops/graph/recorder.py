@@ -145,6 +145,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             traced.node, traced.version = self._read(traced.meta, memory), memory.version
         return traced.node
 
+    def stored(self) -> list[tuple[Node, torch.dtype]]:
+        """Returns the results that eager PyTorch keeps in 16 bits, with their dtypes."""
+        return [each for each in self.returned if each[1].itemsize == 2 and each[0] not in self.unrounded]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Records an operator. PyTorch calls this for every operator while the recorder is entered."""
         with torch._C.DisableTorchFunction():  # function modes see the operators called, not the parts of these

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -35,10 +35,15 @@ def rule(*names: str) -> Callable[[Rule], Rule]:
 
 
 class Rewriter:
-    """Builds the steps of recorded nodes. `known` maps the nodes of the operands to their steps."""
+    """Builds the steps of recorded nodes.
 
-    def __init__(self, known: dict[Node, Step]) -> None:
+    `known` maps the nodes of the operands to their steps. `stored` are those whose numbers PyTorch keeps in 16 bits. No
+    other node shares their steps: x - mean inside of `var` is not the number that its backward stores.
+    """
+
+    def __init__(self, known: dict[Node, Step], stored: Collection[Node] = ()) -> None:
         self.known: dict[Node, Any] = known
+        self.stored = set(stored)
         self.made: dict[Any, Any] = {}  # steps by kind, inputs and parameters, so that equal steps are one step
         self.node: Node  # the node that is rewritten now
 
@@ -68,7 +73,8 @@ class Rewriter:
         found = node.value
         kind = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else ()
         try:
-            key = node.target, kind, _key(self._given(node.args)), _key(self._given(node.kwargs))
+            given = _key(self._given(node.args)), _key(self._given(node.kwargs))
+            key = node.target, kind, node in self.stored, *given
             hash(key)
         except TypeError:
             return self._call(node)
@@ -174,14 +180,13 @@ class Rewriter:
     def map(self, function: str, *given: Any, real: bool = True, **options: Any) -> Step:
         """Returns an elementwise step. Scalars become constants. `options` are fields of `Map`."""
         # number of leading operands that are booleans or integers
-        kept = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0
-        steps = tuple(each if place < kept else self.real(each) for place, each in enumerate(given))
+        whole = 2 if function in LOGIC else 1 if function in ("where", "number", "not") else 0
+        steps = tuple(each if place < whole else self.real(each) for place, each in enumerate(given))
         shape = broadcast_shape([each.shape for each in steps])
-        key = function, real, tuple(map(id, steps)), tuple(sorted(options.items()))
-        if key not in self.made:
-            origin = f"{self.node.target}{self.node.place}"
-            self.made[key] = Map(shape, steps, real, origin, function=function, **options)
-        return self.made[key]  # type: ignore[no-any-return]
+        step = Map(shape, steps, real, f"{self.node.target}{self.node.place}", function=function, **options)
+        kept = step.rounds and self.node in self.stored  # decisions are one step, wherever they are taken
+        key = function, real, kept, tuple(map(id, steps)), tuple(sorted(options.items()))
+        return self.made.setdefault(key, step)  # type: ignore[no-any-return]
 
 
 def constant(value: Tensor) -> Step:

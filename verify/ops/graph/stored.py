@@ -17,9 +17,7 @@ from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
 
 def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
     """Maps id(step) to the 16-bit type that eager PyTorch stores its result in."""
-
-    returned = [each for each in recorder.returned if each[1].itemsize == 2 and each[0] not in recorder.unrounded]
-    found = kinds_of(reversed(returned), rewriter)
+    found = kinds_of(reversed(recorder.stored()), rewriter)
     ours = kinds_of(((recorder.node(made), made.dtype) for made in real.made if isinstance(made, Traced)), rewriter)
     for made in real.attention:
         step = moved_from(rewriter.known[recorder.node(made)])[-1] if isinstance(made, Traced) else None
