@@ -307,6 +307,32 @@ def test_pytorchs_own_slopes_of_running_extremes_are_right() -> None:
     assert passes(like, x, like(x), dx, up) and not passes(like, x, like(x), dx * 0, up)
 
 
+@pytest.mark.parametrize(("row", "right"), [(0, True), (2, True), (None, False)])
+def test_the_first_of_equal_numbers_may_win_where_no_direction_moves_it(row: int | None, right: bool) -> None:
+    """The two columns of a softmax move against each other, and yet a kernel takes the first of both."""
+
+    def like(x: Tensor) -> Tensor:
+        return x.softmax(-1).cummin(-2).values
+
+    x, dy = torch.full((3, 2), -0.5), T([[1.0, 3.0], [0.5, 0.25], [2.0, 1.0]])
+    dx = torch.zeros(3, 2)
+    if row == 0:
+        dx[0] = (dy.sum(0) / 2) - dy.sum() / 4
+    elif row == 2:  # the last wins, as in PyTorch
+        dx = slope(like, x, dy)
+    assert passes(like, x, torch.full((3, 2), 0.5), dx, dy) is right
+
+
+def test_what_breaks_ties_of_zeros_stays_below_a_small_constant() -> None:
+    def like(x: Tensor) -> Tensor:
+        return functional.normalize(x, p=1, dim=-1).abs()
+
+    x, dy = torch.zeros(3, 1), T([[1.0], [2.0], [3.0]])
+    for signs in ([1.0, 1.0, 1.0], [-1.0, 1.0, -1.0]):
+        assert passes(like, x, torch.zeros(3, 1), dy * T(signs)[:, None] * 1e12, dy)
+    assert not passes(like, x, torch.zeros(3, 1), dy * 0.5e12, dy)
+
+
 def test_a_running_extreme_has_pytorchs_slopes_beside_another_tie() -> None:
     """The last of equal numbers gets its gradient, while the maximum of all divides its own among equal ones."""
 

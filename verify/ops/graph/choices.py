@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 from verify.ops.graph.elementwise import COMPARISONS, QUOTIENTS, REMAINS, Map
-from verify.ops.graph.forms import only_tests, origins
+from verify.ops.graph.forms import is_whole, only_tests, origins
 from verify.ops.graph.noise import SPACINGS
 from verify.ops.graph.parts import Parts
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
 from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked
-from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step, moved_from, places_of
+from verify.ops.graph.steps import Leaf, Plain, Run, Step, moved_from, places_of
 from verify.ops.graph.stored import in_order
 
 Decisions = dict[int, Tensor]  # id(step that decides) -> what it decides
@@ -53,6 +53,7 @@ class Proposal:
     decisions: Decisions
     numbers: dict[int, Tensor]  # id(source) -> its moved numbers
     moved: Mapping[int, Tensor] = field(default_factory=dict, kw_only=True)  # what it adds to numbers
+    side: float = field(default=0.0, kw_only=True)  # see `Choices.proposed`
 
 
 @dataclass
@@ -146,11 +147,37 @@ class Choices:
         return compares and all(id(each) in self._flat for each in step.inputs)
 
     @cached_property
+    def _equal(self) -> dict[int, Tensor]:
+        """Maps ids of decisions to masks of those on equal numbers that no kernel rounds."""
+        ties = {id(s): self.is_tie(s, [self.numbers[id(each)] for each in s.inputs]) for s in self.deciding}
+        return {key: tie.expand(self.run.decisions[key].shape) for key, tie in ties.items() if bool(tie.any())}
+
+    @cached_property
     def _ties(self) -> dict[int, Tensor]:
-        """Maps ids of the decisions that outputs depend on to masks of those on equal numbers that no kernel rounds."""
-        steps = [step for step in self.program.needed_for(self.outputs) if step in self.deciding]
-        ties = {id(step): self.is_tie(step, [self.numbers[id(each)] for each in step.inputs]) for step in steps}
-        return {key: mask.expand(self.run.decisions[key].shape) for key, mask in ties.items() if bool(mask.any())}
+        """Those of them that outputs depend on."""
+        forward = set(map(id, self.program.needed_for(self.outputs)))
+        return {key: tie for key, tie in self._equal.items() if key in forward}
+
+    @cached_property
+    def _sided(self) -> dict[int, Tensor]:
+        """Those of comparisons of size, where some direction moves the numbers apart: relu(-1) stays 0."""
+        compared = {id(step) for step in self.deciding if getattr(step, "function", "") in ("lt", "le", "gt", "ge")}
+        ties = {key: tie for key, tie in self._equal.items() if key in compared}
+        ways = list(self._at_random(_ALONE)) if ties else []
+        seen = {key: torch.stack([each.decisions[key] for each in ways]) for key in ties}
+        return {key: tie & (seen[key].any(0) & ~seen[key].all(0)) for key, tie in ties.items()}
+
+    def _at_random(self, count: int) -> Iterator[Proposal]:
+        """Yields random directions. In every second one equal operands stay equal."""
+        generator = torch.Generator().manual_seed(0)
+        sizes = {id(step): (step, self.size(step)) for step in (*self.sources, *self.orders)}
+        for number in range(count):
+            moved = dict[int, Tensor]()
+            for key, (step, size) in sizes.items():
+                coins = torch.rand(size.shape, generator=generator, dtype=size.dtype).to(self.run.device)
+                stays = number % 2 == 0 and not isinstance(step, Order) and _breaks_ties(step)
+                moved[key] = (2 * coins - 1) * size * (not stays)
+            yield self.proposed(moved)
 
     def _deciding(self, decisions: Decisions) -> Run:
         """Returns a run that has taken these decisions, and none that follows from them."""
@@ -174,29 +201,6 @@ class Choices:
         found |= {id(step): step.shape for step in self.sources}
         found |= {id(step): self.run.decisions[id(step)].shape for step in self.deciding}
         return found | {-id(step): step.inputs[0].shape for step in self.deciding if isinstance(step, Order)}
-
-    def parts_along(self, back: int) -> Parts | None:
-        """Returns one part for each index into a dimension of the operands; None if some decision has no such index.
-
-        Takes each tensor's dimension of that size for it. A mixture of choices shows if that is wrong.
-        """
-        sizes = {step.shape[back] for step in self.sources if isinstance(step, Leaf) and len(step.shape) >= -back} - {1}
-        if len(sizes) != 1:
-            return None
-        [count] = sizes
-        dims = dict[Hashable, int]()
-        for key, shape in self.shapes.items():
-            fitting = [dim for dim, size in enumerate(shape) if size == count]
-            if fitting:
-                dims[key] = len(shape) + back if len(shape) + back in fitting else fitting[0]
-        for step in self.deciding:
-            if isinstance(step, Order):
-                if (dim := dims.get(-id(step))) in (None, len(step.inputs[0].shape) - 1):
-                    return None
-                dims |= {id(step): dim}
-            elif id(step) not in dims:
-                return None
-        return Parts.along(self.shapes, dims)
 
     # -- which decisions are free ---------------------------------------------------------------------------
 
@@ -275,7 +279,8 @@ class Choices:
         own = self.run.decisions
         ties = [key for key, tie in self._ties.items() if bool((found.decisions[key] != own[key])[tie].any())]
         for settled in dict.fromkeys([tuple(ties), *((key,) for key in ties[:_ALONE])] if ties else []):
-            yield self._taken(self.proposed(proposal.moved, decided={key: own[key] for key in settled}))
+            decided = {key: own[key] for key in settled}
+            yield self._taken(self.proposed(proposal.moved, decided=decided, side=proposal.side))
         if any(bool(mask.any()) for mask in found.changed.values()):
             yield self._taken(self.repeated(Proposal(proposal.decisions, self._nearer(found, parts))))
 
@@ -342,7 +347,10 @@ class Choices:
         return found if bool(found.any()) else None
 
     def _nearer(self, taken: Taken, parts: Parts) -> dict[int, Tensor]:
-        """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones."""
+        """Returns numbers moved in the same direction, by no more than a kernel's may be from the real ones.
+
+        What breaks ties of zeros becomes much smaller: a program may compare it with 1e-12.
+        """
         least = torch.full((parts.count,), 0.5, dtype=torch.float64, device=self.run.device)
         for step in self.sources:
             near = self.near(step)
@@ -352,11 +360,12 @@ class Choices:
                 share = parts.of(id(step), share).amin(-1)
                 least = torch.minimum(least, share if share.numel() == parts.count else share.amin())
 
-        def between(key: int, real: Tensor, moved: Tensor) -> Tensor:
-            share = parts.spread(key, least, real) if parts.holds(key) else least.amin()
+        def between(step: Step, real: Tensor, moved: Tensor) -> Tensor:
+            share = parts.spread(id(step), least, real) if parts.holds(id(step)) else least.amin()
+            share = torch.where((real == 0) & (self.near(step) == 0), share * _LITTLE, share)
             return torch.where(moved == real, real, real + share * (moved - real))
 
-        return {key: between(key, real, taken.numbers[key]) for key, real in taken.real.items()}
+        return {id(s): between(s, taken.real[id(s)], taken.numbers[id(s)]) for s in self.sources if id(s) in taken.real}
 
     def _admitted(self, step: Step, given: Sequence[Tensor], own: Tensor, proposed: Tensor) -> Tensor:
         """Returns the proposed decisions where they are free and right, and PyTorch's (own) elsewhere."""
@@ -390,6 +399,7 @@ class Choices:
         decided: Mapping[int, Tensor] | None = None,
         rounded: torch.dtype | None = None,
         beyond: int | None = None,
+        side: float = 0.0,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
@@ -397,7 +407,9 @@ class Choices:
         highest score comes first. `placed` maps id(step) to its numbers. `decided` are orders of equal numbers,
         integers out of range, and decisions on equal numbers that outputs depend on, if they are the program's own.
         With `rounded`, every step is stored in that format. With `beyond`, numbers below the range of an integer dtype
-        become its least number, and those above it its end 0 or 1, the least or the greatest.
+        become its least number, and those above it its end 0 or 1, the least or the greatest. With a `side`,
+        comparisons see the first of equal numbers above (1) or below (-1) the second: no x + tiny p moves both columns
+        of a softmax down, yet in each the first of equal numbers may be the least so far.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -416,10 +428,14 @@ class Choices:
                     run.decisions[id(step)] = torch.where(right, places, own)
             elif isinstance(step, Map) and step.function == "integer":
                 if beyond is not None:
-                    run.decisions[id(step)] = _ended(step, given[0], beyond)
+                    run.decisions[id(step)] = step.at_ends(given[0], beyond)
                 elif id(step) in decided:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
+            if side and isinstance(step, Map) and (tie := self._sided.get(id(step))) is not None:
+                above = step.evaluated([torch.full_like(given[0], side), torch.zeros_like(given[0])])
+                run.decisions[id(step)] = torch.where(tie, above, run.decisions[id(step)])
+                value = step.value(run, given)
             if (stays := self._stays(step, given, decided)) is not None:
                 own = self.run.decisions[id(step)]
                 run.decisions[id(step)] = torch.where(stays, own, run.decisions[id(step)])
@@ -434,7 +450,8 @@ class Choices:
             return value, value
 
         self._before.values(run, list(self._before.results), make)
-        return Proposal({id(step): run.decisions[id(step)] for step in self.deciding}, numbers, moved=moved)
+        decisions = {id(step): run.decisions[id(step)] for step in self.deciding}
+        return Proposal(decisions, numbers, moved=moved, side=side)
 
     def repeated(self, proposal: Proposal) -> Proposal:
         """Returns the decisions at the moved numbers of a proposal. Equal numbers keep the order that it gives them."""
@@ -486,6 +503,9 @@ class Choices:
         kinds = {id(step): 0 if _breaks_ties(step) else 2 if isinstance(step, Order) else 1 for step in sources}
         for moved in in_lines(kinds, ramps):
             yield self.proposed({key: sizes[key] * line for key, line in moved.items()})
+        for side, sign in product((1.0, -1.0) if self._sided else (), (0.0, 1.0, -1.0) if self.orders else (0.0,)):
+            scores = {id(step): sizes[id(step)] * ramps[id(step)] * sign for step in self.orders if sign}
+            yield self.proposed(scores, side=side)
         alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
         for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign for key in keys})
@@ -510,11 +530,7 @@ class Choices:
                 ways = {key: marks.get(key, 0.0) + line * 2.0**-6 for key, line in ramps.items()}
                 yield self.proposed({key: sizes[key] * way for key, way in ways.items()})
 
-        generator = torch.Generator().manual_seed(0)
-        for number in range(_AT_RANDOM):
-            coins = {key: torch.rand(size.shape, generator=generator, dtype=size.dtype) for key, size in sizes.items()}
-            ways = {key: (2 * each - 1).to(self.run.device) * sizes[key] for key, each in coins.items()}
-            yield self.proposed({key: way * (number % 2 or kinds[key] > 0) for key, way in ways.items()})
+        yield from self._at_random(_AT_RANDOM)
 
     def _read_off(self, name: str, got: Tensor, sizes: Mapping[int, Tensor]) -> Iterator[Proposal]:
         """Yields the decisions that an integer result shows, if it is one: an order, a comparison, or a conversion."""
@@ -566,16 +582,6 @@ def _noting(run: Run, kept: set[int], numbers: dict[int, Tensor]) -> Make:
     return make
 
 
-def _ended(step: Map, x: Tensor, above: int) -> Tensor:
-    """Returns the integers that a processor makes of numbers, if those too large become one end of the dtype.
-
-    Where that is the greatest integer, as on GPUs, NaN becomes 0. Else all are the least, as in vectors of x86.
-    """
-    held = torch.where(step.holds(x), x, 0.0).to(torch.int64)
-    held = torch.where(torch.isnan(x) & (above == 0) | (x < float(step.within[0])), step.within[0], held)
-    return torch.where(x > 0, torch.where(step.holds(x), held, step.within[above]), held)
-
-
 def _breaks_ties(step: Step) -> bool:
     """True for operands, and for rounded numbers: what breaks the ties of operands does not reach those."""
     return isinstance(step, Leaf) or _is_rounded(step)
@@ -583,14 +589,3 @@ def _breaks_ties(step: Step) -> bool:
 
 def _is_rounded(step: Step) -> bool:
     return isinstance(step, Map) and step.stepped and step.real
-
-
-def is_whole(step: Step) -> bool:
-    """True if numbers are integers already. They have no error that a second rounding could enlarge."""
-    if isinstance(step, Move):
-        return all(map(is_whole, step.inputs)) and float(step.fill).is_integer()
-    if not step.on_operands:
-        return True
-    if isinstance(step, Map) and step.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
-        return all(map(is_whole, step.inputs))
-    return isinstance(step, Map) and step.function in ("number", "wrap")

@@ -76,6 +76,15 @@ class Map(Step):
         """Returns a mask of the numbers in the range of the step's integer dtype."""
         return (a >= float(self.within[0])) & (a < float(self.within[1] + 1))
 
+    def at_ends(self, x: Tensor, above: int) -> Tensor:
+        """Returns the integers that a processor makes of numbers, if those too large become one end of the dtype.
+
+        Where that is the greatest integer, as on GPUs, NaN becomes 0. Else all are the least, as in vectors of x86.
+        """
+        held = torch.where(self.holds(x), x, 0.0).to(torch.int64)
+        held = torch.where(torch.isnan(x) & (above == 0) | (x < float(self.within[0])), self.within[0], held)
+        return torch.where(x > 0, torch.where(self.holds(x), held, self.within[above]), held)
+
     def evaluated(self, given: Sequence[Tensor]) -> Tensor:
         """Returns the result in float64. Takes a decision anew."""
         if self.function in FUNCTIONS:

@@ -275,7 +275,7 @@ class _Search:
         generator = torch.Generator(choices.run.device).manual_seed(1)
         dims = max(len(step.shape) for step in choices.sources)
         for count in (*range(lead, 0, -1), *range(-1, -dims - 1, -1)):
-            parts = Parts.leading(choices.shapes, shapes[0][:count]) if count > 0 else choices.parts_along(count)
+            parts = Parts.leading(choices.shapes, shapes[0][:count]) if count > 0 else self._parts_along(count)
             if parts is None or parts.count < 2 or not any(map(parts.holds, choices.base)):
                 continue
             coins = torch.rand(parts.count, device=choices.run.device, generator=generator) < 0.5
@@ -287,6 +287,31 @@ class _Search:
             if held and _is_same(choices.repeated(both).decisions, both.decisions):
                 return parts
         return Parts()
+
+    def _parts_along(self, back: int) -> Parts | None:
+        """Returns one part for each index into a dimension of the operands; None if some decision has no such index.
+
+        Takes each tensor's dimension of that size for it. A mixture of choices shows if that is wrong.
+        """
+        sizes = {
+            step.shape[back] for step in self.choices.sources if isinstance(step, Leaf) and len(step.shape) >= -back
+        } - {1}
+        if len(sizes) != 1:
+            return None
+        [count] = sizes
+        dims = dict[Hashable, int]()
+        for key, shape in self.choices.shapes.items():
+            fitting = [dim for dim, size in enumerate(shape) if size == count]
+            if fitting:
+                dims[key] = len(shape) + back if len(shape) + back in fitting else fitting[0]
+        for step in self.choices.deciding:
+            if isinstance(step, Order):
+                if (dim := dims.get(-id(step))) in (None, len(step.inputs[0].shape) - 1):
+                    return None
+                dims |= {id(step): dim}
+            elif id(step) not in dims:
+                return None
+        return Parts.along(self.choices.shapes, dims)
 
 
 def _mixed(parts: Parts, mask: Tensor, some: Proposal, other: Proposal) -> Proposal:

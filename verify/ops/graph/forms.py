@@ -98,6 +98,17 @@ def only_tests(step: Step) -> bool:
     return isinstance(step, Map) and step.function in ("isnan", "isinf")
 
 
+def is_whole(step: Step) -> bool:
+    """True if numbers are integers already. They have no error that a second rounding could enlarge."""
+    if isinstance(step, Move):
+        return all(map(is_whole, step.inputs)) and float(step.fill).is_integer()
+    if not step.on_operands:
+        return True
+    if isinstance(step, Map) and step.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
+        return all(map(is_whole, step.inputs))
+    return isinstance(step, Map) and step.function in ("number", "wrap")
+
+
 class WeightedSums:
     """Adds the noise of the other order of a weighted sum of inner products."""
 
