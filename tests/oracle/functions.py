@@ -193,7 +193,10 @@ def gelu(x: Number, approximate: str = "none") -> Number:
     if approximate == "none":
         return x * smooth(_phi, lambda v, y: _density(v))(x)
     inner = (x + x * x * x * 0.044715) * mp.sqrt(2 / mp.pi)
-    return x * 0.5 * (SMOOTH["tanh"](inner) + 1)
+    share = (SMOOTH["tanh"](inner) + 1) * 0.5
+    if Run.now.source and share.value**2 < Run.now.unit:  # the form has lost half of its digits
+        share = SMOOTH["sigmoid"](inner * 2)
+    return x * share
 
 
 def hardshrink(x: Number, lambd: float = 0.5) -> Number:
@@ -397,8 +400,23 @@ def normed(row: Sequence[Number], eps: float, centre: bool, keep: Callable[[Numb
     by = keep(SMOOTH["rsqrt"](dot(off, off) / len(off) + eps))
     if centre and Run.now.source:  # the form of PyTorch's kernels is the noisier one
         shift = keep(mean(row)) * by
-        return [x * by - shift for x in row]
+        return with_stored_moments([x * by - shift for x in row], row, by.value)
     return [x * by for m in [keep(mean(row))] for x in [x - m for x in row]] if centre else [x * by for x in off]
+
+
+def with_stored_moments(found: list[Number], row: Sequence[Number], by: Any) -> list[Number]:
+    """Returns normalised numbers whose backward takes the mean and 1 / deviation from 16 bits, as PyTorch's does."""
+    run, n = Run.now, len(row)
+    if not run.digits or not mp.isfinite(by):
+        return found
+    center = mpf(sum(x.value for x in row)) / n
+    center, by = run.shaken(center, 2.0**-run.digits), run.shaken(by, 2.0**-run.digits)
+    hat = [(x.value - center) * by for x in row]
+
+    def slope(i: int, j: int) -> Any:
+        return by * ((i == j) - (1 + hat[i] * hat[j]) / n)
+
+    return [recalled(y, [(x, partial(slope, i, j)) for j, x in enumerate(row)]) for i, y in enumerate(found)]
 
 
 def deviation(row: Sequence[Number], unbiased: bool = True) -> Number:
@@ -597,7 +615,15 @@ def _(out: Any, q: Any, k: Any, v: Any, is_causal: bool = False, **_: Any) -> An
     scores = each(lambda s: s * (1 / math.sqrt(q.shape[-1])), product(q, np.swapaxes(array(k), -1, -2)))
     if is_causal:
         scores[..., ~np.tril(np.ones(scores.shape[-2:], bool))] = constant(-math.inf)
-    return product(along(scores, -1, softmax), v)
+    shares = along(scores, -1, softmax)
+    found = product(shares, v)
+    if not Run.now.source or not Run.now.digits:
+        return found
+    for place in np.ndindex(*found.shape):  # a kernel's backward sums dy y, with the y that its forward stored
+        y, row = found[place], list(zip(scores[place[:-1]], shares[place[:-1]], strict=True))
+        lost = Run.now.shaken(y.value, 2.0**-Run.now.digits) - y.value
+        found[place] = made(y.value, [(y, 1), *((x, -share.value * lost) for x, share in row)], rounds=False)
+    return found
 
 
 def windows(x: np.ndarray, n: int, size: Any, stride: Any, pad: Any = 0) -> list[list[tuple[Any, Any]]]:

@@ -81,12 +81,26 @@ class Choices:
             drifts = [drift.round() for drift in drifts]
         if toward is not None and seed < 2:
             drifts[toward[0]][toward[1]] = 4.0 * (-1) ** seed
+        elif toward is not None and seed % 2:
+            drifts[toward[0]] += self._lines(*toward, source)
         elif seed < 4:
             drifts = [(-1) ** seed * (2.0 + drift) for drift in drifts]
         kept = source.choice([0.0, 0.5, 1.0]) if seed > 3 else float(seed < 2)
         sides = frozenset(side for side in self.sides if source.random() < kept)
         level, lean = source.random() < 0.5, source.choice([1, -1, 0, 0])
         return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], level, lean, sides=sides))
+
+    def _lines(self, operand: int, place: int, source: random.Random) -> np.ndarray:
+        """Returns a direction in which some lines through a place win or lose, each by another amount.
+
+        The least of a column is the largest of all least ones if its column wins, and it loses in its column.
+        """
+        shape = [x.shape for x in self.inputs if isinstance(x, Tensor) and x.is_floating_point()][operand]
+        found, at = np.zeros(shape), np.unravel_index(place, shape)
+        for dim, index in enumerate(at):
+            side = source.choice([8.0, -8.0, 2.0, -2.0, 0.0])
+            found[(*[slice(None)] * dim, index)] += side
+        return found.reshape(-1)
 
     def others(self, tried: int, toward: tuple[int, int] | None = None) -> Iterator[Evaluation]:
         """Yields what the program is under choices at random."""

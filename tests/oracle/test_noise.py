@@ -65,6 +65,11 @@ def batch(x: Any) -> Any:
     return functional.batch_norm(x, None, None, training=True)
 
 
+def attention(x: Any) -> Any:
+    keys = T([[[60.0, 61.0], [60.5, 60.0]]], dtype=x.dtype)
+    return functional.scaled_dot_product_attention(x, keys, T([[[5.0, 5.0], [5.5, 5.0]]], dtype=x.dtype))
+
+
 def in_float32(x: Any) -> Any:
     return x.float().exp()
 
@@ -93,6 +98,9 @@ ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
         (mean_of_sizes, T([1.0, 2.0, 3.0]).to(BRAIN), T(1.0).to(BRAIN), 1, 1e-3, 1e-2),  # 1 / 3 is stored
         (cube, T([1.0]).to(BRAIN), T([1.0]).to(BRAIN), 1, 1e-3, 1e-2),  # its slope, too
         (batch, T([[100.0], [100.0625]]).to(HALF), T([[1.0], [0.5]]).to(HALF), 0, 1e-2, 2.0),  # the mean is stored
+        (centred, T([[10.0, 12.0]]).to(HALF), T([[1.0, 0.5]]).to(HALF), 1, 5e2, 1e5),  # its backward takes that mean
+        (attention, T([[[0.5, -0.25]]]).to(HALF), T([[[1.0, 0.5]]]).to(HALF), 1, 0.1, 2.0),  # sum of dy y, y stored
+        (attention, T([[[0.5, -0.25]]]), T([[[1.0, 0.5]]]), 1, 1e-5, 1e-3),
         (in_float32, T([0.5, 2.0]).double(), T([1.0, 0.5]), 1, 1e-9, 1e-6),  # a float64 program has float32 steps
         (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
     ],
@@ -117,6 +125,13 @@ def test_the_noise_has_the_roundings_of_honest_kernels(
 def test_the_noise_of_ordinary_steps_is_a_few_roundings(f: Callable[..., Any], most: float, kind: torch.dtype) -> None:
     x = torch.linspace(-1.0, 1.5, 15).reshape(3, 5).to(kind)
     assert max(shares(f, x, f(x).exp())) <= most * torch.finfo(kind).eps
+
+
+@pytest.mark.parametrize(("x", "most"), [(-3.0, 1e-3), (-6.0, 1e-5)])
+def test_gelu_has_no_noise_of_a_form_that_loses_its_tail(x: float, most: float) -> None:
+    """1 + tanh(-3) has three digits fewer than tanh; the published limit ends where half of them are lost."""
+    y, dx = shares(lambda x: functional.gelu(x, approximate="tanh"), T([x]), T([1.0]))
+    assert 1e-7 < max(y, dx) < most
 
 
 def test_a_sum_has_the_published_limit_of_programs_that_add_up() -> None:

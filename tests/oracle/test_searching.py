@@ -142,6 +142,15 @@ def test_one_choice_must_explain_all_results(y: float, order: list[int], right: 
     assert explains(both, ZEROS, [T([0.0, 0.0, y, 0.0]), T(order)]) is right
 
 
+def test_the_least_of_a_column_may_be_the_largest_of_all() -> None:
+    def largest_of_least(x: Any) -> Any:
+        return x.amin(-2).cummax(-1).values
+
+    x, dy = T([[1.0] * 5] * 5), torch.linspace(1, 2, 5)
+    found = [each.values[1] for each in Choices(largest_of_least, [x], [dy]).others(60, toward=(0, 11))]
+    assert any(abs(float(dx[2, 1]) - float(dy[1:].sum())) < 1e-6 for dx in found)
+
+
 def test_copies_of_one_number_have_choices() -> None:
     def ordered(x: Any) -> Any:
         return x.cummax(-1).values.argsort(-1)
