@@ -250,7 +250,7 @@ def test_every_option_of_a_command_is_an_argument_of_its_function(name: str) -> 
         "like",
         "each",
     }  # type: ignore[index]
-    spelled = {"dtype": "dtypes", "result": "results", "no_curve": "curve"}
+    spelled = {"dtype": "dtypes", "model": "models", "result": "results", "no_curve": "curve"}
     arguments = set(inspect.signature(getattr(verify, name)).parameters)
     assert {spelled.get(option, option) for option in options} <= arguments
 

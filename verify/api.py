@@ -26,6 +26,7 @@ import msgspec
 from verify.backends import Cuda, demand_agreement, named
 from verify.declare import config
 from verify.declare.arguments import Declaration, HuntDeclaration, demand_known
+from verify.declare.models import models_of
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
 from verify.measure import session
@@ -183,6 +184,7 @@ def run(
     timeout: float = TIMEOUT,
     memory: int = 0,
     fail_fast: bool = False,
+    models: str | Iterable[str] = (),
     resume: AnyPath | PartStore | None = None,
     gpus: str | None = None,
     scheduler: str | None = None,
@@ -201,7 +203,7 @@ def run(
     """
     dtypes, without = _dtypes(dtypes), _laws(profile, without)
     _demand_numbers(timeout, seed=seed, jobs=jobs, memory=memory)
-    named = _targets(run, targets, kernels, dtypes, declaration)
+    listed = _targets(run, targets, kernels, dtypes, declaration)
     settings = session.Session(
         backend=backend,
         seed=seed,
@@ -209,21 +211,22 @@ def run(
         judging=timeout,
         memory=memory,
         fail_fast=fail_fast,
+        models=models_of("models", models),
         jobs=jobs,
         laws=profile,
         without=without,
         profile=profile or "default",
         dtypes=dtypes,
         progress=progress,
-        plan=_backend(cases_of),
-        kept=_kept(resume, named),
+        plan=named(cases_of).name if cases_of else "",
+        kept=_kept(resume, listed),
         whole=True,
         by_dtype=True,
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
-    said |= {"memory": memory, "fail-fast": fail_fast}
-    with workers(gpus, scheduler, named, backend, pool, progress) as settings.pool:
-        record = session.run(named, settings, command or _command("run", named, said))
+    said |= {"memory": memory, "fail-fast": fail_fast, "model": settings.models}
+    with workers(gpus, scheduler, listed, backend, pool, progress) as settings.pool:
+        record = session.run(listed, settings, command or _command("run", listed, said))
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):
         raise KeyboardInterrupt
     return CompletedRun(record, tuple(settings.usage))
@@ -522,11 +525,6 @@ def _dtypes(given: Iterable[str]) -> tuple[str, ...]:
 
         names = tuple(formats.named(name).name for name in names)
     return names
-
-
-def _backend(name: str) -> str:
-    """Returns the name of a backend, or "". Raises UsageError if no backend has this name."""
-    return named(name).name if name else ""
 
 
 def _laws(profile: str, without: Iterable[str]) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ def bounds_folder(options: argparse.Namespace, settings: Config, *, created: boo
 
 def arguments(options: argparse.Namespace, function: Callable[..., Any], **others: Any) -> dict[str, Any]:
     """Maps the parameters of a command's public function to the options of their names, and adds `others`."""
-    names = {name: {"dtypes": "dtype", "results": "result"}.get(name, name) for name in signature(function).parameters}
+    singular = {"dtypes": "dtype", "results": "result", "models": "model"}
+    names = {name: singular.get(name, name) for name in signature(function).parameters}
     given = {name: getattr(options, option) for name, option in names.items() if hasattr(options, option)}
     del given["targets"]  # they may be the configured ones
     return given | {"command": again(options)} | others

@@ -5,10 +5,12 @@ Show the kernels that files or modules declare, or the ops that a kernel can com
     verify list accuracy.py
     verify list --ops
     verify list --op layer_norm
+    verify list --models
 
 targets
 --ops  show the known ops instead
 --op NAME  show one op: operands, results, parameters
+--models  show the public models that --model knows, and the names of dimensions that take their sizes
 --json: the list
 """
 
@@ -18,6 +20,7 @@ import argparse
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
+from verify.declare.models import FORMS, MODELS
 from verify.declare.requests import ListOps, OpAbout, declared_by
 from verify.declare.target import Declared
 from verify.errors import UsageError
@@ -27,7 +30,19 @@ from verify.workers import process
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
+    if options.models:
+        return _models(options)
     return _ops(options) if options.ops or options.op else _kernels(options)
+
+
+def _models(options: argparse.Namespace) -> int:
+    found = [{"name": each.name, "source": each.source, "dtype": each.dtype, **each.sizes} for each in MODELS.values()]
+    lines = [
+        line for each in MODELS.values() for line in (f"{each.name}  {each.source}, {each.dtype}", f"    {each.words}")
+    ]
+    lines += ["", *(f"{role}: {', '.join([role, *forms])}" for role, forms in FORMS.items())]
+    sinks.deliver_data(options, found, lines + sinks.ending(f"{len(found)} models", "verify run FILE.py --model NAME"))
+    return exits.PASS
 
 
 def _kernels(options: argparse.Namespace) -> int:

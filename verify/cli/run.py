@@ -8,6 +8,7 @@ Measure kernels against the exact real-valued answer and print the verdict.
     verify run accuracy.py --profile ci --without compiled
     verify run accuracy.py --json run.json --html report.html
     verify run accuracy.py --sarif run.sarif --junit run.xml
+    verify run accuracy.py --model qwen3-moe               # at its sizes too
     verify run accuracy.py --resume build/run        # or continues there
     verify run kernels/*.py --each records.jsonl --jobs 8
 
@@ -20,7 +21,9 @@ targets --dtype ...
 --backend --jobs
 --timeout TIME = 10m  stop one dtype of a kernel once its calls took this time, and judging as much, e.g. 90s, 20m
     or 1h30m (default 10m)
---memory --fail-fast --resume
+--memory --fail-fast
+--model NAME ...  measure at the sizes of this public model too, such as qwen3-moe, or of all; `verify list --models`
+--resume
 --each PATH  run each target alone, --jobs at a time and on all GPUs, and add its record to this file as a line of
     JSON when it ends; a second start leaves out the targets that are there
 --gpus | --scheduler

@@ -72,7 +72,7 @@ def _explain(options: argparse.Namespace, pool: Pool, progress: Progress) -> Ans
 PLACE = ("target", "case", "result", "index", "law", "run", "dtype", "regime", "timeout")
 TOOLS = {
     "run": Tool(
-        ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "timeout"),
+        ("targets", "dtype", "profile", "without", "seed", "memory", "fail_fast", "model", "timeout"),
         ("targets",),
         _run,
         "The record. `kernels` has the status of each kernel and its `results`: the largest error, its limit, and the "

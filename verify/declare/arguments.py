@@ -54,6 +54,7 @@ class HuntDeclaration(TypedDict, total=False):
     inputs: str | None
     same_bits: Iterable[str]
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]]
+    sizes: str | Iterable[str] | Mapping[str, Any] | None
 
 
 class Declaration(HuntDeclaration, total=False):

@@ -324,3 +324,17 @@ def op_of(
         optional=declared.optional,
         **said,
     ).op()
+
+
+def accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
+    """Returns the parameters of an op that a function takes by keyword."""
+    if isinstance(getattr(function, "__self__", None), type):
+        return frozenset()  # Function.apply: its signature has **kwargs, its forward has none
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return frozenset()
+    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names |= set(op.params)
+    return frozenset(names & set(op.params))

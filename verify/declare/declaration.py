@@ -25,7 +25,7 @@ import msgspec
 from verify import ops
 from verify.backends import known
 from verify.declare import promises
-from verify.declare.calling import by_operand, functional, op_of
+from verify.declare.calling import accepted, by_operand, functional, op_of
 from verify.declare.captured import captured
 from verify.declare.promises import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
@@ -89,6 +89,8 @@ class Kernel:
     same_bits: tuple[str, ...] = ()  # settings that change no bit: words of `promises.SETTINGS`, or "as NAME"
     same_bits_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # "as NAME" -> the function
     rounds: str = ""  # where it rounds to 16 bits: `promises.AS_LIKE`, `promises.ONCE`, or no promise
+    models: tuple[str, ...] = ()  # it is measured at their sizes too
+    sizes: Mapping[str, str] = field(default_factory=dict)  # dimension -> its role in a model, if its name says none
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calling = getattr(self.function, "calling", None)
@@ -289,6 +291,7 @@ def kernel(
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
     rounds: Literal["", "as like", "once"] = "",
     ties: Literal["", "as like"] = "",
+    sizes: str | Iterable[str] | Mapping[str, Any] | None = None,
 ) -> Callable[[Callable[..., Any]], Kernel]:
     """Declares the function below as a kernel.
 
@@ -352,6 +355,8 @@ def kernel(
         "once", at the end alone (docs/contracts.md).
     ties: with like=, "as like" demands PyTorch's own slope at a kink, such as 0 of relu at 0, and of max for equal
         numbers. By default, either side is right (docs/like.md).
+    sizes: measure it at the sizes of public models too: "qwen3-moe", several, or "all" (docs/models.md). For dimensions
+        whose names say no size, `{"d": "hidden", "model": "qwen3-moe"}`.
     quantise: `verify.quantised(...)` describes the codes and scales that the kernel returns, of x or, with like=, of
         its result (docs/low-precision.md).
     """
@@ -456,6 +461,7 @@ def kernel(
         if seeds and max_ulp is None:
             limits |= stochastic_limits(seeds, promised, of_outputs)
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
+        models, roles = promises.sizes(about, sizes, definition)
         if inputs is not None:
             kinds = {each: _kinds(each, floating, of_operands) for each in promised}
             definition = dataclasses.replace(definition, captured=captured(about, inputs, definition, kinds, file))
@@ -479,7 +485,7 @@ def kernel(
             module=module,
             file=file,
             summary=(inspect.getdoc(function) or "").split("\n", 1)[0],
-            accepted=_accepted(called, definition),
+            accepted=accepted(called, definition),
             requires=promises.required(about, requires, file),
             largest=magnitudes,
             operand_dtypes=of_operands,
@@ -495,6 +501,8 @@ def kernel(
             same_bits=(*settings, *others_of_bits),
             same_bits_as=others_of_bits,
             rounds=promises.rounds(about, rounds, definition, quantise or quantised.encodings or seeds),
+            models=models,
+            sizes=roles,
         )
         if (writing := getattr(called, "writing", None)) is not None:
             writing.kernel = declared
@@ -584,16 +592,3 @@ def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tupl
             )
         chosen.append(operand)
     return promises.strings(where, "gradients", chosen)
-
-
-def _accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
-    if isinstance(getattr(function, "__self__", None), type):
-        return frozenset()  # Function.apply: its signature has **kwargs, its forward has none
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return frozenset()
-    names = {p.name for p in parameters if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)}
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        names |= set(op.params)
-    return frozenset(names & set(op.params))

@@ -6,6 +6,7 @@ Each check states the rule and the received value.
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,10 +16,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
-from verify.errors import UsageError, from_zero, one_of
+from verify.declare.models import ROLES, models_of, named_by, unnamed
+from verify.errors import UsageError, closest, from_zero, one_of
 from verify.ops.domain import Domain
 from verify.ops.graph.rounding import Accumulate
-from verify.ops.graph.shapes import NamedDims, check
+from verify.ops.graph.shapes import NamedDims, Related, check, names_in
 from verify.ops.op import Largest, Op, as_defined, up_to
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
@@ -434,6 +436,42 @@ def where(about: str, op: Op, text: str) -> str:
     except UsageError as error:
         raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
     return text
+
+
+def sizes(about: str, given: Any, op: Op) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Returns the models whose sizes a kernel is measured at, and the roles of dimensions that have other names.
+
+    Raises UsageError for an unknown model, dimension or role, and for dimensions of shapes= that no size is for.
+    """
+    said = dict(given) if isinstance(given, Mapping) else {"model": given} if given else {}
+    models, dims = models_of(f"{about}: sizes", said.pop("model", ())), op.geometry.sizes
+    hint = f'sizes={{"{dims[-1]}": "hidden", "model": "qwen3-moe"}}; verify list --models'
+    _demand(about, "sizes", said, "dimensions", dims, hint)
+    for text in said.values():
+        try:
+            unknown = names_in(ast.parse(text, mode="eval")) - set(ROLES)
+            check(text, [*ROLES, *unknown])
+        except (SyntaxError, TypeError, UsageError):
+            unknown = {repr(text)}
+        if unknown:
+            roles = f"{about}: sizes= is made of {', '.join(ROLES)}, and numbers; received {text!r}"
+            raise UsageError(f"{roles}{closest(min(unknown), ROLES)}", hint=hint)
+    lacking = free_dims(op.geometry, said)[1] if models and isinstance(op.geometry, NamedDims) else []
+    if lacking:
+        raise UsageError(f"{about}: {unnamed(lacking)}", hint=hint)
+    return models, said
+
+
+def free_dims(geometry: NamedDims, said: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Maps dimensions to roles in a model, as `said` or by the names of those that where= makes equal.
+
+    Omits those that where= computes from others. Lists those without a role.
+    """
+    related, named = Related.by(geometry.dims, geometry.where), named_by(geometry.dims, said)
+    found = {related.group[name]: role for name, role in reversed(named.items())}
+    return {root: found[root] for root in related.roots if root in found}, [
+        root for root in related.roots if root not in found
+    ]
 
 
 def rounds(where: str, given: Any, op: Op, other: Any) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus, problem_of
+from verify.cases.models import modelled
 from verify.cases.plan import Group, captured, pinned, plan
 from verify.declare.declaration import Kernel
 from verify.declare.standin import label
@@ -105,6 +106,7 @@ def measure_kernel(
         asked.judges,
         started + seconds * JUDGED,
         fail_fast=asked.fail_fast,
+        models=asked.models,
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
         if kernel.encoding is not None:
@@ -167,6 +169,7 @@ class Judging:
     judges: int = 1  # number of cases judged at a time
     until: float = math.inf  # forks that judge are ended at this time
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
+    models: tuple[str, ...] = ()  # public models at whose sizes the kernel is measured too
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -207,7 +210,11 @@ class Judging:
             cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
             planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
             self.covered = planned[0].covered
-            planned = [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
+            of_models = modelled(kernel, dtype, self.models, self.backend.scale, self.seed)
+            self.notes.extend(of_models.notes)
+            if of_models.impossible:
+                self._lost("not possible", of_models.impossible)
+            planned = [*planned, *of_models.groups, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
             groups += [GroupFindings(kernel, dtype, group) for group in planned]
             numbers, total = itertools.count(1), sum(len(group.cases) for group in planned)
             with ForkMap(self.judges, CaseFindings, take, lost=lose, until=self.until) as forks:

@@ -27,6 +27,7 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     judges: int = 1  # number of cases judged at a time
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
+    models: tuple[str, ...] = ()  # public models at whose sizes a kernel is measured too
     # Seconds after which large cases are tried only at sizes without a case; 0: no such limit. Then no case of a kernel
     # is tried that is not `needed`. Of long rows, fewer elements are judged exactly.
     enough: float = 0.0

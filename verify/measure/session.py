@@ -142,7 +142,7 @@ def clock(seconds: float) -> str:
 
 
 # the settings of a run that each request has
-_OF_REQUEST = ("seed", "laws", "plan", "judging", "without", "memory", "fail_fast", "enough", "needed")
+_OF_REQUEST = ("seed", "laws", "plan", "judging", "without", "memory", "fail_fast", "enough", "needed", "models")
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
 _NO_FINDING = ("skipped", "interrupted", "ok")  # statuses of a part that found nothing
 _EARLIER = "earlier "  # before the name of a part that another start repeats: what the last start found
@@ -160,6 +160,7 @@ class Session(SourceSettings):
     plan: str = ""  # the backend whose cases are measured; empty: the backend in use
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop measuring a kernel after its first finding on ordinary inputs
+    models: tuple[str, ...] = ()  # public models at whose sizes kernels are measured too
     judges: int = 0  # number of cases of a kernel that are judged at a time; 0: by the cores and the kernels
     enough: float = 0.0  # see `Measure`
     needed: bool = True
@@ -180,7 +181,7 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
     A later run continues from it only if everything that figures depend on is equal.
     """
-    options = ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast")
+    options = ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast", "models")
     facts = {name: value for name, value in about.environment.items() if name not in ("commit", "dirty")}
     settings = {
         "options": {name: getattr(session, name) for name in options},

@@ -1,0 +1,209 @@
+"""The sizes of public models: what dimensions take them, what tensor parallelism leaves of them, and what they find."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import verify
+from verify import backends
+from verify.cases.models import modelled
+from verify.declare.declaration import Kernel
+from verify.declare.models import FORMS, MODELS, models_of, named_by
+from verify.errors import UsageError
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
+
+SCALES = ("small", "large")
+
+
+def declared(like: Callable[..., Any], shapes: Mapping[str, str], spoil: Any = lambda y, *_: y, **more: Any) -> Kernel:
+    def kernel(*operands: Tensor) -> Tensor:
+        made: Tensor = spoil(like(*operands).clone(), *operands)
+        return made
+
+    kernel.__signature__ = inspect.signature(like)  # type: ignore[attr-defined]
+    said = {"dtypes": ["bfloat16"], "gradients": False, "name": "k"}
+    return verify.kernel(like=like, shapes=shapes, **{**said, **more})(kernel)
+
+
+def double(x: Tensor) -> Tensor:
+    return 2 * x
+
+
+def test_the_data_fits_together() -> None:
+    assert len(MODELS) >= 20 and len({one.source for one in MODELS.values()}) == len(MODELS)
+    for one in MODELS.values():
+        assert one.source.count("/") == 1 and one.dtype in ("bfloat16", "float16", "float32")
+        assert one.sizes["heads"] % one.sizes["kv_heads"] == 0 and one.sizes["vocab"] > one.sizes["hidden"]
+        assert one.sizes.get("topk", 0) <= one.sizes.get("experts", 0)
+        assert one.sizes.get("rotary", 0) <= one.sizes["head_dim"]
+        for scale in SCALES:
+            turns = [one.turn(scale, number) for number in range(4)]
+            assert all(turn["heads"] == turn["kv_heads"] * turn["heads_per_kv"] for turn in turns)
+            assert set(FORMS) - {"rotary", "experts", "expert_intermediate", "topk"} - {
+                "q_rank", "kv_rank", "nope_dim", "v_head_dim"
+            } <= set(turns[0])  # fmt: skip
+
+
+def test_gpus_share_heads_and_widths_and_round_up() -> None:
+    moe = [MODELS["qwen3-moe"].turn("small", number) for number in range(4)]
+    assert [turn["expert_intermediate"] for turn in moe] == [768, 384, 192, 96]
+    assert [turn["kv_heads"] for turn in moe] == [4, 2, 1, 1]
+    assert {turn["hidden"] for turn in moe} == {2048} and {turn["experts"] for turn in moe} == {128}
+    # 10 heads of keys cannot be shared by 4, and 71 heads by no number of GPUs
+    assert [MODELS["phi-4"].turn("small", number)["heads"] for number in range(4)] == [40, 20, 40, 20]
+    assert {MODELS["falcon-7b"].turn("small", number)["heads"] for number in range(4)} == {71}
+    assert MODELS["gpt2"].turn("small", 1)["vocab"] == 25_129, "a vocabulary of 50,257 is padded"
+    assert MODELS["gpt-oss-20b"].turn("small", 0)["intermediate"] == 2880, "each of its layers has experts"
+
+
+def test_dimensions_take_sizes_by_their_names_and_no_others() -> None:
+    names = ["num_tokens", "d_model", "E", "n_experts", "Intermediate_Size"]
+    assert named_by(names, {}) == {
+        "num_tokens": "tokens", "d_model": "hidden", "n_experts": "experts", "Intermediate_Size": "expert_intermediate"
+    }  # fmt: skip
+    assert named_by(["intermediate"], {}) == {"intermediate": "intermediate"}
+    for letter in "abcdefghijklmnopqrstuvwxyz":
+        assert named_by([letter], {}) == {}, "a letter is never guessed"
+    forms = [name.replace("_", "") for role, names in FORMS.items() for name in (role, *names)]
+    assert len(forms) == len(set(forms))
+
+
+def test_a_name_without_a_size_is_a_gap_that_lists_the_names() -> None:
+    plan = modelled(declared(double, {"x": "tokens d"}), "bfloat16", ("qwen3-8b",), "small", 0)
+    assert not plan.groups and plan.impossible.startswith("not measured at the sizes of a model: d has no size in a")
+    assert "hidden" in plan.impossible and "sizes={'d': 'hidden'} names one" in plan.impossible
+    examples = verify.kernel(like=double, examples=[(torch.ones(3),)], dtypes=["bfloat16"], name="k")(double)
+    assert "examples=" in modelled(examples, "bfloat16", ("qwen3-8b",), "small", 0).impossible
+
+
+def test_conditions_decide_and_may_name_a_dimension() -> None:
+    def sizes(shapes: str, model: str = "qwen3-8b", **more: Any) -> list[tuple[int, ...]]:
+        plan = modelled(declared(double, {"x": shapes}, **more), "bfloat16", (model,), "small", 0)
+        return [case.dims for group in plan.groups for case in group.cases][::2]
+
+    assert sizes("tokens d", sizes={"d": "heads * head_dim"}) == [(3, 4096), (17, 2048), (1, 1024), (7, 512)]
+    assert sizes("tokens d hidden", where="d == hidden") == [(3, 4096, 4096), (1, 4096, 4096)]
+    assert sizes("tokens hidden half", where="half == hidden // 2")[0] == (3, 4096, 2048)
+    assert [dims[0] for dims in sizes("tokens hidden", where="tokens % 8 == 0")] == [8, 24]
+    plan = modelled(
+        declared(double, {"x": "tokens hidden"}, where="hidden <= 1024"), "bfloat16", ("qwen3-8b",), "small", 0
+    )
+    assert not plan.groups and plan.notes == ("bfloat16: qwen3-8b: where= allows no hidden = 4096",)
+
+
+def test_each_size_is_tried_once_and_says_where_else() -> None:
+    kernel = declared(double, {"x": "tokens hidden"}, dtypes=["float32", "bfloat16"])
+    names = models_of("models", ("llama-3-8b", "mistral-7b", "llama-3-8b"))
+    assert not modelled(kernel, "float32", names, "small", 0).groups, "the dtype of the models is bfloat16"
+    plan = modelled(kernel, "bfloat16", names, "small", 0)
+    assert [group.label for group in plan.groups] == [" (llama-3-8b)"]
+    assert plan.notes == ("bfloat16: mistral-7b: the same sizes as llama-3-8b",)
+    only = declared(double, {"x": "tokens hidden"}, dtypes=["float32"])
+    assert modelled(only, "float32", names, "small", 0).groups, "the first dtype, if the kernel lacks the model's"
+    experts = modelled(declared(double, {"x": "tokens experts"}), "bfloat16", names, "small", 0)
+    assert experts.notes[0] == "bfloat16: llama-3-8b: it has no experts" and not experts.groups
+
+
+def test_ops_by_name_get_all_widths_and_projections() -> None:
+    norm = verify.kernel(op="rms_norm", dtypes=["bfloat16"], name="k")(lambda x, weight: x)
+    plan = modelled(norm, "bfloat16", ("qwen3-moe",), "small", 0)
+    widths = {case.dims[1] for case in plan.groups[0].cases}
+    assert widths == {2048, 128, 6144, 3072, 1536, 768, 384, 192, 96, 151_936, 75_968, 37_984, 18_992}
+    linear = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["bfloat16"], name="k")(lambda x, weight: x)
+    plan = modelled(linear, "bfloat16", ("qwen3-moe",), "small", 0)
+    products = {case.dims[1:] for case in plan.groups[0].cases}
+    assert {(2048, 4096), (4096, 2048), (2048, 768), (96, 2048), (2048, 128)} <= products
+    assert not any(size > 1 << 26 for size in (k * n for k, n in products))
+    assert "[3, 2048, 151936] is too large for this backend" in plan.notes[0]
+
+
+def _half(y: Tensor, at: Any, wrong: bool) -> Tensor:
+    if wrong:
+        y[at] = 0
+    return y
+
+
+def head_norm(q: Tensor) -> Tensor:
+    return functional.rms_norm(q.float(), q.shape[-1:], eps=1e-6).to(q.dtype)
+
+
+def swiglu(x: Tensor, gate: Tensor) -> Tensor:
+    return (x.float() * functional.silu(gate.float())).to(x.dtype)
+
+
+def grouped(q: Tensor, k: Tensor) -> Tensor:
+    return (q.float() * k.float().repeat_interleave(q.shape[1] // k.shape[1], 1)).to(q.dtype)
+
+
+def best_experts(logits: Tensor) -> Tensor:
+    return torch.topk(logits.float(), 4, -1).values.to(logits.dtype)
+
+
+# Kernels that are wrong at the sizes of one model: 96 elements of a head in a block of 128, a tail of 32 beyond blocks
+# of 64 as 11,008 shared by 8 GPUs leaves it, 7 heads for each head of keys, 256 experts, and 896 columns.
+TWINS = {
+    "phi-3-mini": declared(
+        head_norm,
+        {"q": "tokens heads head_dim"},
+        lambda y, q: _half(y, (..., slice(64, None)), q.shape[-1] == 96),
+    ),
+    "llama-2-7b": declared(
+        swiglu,
+        {"x": "tokens intermediate", "gate": "tokens intermediate"},
+        lambda y, *_: _half(y, (..., slice(-32, None)), y.shape[-1] % 64 == 32 and y.shape[-1] > 512),
+    ),
+    "qwen2.5-7b": declared(
+        grouped,
+        {"q": "tokens heads head_dim", "k": "tokens kv_heads head_dim"},
+        lambda y, q, k: _half(y, (slice(None), -1), q.shape[1] // k.shape[1] == 7),
+        where="heads % kv_heads == 0",
+    ),
+    "deepseek-v3": declared(
+        best_experts,
+        {"logits": "tokens experts"},
+        lambda y, logits: _half(y, (..., -1), logits.shape[-1] == 256),
+        where="experts >= 4",
+    ),
+    "qwen2.5-0.5b": declared(
+        head_norm, {"q": "tokens hidden"}, lambda y, q: _half(y, (..., slice(512, None)), q.shape[-1] == 896)
+    ),
+}
+
+
+@pytest.mark.parametrize("model", TWINS)
+def test_a_kernel_that_is_wrong_at_a_models_sizes_is_found_there_alone(model: str) -> None:
+    found = measure_kernel(TWINS[model], Measure("k.py::k", models=(model,)), backends.select())
+    statuses = {result.output: result.status for result in found.results}
+    assert statuses == {"y": "ok", f"y ({model})": "wrong"} and found.status == "wrong"
+
+
+def test_a_declaration_may_ask_for_models() -> None:
+    kernel = declared(double, {"x": "n d"}, sizes={"model": ["gpt2", "qwen3-8b"], "n": "tokens", "d": "hidden"})
+    assert kernel.models == ("gpt2", "qwen3-8b") and kernel.sizes == {"n": "tokens", "d": "hidden"}
+    run = measure_kernel(kernel, Measure("k.py::k"), backends.select())
+    assert [result.output for result in run.results] == ["y", "y (gpt2)", "y (qwen3-8b)"] and run.status == "ok"
+    assert len(declared(double, {"x": "tokens hidden"}, sizes="all").models) == len(MODELS)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ("qwen3-mo", r"sizes is one of qwen3-moe, .*, or all; received 'qwen3-mo' \(closest: qwen3-moe\)"),
+        ({"e": "hidden"}, "sizes is about its dimensions, n, d; received 'e'"),
+        ({"d": "hiden"}, r"sizes= is made of tokens, .*; received 'hiden' \(closest: hidden\)"),
+        ({"d": "hidden +"}, r"received 'hidden \+'"),
+        ({"d": 4}, "received 4"),
+        ({"n": "tokens", "model": "gpt2"}, "d has no size in a model; these names have: tokens, batch"),
+    ],
+)
+def test_sizes_that_cannot_be_read_are_refused(sizes: Any, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        declared(double, {"x": "n d"}, sizes=sizes)
