@@ -1,10 +1,11 @@
-"""Random numbers that follow from a seed: dropout has one right answer, stochastic rounding has two.
+"""Random numbers that follow from a seed: dropout has one right answer, stochastic rounding has two, a sampler many.
 
     verify run examples/random_numbers.py
 
 Triton's generator is Philox4x32-10 with the offset as its counter. `verify.philox` gives a definition the same numbers.
 So every element of a dropout has one right answer, whatever is fused with it. Stochastic rounding is declared instead:
 `stochastic="seed"` demands neighbours of the exact number, taken as often as they are near it, whatever the generator.
+`draws={"token": "seed"}` demands numbers that are drawn as often as the definition's probabilities say.
 """
 
 from __future__ import annotations
@@ -125,6 +126,39 @@ def attention_dropout(q, k, v, seed):
     sizes = {"KEYS": triton.next_power_of_2(s), "FEATURES": triton.next_power_of_2(d)}
     _attention_kernel[(t,)](q, k, v, seed, y, s, d, d**-0.5, DROPPED=DROPPED, **sizes)
     return y
+
+
+# -- a sampler --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def _sample_kernel(logits_ptr, temperature_ptr, seed_ptr, token_ptr, V, BLOCK: tl.constexpr):
+    row, number = tl.program_id(0), tl.arange(0, BLOCK)
+    logits = tl.load(logits_ptr + row * V + number, mask=number < V, other=-float("inf")).to(tl.float32)
+    u = tl.rand(tl.load(seed_ptr), row * V + number)
+    noise = -tl.log(-tl.log(tl.maximum(u, 1e-7)))
+    token = tl.argmax(logits / tl.load(temperature_ptr + row) + noise, 0)
+    tl.store(token_ptr + row, token)
+
+
+@verify.kernel(
+    like=lambda logits, temperature: (logits / temperature[:, None]).softmax(-1),
+    shapes={"logits": "r v", "temperature": "r", "seed": ""},
+    where="v <= 4096",
+    domain={"temperature": "0.5 <= temperature <= 2"},
+    integers={"seed": "0 <= seed < 2**31"},
+    outputs=["token"],
+    draws={"token": "seed"},
+    dtypes=["float32"],
+)
+def sample(logits, temperature, seed):
+    """Draws a token for each row by the largest of logits with Gumbel noise."""
+    logits, temperature = logits.contiguous(), temperature.contiguous()
+    rows, count = logits.shape
+    token = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if token.numel():
+        _sample_kernel[(rows,)](logits, temperature, seed, token, count, BLOCK=triton.next_power_of_2(count))
+    return token
 
 
 # -- stochastic rounding ----------------------------------------------------------------------------------

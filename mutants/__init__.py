@@ -24,6 +24,7 @@ FAMILIES = (
     "shaped",
     "attention",
     "stochastic",
+    "samplers",
     "company",
     "crossed",
     "laws",

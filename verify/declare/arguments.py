@@ -51,6 +51,7 @@ class HuntDeclaration(TypedDict, total=False):
     rounds: Literal["", "as like", "once"]
     ties: Literal["", "as like"]
     stochastic: str | Mapping[str, str] | None
+    draws: str | Mapping[str, str] | None
     inputs: str | None
     same_bits: Iterable[str]
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]]

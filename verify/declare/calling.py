@@ -67,7 +67,9 @@ class Writing:
         of_case = next((dtype for dtype in self.kernel.dtypes if fits(dtype)), "")
         found = self.kernel.op.meaning.outputs_of(present)
         for name in self.into:
-            if of_case and name not in self.kernel.op.integers:
+            if name in self.kernel.draws:
+                found[name] = found[name][0][:-1], torch.int64
+            elif of_case and name not in self.kernel.op.integers:
                 found[name] = found[name][0], self.kernel.torch_dtype(of_case, name) or found[name][1]
         return {name: found[name] for name in self.into}
 
@@ -298,8 +300,10 @@ def op_of(
     operands: Iterable[str] | None,
     outputs: Iterable[str] | None,
     said: Mapping[str, Any],
+    draws: Any = None,
 ) -> Op:
     """Returns the op of a PyTorch function. Its operands have the names of the kernel's arguments."""
+    from verify.ops.graph.drawn import drawn
     from verify.ops.graph.like import Definition
 
     about = f"kernel {label!r}"
@@ -314,7 +318,7 @@ def op_of(
                 hint='operands=["x"] names them in their order',
             )
     labels = None if outputs is None else promises.strings(about, "outputs", outputs)
-    return Definition(
+    made = Definition(
         declared.like,
         names,
         outputs=labels,
@@ -324,6 +328,7 @@ def op_of(
         optional=declared.optional,
         **said,
     ).op()
+    return made if draws is None else drawn(about, made, promises.draws(about, draws, made))
 
 
 def accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:

@@ -85,6 +85,7 @@ class Kernel:
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
     stochastic: Mapping[str, str] = field(default_factory=dict)  # results that are rounded at random -> their seed
+    draws: Mapping[str, str] = field(default_factory=dict)  # results that are drawn -> their seed, or ""
     encoded: Encoded | None = None  # its quantised operands
     same_bits: tuple[str, ...] = ()  # settings that change no bit: words of `promises.SETTINGS`, or "as NAME"
     same_bits_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # "as NAME" -> the function
@@ -228,9 +229,9 @@ class Kernel:
         parts += [f"{name} is {each.words}" for name, each in (self.encoded.encodings if self.encoded else {}).items()]
         if self.refuses is False:
             parts.append("refuses nothing")
-        if self.stochastic:
-            seeds = ", ".join(f"{name} by {seed}" for name, seed in self.stochastic.items())
-            parts.append(f"rounds at random: {seeds}")
+        for verb, seeds in (("rounds at random: ", self.stochastic), ("draws ", self.draws)):
+            words = [f"{name} by {seed}".removesuffix(" by ") for name, seed in seeds.items()]
+            parts += [verb + ", ".join(words)] if words else []
         if self.same_bits:
             parts.append(f"same bits: {', '.join(self.same_bits)}")
         if self.rounds:
@@ -286,6 +287,7 @@ def kernel(
     output_dtypes: Mapping[str, Any] | None = None,
     quantise: Encoding | None = None,
     stochastic: str | Mapping[str, str] | None = None,
+    draws: str | Mapping[str, str] | None = None,
     inputs: str | None = None,
     same_bits: Iterable[str] = (),
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
@@ -349,6 +351,8 @@ def kernel(
         measured too, with results of their own. `verify.capture` writes such a file.
     stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
         Such a result is one of the two neighbours of the exact number (docs/like.md).
+    draws: with like=, results that are drawn from the probabilities that like= returns in their place, "y", or with the
+        operand that seeds the draws, {"y": "seed"} (docs/like.md).
     same_bits: settings that change no bit of a result, such as ["rows", "position"] (docs/same-bits.md).
     same_bits_as: a function of the same operands, or several, that return the same bits.
     rounds: with like=, where numbers are rounded to 16 bits: "as like", where eager PyTorch rounds in the function, or
@@ -379,6 +383,7 @@ def kernel(
         "into": into,
         "derive": derive,
         "stochastic": stochastic,
+        "draws": draws,
         "inputs": inputs,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
@@ -423,7 +428,7 @@ def kernel(
             all_derived = {**(derive or {}), **quantised.derive}
             written = by_operand(about, called, quantised.like, quantised.shapes, all_derived, quantised.raw)
             called = written.function
-            fused = promises.intermediate(rounds, max_ulp, stochastic)
+            fused = promises.intermediate(rounds, max_ulp, stochastic or draws)
             said = {
                 "derive": all_derived,
                 "where": quantised.where,
@@ -431,10 +436,11 @@ def kernel(
                 "integers": integers,
                 "valid": valid,
                 "examples": examples,
+                "seeds": promises.seeds_of(stochastic, draws),
                 **promises.of_program(about, accumulate, intermediate or fused, ties),
             }
-            definition = op_of(label, written, taken, returns, said)
-            taken = None
+            definition = op_of(label, written, taken, returns, said, draws)
+            taken, grads = None, grads if draws is None else False
         else:
             definition = named_op if isinstance(named_op, Op) else ops.get(named_op)
         definition.resolve(params or {})
@@ -474,7 +480,7 @@ def kernel(
             operands=taken,
             outputs=returned,
             contiguous=promises.contiguous(about, layouts, taken),
-            gradients=_gradients(about, definition, grads, taken),
+            gradients=promises.gradients(about, definition, grads, taken),
             max_ulp={dtype: each[ORDINARY] or 0.0 for dtype, each in limits.items()},
             where="" if like is not None or not where else promises.where(about, definition, where),
             refuses=None if refuses is None else bool(refuses),
@@ -497,6 +503,7 @@ def kernel(
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,
             stochastic=seeds,
+            draws=promises.of_draws(draws),
             encoded=quantised if quantised.encodings else None,
             same_bits=(*settings, *others_of_bits),
             same_bits_as=others_of_bits,
@@ -574,21 +581,3 @@ def _takes(where: str, declared: Kernel) -> None:
 def _kinds(dtype: str, names: Sequence[str], others: Mapping[str, Mapping[str, str]]) -> dict[str, Any]:
     """Maps operands to PyTorch's dtypes in the cases of a dtype."""
     return {name: torch_dtype(named(others.get(dtype, {}).get(name, dtype))) for name in names}
-
-
-def _gradients(where: str, op: Op, gradients: Any, taken: Sequence[str]) -> tuple[str, ...] | Literal["auto"]:
-    if gradients == "auto":
-        return "auto"
-    differentiable = tuple(operand.name for operand in op.operands if operand.differentiable and operand.name in taken)
-    if isinstance(gradients, bool):
-        return differentiable if gradients else ()
-    chosen = []
-    for item in promises.strings(where, "gradients", gradients):
-        operand = item if item in differentiable else item.removeprefix("d")
-        if operand not in differentiable:
-            raise UsageError(
-                f"{where}: op {op.name!r} has gradients for {', '.join(differentiable)}; received {item!r}",
-                hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
-            )
-        chosen.append(operand)
-    return promises.strings(where, "gradients", chosen)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from verify.declare.models import ROLES, models_of, named_by, unnamed
 from verify.errors import UsageError, closest, from_zero, one_of
@@ -408,7 +408,7 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
 
 
 # By the field of a declaration that promises it: laws that are tried without a profile too, as no maximum shows them.
-LAWS = {"stochastic": "stochastic rounding", "same_bits": "same bits", "rounds": "roundings"}
+LAWS = {"stochastic": "stochastic rounding", "draws": "distribution", "same_bits": "same bits", "rounds": "roundings"}
 AS_LIKE, ONCE = "as like", "once"  # where a kernel rounds to 16 bits
 SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
 
@@ -512,9 +512,29 @@ def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str,
     return names
 
 
+def gradients(where: str, op: Op, given: Any, taken: Sequence[str]) -> tuple[str, ...] | Literal["auto"]:
+    """Returns the operands for which a kernel has gradients."""
+    if given == "auto":
+        return "auto"
+    differentiable = tuple(operand.name for operand in op.operands if operand.differentiable and operand.name in taken)
+    if isinstance(given, bool):
+        return differentiable if given else ()
+    chosen = []
+    for item in strings(where, "gradients", given):
+        operand = item if item in differentiable else item.removeprefix("d")
+        if operand not in differentiable:
+            raise UsageError(
+                f"{where}: op {op.name!r} has gradients for {', '.join(differentiable)}; received {item!r}",
+                hint='gradients=True (all), False (none), "auto" (those that autograd gives) or a list of operands',
+            )
+        chosen.append(operand)
+    return strings(where, "gradients", chosen)
+
+
 # Either neighbour is right: one ULP, and up to 4 times the noise of the sum that is rounded.
 STOCHASTIC_LIMIT, STOCHASTIC_NOISE = 1.25, 12.0
-_HINT = 'stochastic="seed", with shapes={"x": "n", "seed": ""} and integers={"seed": "0 <= seed < 2**31"}'
+_SEED = 'shapes={"x": "n", "seed": ""}, integers={"seed": "0 <= seed < 2**31"}'
+_HINT = f'stochastic="seed", with {_SEED}'
 
 OfDtypes = Mapping[str, Mapping[str, str]]
 
@@ -535,10 +555,9 @@ def stochastic_results(
             f"{about}: stochastic maps outputs, {', '.join(numbers)}, to their seed; received {given!r}",
             hint='stochastic="seed" for all outputs, stochastic={"p_": "seed"} for one',
         )
-    seeds = [each.name for each in op.operands if each.range is not None and not each.boolean]
     for seed in found.values():
         table = op.geometry.table if isinstance(op.geometry, NamedDims) else {}
-        if seed not in seeds or table.get(seed) not in ((), (1,)):
+        if seed not in _integers(op) or table.get(seed) not in ((), (1,)):
             raise UsageError(f"{about}: a seed is an operand of one integer; received {seed!r}", hint=_HINT)
     for name, kind in _formats(found, dtypes, others):
         if kind is None or named(kind).bits > 16:
@@ -547,6 +566,33 @@ def stochastic_results(
                 hint=f"dtypes=['bfloat16'], or output_dtypes={{{name!r}: 'bfloat16'}}",
             )
     return dict(found)
+
+
+def _integers(op: Op) -> list[str]:
+    return [each.name for each in op.operands if each.range is not None and not each.boolean]
+
+
+def draws(about: str, given: Any, op: Op) -> dict[str, str]:
+    """Maps each result that is drawn at random to the operand that seeds it, or to ""."""
+    found = of_draws(given)
+    if not set(found) <= set(op.outputs):
+        raise UsageError(
+            f"{about}: draws names results, {', '.join(op.outputs)}, or maps them to their seed; received {given!r}",
+            hint='draws="y", draws={"y": "seed"}',
+        )
+    if wrong := [seed for seed in found.values() if seed and seed not in _integers(op)]:
+        raise UsageError(f"{about}: a seed is an operand of integers; received {wrong[0]!r}", hint=_SEED)
+    return found
+
+
+def seeds_of(stochastic: Any, draws: Any) -> list[str]:
+    """Returns the operands that seed random numbers."""
+    return [stochastic] if isinstance(stochastic, str) else [*(stochastic or {}).values(), *of_draws(draws).values()]
+
+
+def of_draws(given: Any) -> dict[str, str]:
+    """Maps each result of draws= to its seed."""
+    return {given: ""} if isinstance(given, str) else dict(given or {})
 
 
 def stochastic_limits(

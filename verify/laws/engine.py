@@ -160,7 +160,7 @@ def run_law(
             dtype=dtype,
             status="ok",
             cases=trial.cases,
-            message=trial.refusal,
+            message=trial.refusal or law.sees(subject),
             refused=trial.refused,
             undeclared=undeclared,
             late=trial.late,

@@ -13,7 +13,7 @@ from verify.errors import UsageError, closest
 # The laws in the order of `registry.ALL`.
 NAMES = tuple(
     """\
-determinism, accuracy, mixed dtypes, stochastic rounding, special values, gradcheck, gradgradcheck, \
+determinism, accuracy, mixed dtypes, stochastic rounding, distribution, special values, gradcheck, gradgradcheck, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
 no stale results, batch invariance, same bits, roundings, causality, decode equals prefill, \
 padding, shapes, many rows, configuration independence, error contract, compiled, custom operators, autocast, \

@@ -9,8 +9,8 @@ from verify.laws.profiles import named
 
 _MODULES = (
     "determinism",  # first: if a kernel is not deterministic, no other verdict can be trusted
-    *("accuracy", "stochastic", "special", "gradcheck", "layouts", "memory", "batch", "bits", "roundings", "attention"),
-    *("sequences", "shapes", "configuration", "contract", "composition", "device"),
+    *("accuracy", "stochastic", "distribution", "special", "gradcheck", "layouts", "memory", "batch", "bits"),
+    *("roundings", "attention", "sequences", "shapes", "configuration", "contract", "composition", "device"),
 )
 ALL: tuple[Law, ...] = tuple(law for name in _MODULES for law in import_module(f"verify.laws.{name}").LAWS)
 _BY_NAME = {law.name: law for law in ALL}

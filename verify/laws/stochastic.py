@@ -21,7 +21,7 @@ elements only neighbours and bits are looked at.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -94,7 +94,7 @@ def _reason(subject: Subject) -> str | None:
         return "the declaration has no stochastic="
     case = _plain(subject)
     for seed in set(kernel.stochastic.values()):
-        low, high = _range(subject, case, seed)
+        low, high = range_of(subject, case, seed)
         if high - low < 2 * _SEEDS:
             return f"{seed} has fewer than {2 * _SEEDS} values"
     inputs = inputs_of(kernel.op, case, subject.backend.device)
@@ -114,7 +114,8 @@ def _space(subject: Subject) -> CaseSpace:
     return space_of(subject, fill=fill, upstream=("",))
 
 
-def _range(subject: Subject, case: Case, seed: str) -> tuple[int, int]:
+def range_of(subject: Subject, case: Case, seed: str) -> tuple[int, int]:
+    """Returns the first number that a seed may be, and the first above all."""
     operand = next(each for each in subject.kernel.op.operands if each.name == seed)
     assert operand.range is not None
     return operand.range(case.dims)
@@ -131,10 +132,15 @@ def _places(subject: Subject, case: Case, inputs: Inputs, result: str) -> _Place
     if truth.unknown is not None:
         known &= ~truth.unknown.reshape(-1)
     exact = torch.where(known, exact, 0.0)
-    unit, single = (torch.ldexp(torch.ones_like(exact), ulp_exponent(exact, each)) for each in (fmt, named("float32")))
+    unit = torch.ldexp(torch.ones_like(exact), ulp_exponent(exact, fmt))
+    return _Places(unit, exact / unit, torch.where(known, room_of(exact, bound, noise), 0.0) / unit, known)
+
+
+def room_of(exact: Tensor, bound: Tensor, noise: Tensor) -> Tensor:
+    """Returns how far the float32 number of a kernel may be from the exact one."""
     # a step that rounds may also be a function, which float32 kernels compute within this limit
-    room = bound + torch.maximum(_NEAR * noise, torch.where(noise > 0, WIDE * single, 0.0))
-    return _Places(unit, exact / unit, torch.where(known, room, 0.0) / unit, known)
+    single = torch.ldexp(torch.ones_like(exact), ulp_exponent(exact, named("float32")))
+    return bound + torch.maximum(_NEAR * noise, torch.where(noise > 0, WIDE * single, 0.0))
 
 
 def _check(subject: Subject, case: Case) -> None:
@@ -142,8 +148,9 @@ def _check(subject: Subject, case: Case) -> None:
     inputs = inputs_of(kernel.op, case, subject.backend.device)
     for seed in dict.fromkeys(kernel.stochastic.values()):
         names = [name for name, its in kernel.stochastic.items() if its == seed]
-        seeds = _seeds(inputs, seed, _range(subject, case, seed))
-        calls = _called(kernel, case, inputs, seed, seeds)
+        ends = range_of(subject, case, seed)
+        seeds = seeds_of(inputs, seed, ends, _SEEDS)
+        calls = list(called(kernel, case, inputs, seed, seeds, ends))
         again = run_tensors(kernel, inputs, case.params, {})
         expected = {name: calls[0][name] for name in names}
         demand_same(case, again, expected, "the same seed gives other bits", labels=("second call", "first call"))
@@ -157,24 +164,32 @@ def _check(subject: Subject, case: Case) -> None:
             _demand_independence(case, name, moved, places)
             _demand_means(case, name, moved.sum(0), len(seeds), places)
             coarse = {each: _rounded(value, got[0].dtype) for each, value in inputs.items()}
-            exact = [call[name] for call in _called(kernel, case, coarse, seed, seeds)]
+            exact = [call[name] for call in called(kernel, case, coarse, seed, seeds, ends)]
             _demand_neighbours(case, name, exact, seeds, _places(subject, case, coarse, name))
 
 
-def _seeds(inputs: Inputs, seed: str, ends: tuple[int, int]) -> list[int]:
-    """Returns four seeds in a row from that of a case on, and four more half of the range away."""
+def seeds_of(inputs: Inputs, seed: str, ends: tuple[int, int], count: int) -> list[int]:
+    """Returns as many seeds in a row from that of a case on, and as many more half of the range away.
+
+    An operand of several seeds takes as many numbers.
+    """
     given, (low, high) = inputs[seed], ends
     assert given is not None
-    far = (high - low) // 2
-    return [low + (int(given) - low + step + away) % (high - low) for away in (0, far) for step in range(_SEEDS)]
+    first, many = int(given.reshape(-1)[0]) - low, given.numel()
+    ways = (0, (high - low) // 2)
+    return [low + (first + many * step + away) % (high - low) for away in ways for step in range(count)]
 
 
-def _called(kernel: Kernel, case: Case, inputs: Inputs, seed: str, seeds: Sequence[int]) -> list[dict[str, Tensor]]:
-    """Returns the outputs of the kernel for each seed."""
-    given = inputs[seed]
+def called(
+    kernel: Kernel, case: Case, inputs: Inputs, seed: str, seeds: Sequence[int], ends: tuple[int, int]
+) -> Iterator[dict[str, Tensor]]:
+    """Yields the outputs of the kernel for each seed."""
+    given, (low, high) = inputs[seed], ends
     assert given is not None
-    each_seed = [torch.full_like(given, value) for value in seeds]
-    return [run_tensors(kernel, {**inputs, seed: each}, case.params, {}) for each in each_seed]
+    more = torch.arange(given.numel(), device=given.device).reshape(given.shape)
+    for value in seeds:
+        own = (low + (value - low + more) % (high - low)).to(given.dtype)
+        yield run_tensors(kernel, {**inputs, seed: own}, case.params, {})
 
 
 def _rounded(value: Tensor | None, kind: torch.dtype) -> Tensor | None:
@@ -200,9 +215,9 @@ def _demand_neighbours(case: Case, name: str, got: list[Tensor], seeds: list[int
             raise Broken("a result is no neighbour of the exact number", case, facts, result=name, index=index)
 
 
-def _limit(variance: Tensor, sums: int) -> Tensor:
+def limit_of(variance: Tensor, sums: int, exponent: float = _EXPONENT) -> Tensor:
     """Returns how large a sum of independent terms, each at most 1, may be; `sums` of them are looked at."""
-    exponent = _EXPONENT + math.log(sums)
+    exponent += math.log(sums)
     return exponent / 3 + torch.sqrt(exponent**2 / 9 + 2 * exponent * variance)
 
 
@@ -219,7 +234,7 @@ def _demand_means(case: Case, name: str, moved: Tensor, calls: int, places: _Pla
                 calls * places.counted,
             )
         )
-        excess = total.abs() - room - _limit(variance, sums)
+        excess = total.abs() - room - limit_of(variance, sums)
         worst = int(excess.argmax())
         if not float(excess[worst]) <= 0:
             chance = float(torch.where(places.counted & (group == worst), places.share, 0.0).sum()) * calls
@@ -260,7 +275,7 @@ def _demand_independence(case: Case, name: str, moved: Tensor, places: _Places) 
         waves = torch.fft.rfft(moved * sign, 2 * count)
         for words, (one, other) in pairs.items():
             total = torch.fft.irfft((waves[one].conj() * waves[other]).sum(0), 2 * count)
-            excess = total.abs() / _limit(len(one) * expected, 4 * count)
+            excess = total.abs() / limit_of(len(one) * expected, 4 * count)
             if one == other:
                 excess[0] = 0.0  # an element and itself
             worst = _first_of_largest(excess)

@@ -131,15 +131,16 @@ def with_laws(
 
 
 def _notes(tried: Sequence[LawRun], seconds: float) -> list[str]:
-    """Returns a note on laws whose time ended before their last case, and on those that were not tried."""
+    """Returns notes: what laws see, which of them ended before their last case, and which were not tried."""
     late = [law for law in tried if law.late]
     none = [law.law for law in late if law.status == "skipped"]
+    seen = [f"{law.dtype}: {law.message}" for law in tried if law.status == "ok" and not law.refused and law.message]
     if not late:
-        return []
+        return seen
     least = min((law.cases for law in late if law.status != "skipped"), default=0)
     text = f"laws share {seconds:g} s, as a case is large: {len(late) - len(none)} tried some of their cases"
     text += f", at least {least} each; " if least else "; "
-    return [f"{text if seconds < math.inf else ''}not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
+    return [*seen, f"{text if seconds < math.inf else ''}not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
 
 
 def target_of(kernel: Kernel) -> str:

@@ -26,7 +26,7 @@ from verify.cases.values import ENDLESS, SMALL
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError, Refused, RefusedBackward, UsageError, said_by
-from verify.measure.form import check_output, demand_own_memory, demand_values, outputs_of
+from verify.measure.form import as_rows, check_output, demand_own_memory, demand_values, outputs_of
 from verify.measure.state import working_folder
 from verify.ops import autograd
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm
@@ -288,6 +288,9 @@ def call_tensors(
     if kernel.encoding is not None:
         return Graph(outputs_of(returned, kernel.encoding.names, kernel.name, ()), {})
     outputs = outputs_of(returned, kernel.outputs, kernel.name, kernel.op.integers)
+    if kernel.draws:
+        shapes = kernel.op.meaning.outputs_of({name: value for name, value in inputs.items() if value is not None})
+        outputs |= {name: as_rows(kernel.name, name, outputs[name], shapes[name][0]) for name in kernel.draws}
     return Graph(outputs if regions is None else regions.cut(outputs, inputs), leaves)
 
 

@@ -53,6 +53,20 @@ def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tu
     return {name: item.to(torch.float64) if name in integers else item for name, item in named_}
 
 
+def as_rows(label: str, name: str, drawn: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Returns drawn numbers as rows of a one and zeros, in the shape of their probabilities.
+
+    Raises KernelError unless there is a number of the range for each row.
+    """
+    *rows, count = shape
+    if list(drawn.shape) not in (rows, [*rows, 1]):
+        raise KernelError(f"{label} must return {name} of shape {tuple(rows)}; it returned {tuple(drawn.shape)}")
+    wrong = drawn[~((drawn >= 0) & (drawn < count))]
+    if wrong.numel():
+        raise KernelError(f"{label} must draw {name} from 0 to {count - 1}; it returned {int(wrong[0])}")
+    return torch.nn.functional.one_hot(drawn.reshape(rows).long(), count).double()
+
+
 def demand_values(label: str, name: str, item: Any) -> None:
     """Raises KernelError unless a result is a plain tensor."""
     if not isinstance(item, Tensor):

@@ -11,6 +11,8 @@ import mpmath
 import torch
 from torch import Tensor
 
+from verify.ops.op import Point
+
 
 def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
     """Returns the elements at flat row-major positions as floats. Copies only these elements from the device."""
@@ -30,6 +32,11 @@ def pick(tensor: Tensor, indices: Sequence[int]) -> list[float]:
 def to_arb(value: float) -> Any:
     """Returns the same number as an exact ball, or as Arb's infinity or NaN."""
     return flint.arb(value) if not math.isnan(value) else flint.arb.nan()
+
+
+def point_of(number: float) -> Point:
+    """Returns the point of a number that is known."""
+    return Point(lambda prec: mpmath.mpf(number), lambda prec: to_arb(number))
 
 
 GUARD = 40  # bits added to a requested precision

@@ -183,6 +183,7 @@ class Kept:
     totals: dict[Any, Any] = field(default_factory=dict)  # long sums, see `verify.ops.graph.steps.Run`
     exact: dict[Any, Any] = field(default_factory=dict)  # what exact values of elements share
     slopes: dict[str, Slopes] = field(default_factory=dict)  # by gradient: where a kernel's choice is not PyTorch's
+    drawn: dict[str, Tensor] = field(default_factory=dict)  # by result: the kernel's draws, see `Meaning.draws`
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ class Meaning:
     """
 
     ties: str = ""  # "as like": gradients at exact ties are PyTorch's own
+    draws: tuple[str, ...] = ()  # results that are drawn from its probabilities
     shipped: ClassVar[bool] = False  # True: landmarks and scales are known, and every case is judged whole
 
     def program(self, problem: Problem) -> tuple[Any, Any]:
@@ -235,6 +237,10 @@ class Meaning:
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values of single elements of a result."""
+        raise NotImplementedError
+
+    def outputs_of(self, given: Mapping[str, Tensor]) -> dict[str, tuple[Shape, torch.dtype]]:
+        """Returns the shape of each output for some operands, and the dtype that the function returns it in."""
         raise NotImplementedError
 
     def identity(self, dims: Shape) -> str:

@@ -15,11 +15,10 @@ from fractions import Fraction
 from typing import Any
 
 import torch
-from mpmath import mp
 from torch import Tensor
 
 from verify.errors import BeyondEffort, TruthError
-from verify.ops.elements import to_arb
+from verify.ops.elements import point_of
 from verify.ops.op import Fast, Op, Point, Problem
 from verify.records.record import Gate
 from verify.truth.enclosure import MINUS_INFINITY, NAN, PLUS_INFINITY, Enclosure, narrow_pair, to_double_double
@@ -107,7 +106,7 @@ def decided(point: Point, truth: Truth, near: Truth, index: int) -> Point:
     number, other = (float(each.reshape(-1)[index]) for each in (near.value, truth.other))
     if number != other and (not math.isnan(number) or math.isnan(other)):
         return point
-    return Point(lambda prec: mp.mpf(number), lambda prec: to_arb(number))
+    return point_of(number)
 
 
 def evaluate(op: Op, problem: Problem, formats: dict[str, Format]) -> dict[str, Truth]:

@@ -61,13 +61,14 @@ class Definition:
     ties: str = ""
     derive: Mapping[str, Any] | None = None
     hidden: Sequence[str] = ()  # operands that the kernel does not receive; others are derived from them
+    seeds: Sequence[str] = ()  # operands that the function need not take
     optional: Sequence[str] = ()  # operands that may be None
     shown: Mapping[str, Callable[..., Tensor]] = field(default_factory=dict)  # what reports show of operands
 
     def op(self) -> Op:
         """Traces the function once and returns its op."""
         derived = derivations(self.derive, self.names)
-        loose = {*self.hidden, *derived, *(each for one in derived.values() for each in one.takes)}
+        loose = {*self.hidden, *self.seeds, *derived, *(each for one in derived.values() for each in one.takes)}
         callee = Callee(self.function, tuple(self.names), self.name or name_of(self.function), frozenset(loose))
         given, callee.fixed = _examples(callee, self.examples)
         parameters = {name: tuple(callee.held(name).shape) for name in callee.parameters}
@@ -76,7 +77,7 @@ class Definition:
         table = table and table.with_ranges(ranges)
         sources = {*derived, *(each for one in derived.values() for each in one.takes)}
         regions = regions_of(self.valid, table, ranges, sources)
-        return _Like(self, callee, table, ranges, derived, ties=self.ties, regions=regions).op()
+        return Like(self, callee, table, ranges, derived, ties=self.ties, regions=regions).op()
 
 
 def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -131,7 +132,7 @@ def _examples(callee: Callee, examples: Any) -> tuple[list[dict[str, Any]], dict
 
 
 @dataclass
-class _Like(Meaning):
+class Like(Meaning):
     """The meaning of an op with like=: traces its function for given shapes and evaluates the programs."""
 
     definition: Definition
@@ -453,7 +454,7 @@ class _Like(Meaning):
         with torch.no_grad(), program.refusing():
             return sampled_again(program, run, result, self._rounding(program, run))
 
-    def of_part(self, cut: Cut) -> _Like:
+    def of_part(self, cut: Cut) -> Like:
         """Returns the meaning of a part of a program."""
         return replace(self, part=cut.made())
 

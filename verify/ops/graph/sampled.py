@@ -89,7 +89,7 @@ class Sample(Meaning):
         for number, (meaning, own) in enumerate(self.parts):
             program, _ = meaning.program(own)
             shape, mine = program.results[self.result].shape, self.box == number
-            if not program.decides or not mine.any():
+            if not (program.decides or meaning.draws) or not mine.any():
                 parts.append((meaning, own))
                 continue
             base = meaning.fast(own)[self.result].value

@@ -359,6 +359,8 @@ def searchable(kernel: Kernel, dtype: str, result: str) -> str | None:
     op = kernel.op
     if kernel.encoding is not None:
         return f"a hunt drives the error of a number up; {kernel.name!r} is a quantiser: `verify run` tries every scale"
+    if result in kernel.draws:
+        return f"a hunt drives the error of a number up; {result} is drawn at random, and a run tries its distribution"
     if all(operand.range is not None for operand in op.operands):
         return f"a hunt changes floating-point numbers; all operands of {op.name!r} are whole ones"
     if named(dtype).bits <= 16 and op.is_unary:
