@@ -295,7 +295,7 @@ def judge_known(subject: Subject, case: Case, facts: Known) -> float:
             if within or not part.leaders:
                 continue
             error, index = value_of(part.leaders[0].upper), part.leaders[0].place
-            judged = outcome.exact[index]
+            judged = outcome.printed(index)
             origin = Origin.here(subject.target, case.to_json(), name, index)
             scaled = None if gate == "plain" else error
             worst = worst_element(by.op, by.problem, got, judged, origin, scaled, facts.whole)

@@ -49,6 +49,7 @@ from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")
+_SUITE = rb"\blaws_for\b"  # such a file imports the laws: 0.4 s, else in each fork
 _DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
 # The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
@@ -161,12 +162,12 @@ class KernelProcesses:
         same = self._targets == targets or (self._listed and not shared and before == files)
         if self._kernel is None or not self._kernel.alive or not same:
             self._end_soon(self._kernel, self._judge)
-            self._traces = _have_definitions(targets)
+            self._traces = _have(_DEFINITION, targets)
             first, self._first = self._first, None
             if first is not None and first.ended:
                 first.stop()
                 first = None
-            self._kernel = first or self._fork(laws=laws)
+            self._kernel = first or self._fork(laws=laws, suites=_have(_SUITE, targets))
             self._judge = self._fork(who="judge") if self._traces and not self.backend.forks else None
             self._listed = True
         self._targets = targets
@@ -188,10 +189,10 @@ class KernelProcesses:
         while len(self._ending) > but:
             self._ending.pop(0).stop()
 
-    def _fork(self, *, laws: bool = False, who: Who = "kernel") -> Fork:
+    def _fork(self, *, laws: bool = False, suites: bool = False, who: Who = "kernel") -> Fork:
         """Starts a fork with this backend, for a kernel or for a judge."""
         # some modules of the laws initialise the GPU; no later fork could use it
-        imports = SHARED_BY_LAWS if laws and self.backend.forks else ()
+        imports = SHARED_BY_LAWS[: None if laws else 1] if (laws or suites) and self.backend.forks else ()
         backend = {"name": self.backend.name, **asdict(self.backend)}
         setup = ForkSetup(backend, imports, who == "judge", self._traces)
         return self._server.fork(msgspec.json.encode(setup), who)
@@ -430,11 +431,11 @@ def _begin_beside(first: Callable[[], object]) -> None:
     threading.Thread(target=begin, daemon=True).start()
 
 
-def _have_definitions(targets: Sequence[str]) -> bool:
-    """True if a target's file has a definition by `like=`. Nothing is imported for that."""
+def _have(pattern: bytes, targets: Sequence[str]) -> bool:
+    """True if a pattern is in a target's file. Nothing is imported for that."""
     files = [target.file for target in map(Target.parse, targets) if target.file is not None]
     with contextlib.suppress(OSError):
-        return any(re.search(_DEFINITION, file.read_bytes()) for file in files)
+        return any(re.search(pattern, file.read_bytes()) for file in files)
     return False
 
 

@@ -105,7 +105,7 @@ def assert_ulp(
         case = _case(definition, problem, dims, result, index)
         error = value_of(tally.leaders[0].upper)
         origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
-        worst = worst_element(definition, problem, actual, outcome.exact[index], origin)
+        worst = worst_element(definition, problem, actual, outcome.printed(index), origin)
         failing = max(1, int((~(found.upper <= limit)).sum()))
         at = f"[{', '.join(map(str, worst.index))}]"
         off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"

@@ -205,6 +205,8 @@ def judge_case(
     """
     judge, case = _CaseJudge(kernel, group, question, given), question.case
     judged = {by: judge.findings(by, earlier.get(by, {})) for by in sorted(given, key=lambda by: by != BASELINE)}
+    for outcome, index in judge.shown:  # at the end, so that no budget of exact values depends on what is shown
+        outcome.printed(index)
     own, rules = judged.get(KERNEL, {}), judge.rules.get(KERNEL, {})
     for name, item in own.items():
         wrong = check_limit(kernel, case.dtype, name, item.parts).status == "wrong"
@@ -238,6 +240,7 @@ class _CaseJudge:
         shared = question.rules()  # of the sources that need no other choices at ties
         self.rules = {by: question.others[by].rules() if by in question.others else shared for by in given}
         self._parts: dict[str, tuple[Tensor, Parts]] = {}
+        self.shown: list[tuple[JudgedResult, int]] = []  # the elements whose figures may be printed
         self.within: dict[str, Tensor] = {}  # by result: True at elements where PyTorch is within the limit
         for by in (BASELINE, KERNEL):  # before either is judged, so that both get the same noise
             rules = self.rules.get(by, {})
@@ -320,7 +323,7 @@ class _CaseJudge:
         return Findings(
             parts=tallies,
             bounds={regime.name: regime for (regime, _), part in zip(parts, outcome.tallies, strict=True) if part.n},
-            worst=_new_worst(question, name, got, outcome, parts, before, each=own and not kernel.peer),
+            worst=self._new_worst(source, name, got, outcome, parts, before),
             escalated=outcome.escalated,
             certificates=[by.truth.certificate],
             cases=[question.case],
@@ -335,24 +338,26 @@ class _CaseJudge:
             near=near,
         )
 
+    def _new_worst(
+        self, source: str, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, earlier: Findings
+    ) -> list[tuple[float, PartName, Worst]]:
+        """Describes the elements that are among the worst so far. `earlier` has those of the earlier cases."""
+        question = self.question.others.get(source, self.question)
+        scaled, each = question.op.gate_of(result) != "plain", source != BASELINE and not self.kernel.peer
 
-def _new_worst(
-    question: Question, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, earlier: Findings, *, each: bool
-) -> list[tuple[float, PartName, Worst]]:
-    """Describes the elements of one case that are among the worst so far. `earlier` has those of the earlier cases."""
-    scaled = question.op.gate_of(result) != "plain"
+        def element(error: float, index: int) -> Worst:
+            origin = Origin.here(question.target, question.case.to_json(), result, index)
+            shown, exact = error if scaled else None, outcome.exact[index]
+            return worst_element(question.op, question.host, got, exact, origin, shown, question.whole)
 
-    def element(error: float, index: int) -> Worst:
-        origin = Origin.here(question.target, question.case.to_json(), result, index)
-        shown, exact = error if scaled else None, outcome.exact[index]
-        return worst_element(question.op, question.host, got, exact, origin, shown, question.whole)
-
-    found: list[tuple[float, PartName, Any]] = [
-        (error, (regime.name, class_of(regime, of_class)), leader.place)
-        for (regime, of_class), part in zip(parts, outcome.tallies, strict=True)
-        for leader in part.leaders
-        if (error := value_of(leader.upper)) > 0.0
-    ]
-    found.sort(key=lambda entry: entry[2])
-    among = kept([*earlier.worst, *found], each=each)
-    return [(error, part, element(error, place)) for error, part, place in among if isinstance(place, int)]
+        found: list[tuple[float, PartName, Any]] = [
+            (error, (regime.name, class_of(regime, of_class)), leader.place)
+            for (regime, of_class), part in zip(parts, outcome.tallies, strict=True)
+            for leader in part.leaders
+            if (error := value_of(leader.upper)) > 0.0
+        ]
+        found.sort(key=lambda entry: entry[2])
+        entries = [*earlier.worst, *found]
+        self.shown += [(outcome, place) for _, _, place in kept(entries) if isinstance(place, int)]
+        among = kept(entries, each=each)
+        return [(error, part, element(error, place)) for error, part, place in among if isinstance(place, int)]

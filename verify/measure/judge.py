@@ -9,7 +9,7 @@ counted. So no maximum rests on float64 alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,7 +23,7 @@ from verify.errors import KernelError
 from verify.measure.counting import bias_of, of_judged, tally, top
 from verify.measure.effort import Effort
 from verify.measure.tally import KEEP, Tally
-from verify.ops.op import Op, Problem
+from verify.ops.op import Op, Point, Problem
 from verify.truth.exact import Judged, judge_known
 from verify.truth.fast import Truth, check_bound, decided
 from verify.truth.formats import Format, named
@@ -41,6 +41,13 @@ class JudgedResult:
     exact: dict[int, Judged]  # flat index -> exact verdict, for the worst elements and all elements judged exactly
     escalated: int  # number of elements judged exactly
     errors: Errors  # of every element; exact where known
+    judge: Callable[[int, bool], Judged]  # judges one element exactly, with mpmath too if True
+
+    def printed(self, index: int) -> Judged:
+        """Returns the verdict on a worst element that is printed. mpmath checks it beside Arb, which decided it."""
+        if self.exact[index].routes == 1:
+            self.exact[index] = replace(self.exact[index], routes=self.judge(index, True).routes)
+        return self.exact[index]
 
 
 @dataclass(frozen=True)
@@ -135,18 +142,21 @@ def judge_by(
     exact: dict[int, Judged] = {}
     given: dict[int, int] = {}  # the bits of the elements in `exact`
 
-    def escalate(indices: Sequence[int], *, both: bool) -> dict[int, Judged]:
+    points: dict[int, Point] = {}
+
+    def judge(index: int, both: bool) -> Judged:
+        interval = partial(near.interval, index)
+        return judge_known(points[index], interval, fmt, given[index], both=both, policy=by.policy)
+
+    def escalate(indices: Sequence[int]) -> dict[int, Judged]:
         """Judges elements exactly that were not before. Returns the verdicts that a route decided."""
         fresh = [index for index in indices if index not in exact]
         if not fresh:
             return {}
-        pairs = zip(fresh, op.points(problem, result, fresh), strict=True)
-        points = [decided(point, truth, near, index) for index, point in pairs]
         bits = patterns[torch.tensor(fresh, device=patterns.device)].tolist()
-        for index, point, pattern in zip(fresh, points, bits, strict=True):
-            given[index] = pattern & ((1 << fmt.bits) - 1)
-            interval = partial(near.interval, index)
-            exact[index] = judge_known(point, interval, fmt, given[index], both=both, policy=by.policy)
+        for index, point, pattern in zip(fresh, op.points(problem, result, fresh), bits, strict=True):
+            points[index], given[index] = decided(point, truth, near, index), pattern & ((1 << fmt.bits) - 1)
+        exact.update((index, judge(index, False)) for index in fresh)
         # without routes the element keeps its interval
         return {index: exact[index] for index in fresh if exact[index].routes}
 
@@ -156,18 +166,13 @@ def judge_by(
 
     unclear = errors.undecided & ~(errors.figures[-1][1] <= effort.blurred) if effort.blurred else errors.undecided
     open_ones = torch.nonzero(unclear).reshape(-1)[: effort.open_limit].tolist()
-    errors = settled(errors, escalate(open_ones, both=False))
+    errors = settled(errors, escalate(open_ones))
     for _ in range(effort.rounds):
         contenders = _contenders(errors, members, exact, effort.keep)
         if not contenders:
             break
-        errors = settled(errors, escalate(contenders, both=False))
-    # elements that are printed go through both routes
-    leaders = _worst_indices(errors, members, effort.keep)
-    for index in leaders & exact.keys():
-        if exact[index].routes == 1:
-            del exact[index]
-    errors = settled(errors, escalate(sorted(leaders), both=True))
+        errors = settled(errors, escalate(contenders))
+    errors = settled(errors, escalate(sorted(_worst_indices(errors, members, effort.keep))))
     lost = torch.isinf(errors.figures[-1][1]) | unknown
     errors = _left_open(errors, lost)
     tallies = tally(errors, segments=segments, n_segments=n_segments)
@@ -180,7 +185,7 @@ def judge_by(
     tallies = [msgspec.structs.replace(part, bias=bias, open=count) for part, bias, count in both]
     if exact:
         tallies = of_judged(tallies, errors, segments, {index: given[index] for index in exact})
-    return JudgedResult(tallies, exact, sum(each.routes > 0 for each in exact.values()), errors)
+    return JudgedResult(tallies, exact, sum(each.routes > 0 for each in exact.values()), errors, judge)
 
 
 def demand_known_answers(device: torch.device | str) -> None:

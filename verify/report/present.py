@@ -445,7 +445,7 @@ class Facts:
             if "skipped" in found and not run.incomplete:
                 return clean(found["skipped"].run.hint) or "verify doctor"
             return continuing(run)
-        if record:
+        if record and "--html" not in run.command:
             return f"verify report {shlex.quote(record)} --html report.html"
         return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"
 
