@@ -13,9 +13,12 @@ import verify
 from tests.laws.trial import PROFILE, attempt, breaks, holds, silu_kernel, skips
 from verify import backends
 from verify.declare.declaration import Kernel
+from verify.diagnose.same import settings_of
 from verify.errors import UsageError
 from verify.laws import registry
+from verify.laws.bits import hard_cases, one_nan
 from verify.laws.law import Broken, Subject, plain_case
+from verify.truth.ulp import same_bits
 
 MATRIX: dict[str, Any] = {
     "like": lambda a, b: a @ b,
@@ -73,6 +76,14 @@ def vectors(x):
     return doubled(x, 8)
 
 
+def scaled(x, w, lanes=0):
+    return doubled(x, lanes) * w
+
+
+def scaled_vectors(x, w):
+    return scaled(x, w, 8)
+
+
 def elements(function: Any, **promised: Any) -> Kernel:
     shapes, chosen = {"x": "m n"}, {"dtypes": ["float32"], "gradients": False}
     return verify.kernel(like=lambda x: x * 2, shapes=shapes, **chosen, **promised)(function)
@@ -103,6 +114,32 @@ def test_a_rest_of_a_vector_that_seldom_has_other_bits_is_found() -> None:
     breaks("same bits", elements(vectors, same_bits=["rows"]), "the number of rows changes bits of a row")
     breaks("same bits", elements(vectors, same_bits=["position"]), "the place of a row changes its bits")
     holds("same bits", elements(doubled, same_bits=["rows", "position", "layout"]))
+
+
+def test_numbers_are_searched_where_an_operand_is_a_row_for_all() -> None:
+    def found(function: Any, w: str) -> list[str]:
+        of_rows = {"shapes": {"x": "m n", "w": w}, "dtypes": ["float32"], "gradients": False}
+        kernel = verify.kernel(like=lambda x, w: 2 * x * w, **of_rows)(function)
+        subject = Subject(kernel, "float32", backends.select(), PROFILE.sizes[backends.select().scale])
+        return [each.fill for each in hard_cases(subject, plain_case(subject, (33, 33)))]
+
+    for w in ("n", ""):
+        whole, few = found(scaled_vectors, w)
+        assert whole == "pool" and len(few.split()) >= 3
+        assert found(scaled, w) == ["pool"]
+
+
+def test_another_nan_is_no_other_class() -> None:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        """Gives NaN for every seventh number, with a sign if there are few rows."""
+        nan = torch.where(x.view(torch.int32) % 7 == 0, torch.nan, x)
+        return -nan if x.shape[0] < 4 else torch.where(nan.isnan(), nan, -nan)
+
+    kernel = elements(turned)
+    found = settings_of(kernel, backends.select(), "", "", lambda text: None)
+    assert all(len(each.classes) == 1 for each in found.settings)
+    x = torch.full((2, 3), torch.nan)
+    assert not same_bits([-x], [x]) and same_bits(*(list(one_nan({"y": each}).values()) for each in (-x, x)))
 
 
 def test_an_order_of_a_sum_that_the_rounding_of_the_result_hides_is_found() -> None:

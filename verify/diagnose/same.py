@@ -141,10 +141,11 @@ def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows])
     for at, (case, whole) in enumerate(given):
         for rows in all_rows if name == "position" else [None]:
             for each in _calls(name, subject, case, whole, rows):
-                pairs = {result: [each.expected[result], each.got[result]] for result in each.expected}
+                expected, got = bits.one_nan(each.expected), bits.one_nan(each.got)
+                pairs = {result: [expected[result], got[result]] for result in expected}
                 equal = same_bits([one for one, _ in pairs.values()], [two for _, two in pairs.values()])
                 usual = each.usual
-                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else str(digests_of(each.got)))
+                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else str(digests_of(got)))
                 if not equal and not witness:
                     witness = _witness(case, pairs, (usual, each.setting))
     groups: dict[tuple[str, ...], list[str]] = {}

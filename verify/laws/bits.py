@@ -143,7 +143,7 @@ def classes(
     """
     found = list(known)
     for count in sorted(tried, reverse=True):
-        made = [_of_some(subject, case, whole, rows, slice(0, count)) for case, whole in given]
+        made = [one_nan(_of_some(subject, case, whole, rows, slice(0, count))) for case, whole in given]
         for at, (members, largest) in enumerate(found):
             common = slice(0, min(count, members[-1]))
             sides = [[_first(rows, each, common) for each in side] for side in (made, largest)]
@@ -153,6 +153,16 @@ def classes(
         else:
             found.append(([count], made))
     return sorted(found, key=lambda each: each[0])
+
+
+def one_nan(results: Tensors) -> Tensors:
+    """Returns results in which every NaN has the same bits: which of them it is, is no difference."""
+    found = dict(results)
+    for name, value in results.items():
+        if (nan := value.float().isnan()).any():
+            found[name] = value.clone()
+            found[name][nan] = math.nan
+    return found
 
 
 def _first(rows: Rows, results: Tensors, common: slice) -> list[Tensor]:
@@ -184,12 +194,17 @@ def hard_cases(subject: Subject, case: Case) -> list[Case]:
     """Returns cases of many numbers, and of a few numbers at every place for which parts of a kernel have other bits.
 
     A processor computes whole vectors of elements and what remains with different code. They differ for some numbers
-    alone, and few elements of a call remain, so random numbers seldom show it. [] if a result needs other elements.
+    alone, and few elements of a call remain, so random numbers seldom show it. An operand may be a row or a number for
+    all elements, such as a weight. [] if a result needs other elements.
     """
     kernel, op = subject.kernel, subject.kernel.op
     every, rank = separate_rows(kernel, case), len(case.dims)
-    shapes = {*op.shapes(case.dims, case.params).values(), *op.result_shapes(case.dims, case.params).values()}
-    if not every or shapes != {case.dims} or not (op.geometry.by_element or len(every) == rank):
+    operands, results = (of(case.dims, case.params) for of in (op.shapes, op.result_shapes))
+    by_element = op.geometry.by_element or len(every) == rank
+    own = [name for name in kernel.outputs if results[name] == case.dims]
+    if not every or not by_element or len(own) < len(kernel.outputs) or case.dims not in operands.values():
+        return []
+    if any(case.dims[rank - len(shape) :] != shape for shape in operands.values()):
         return []
     count, piece = _POOLED.get(subject.backend.triton, POOLED), _PIECE if rank == 1 else 1
     dims = (count,) if rank == 1 else (-(-count // _PIECE), *(1,) * (rank - 2), _PIECE)
@@ -215,8 +230,8 @@ def _differing(subject: Subject, pool: Case, rows: Rows, piece: int) -> Iterator
         sides += [(each.got, each.expected) for each in compared(name, subject, pool, whole, None)]
     for got, expected in sides:
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
-            for name, value in got.items():
-                differ = (bits_of(value) != bits_of(expected[name])) & ~value.float().isnan()  # NaN is NaN
+            for name in parts[0]:
+                differ = bits_of(one_nan(got)[name]) != bits_of(one_nan(expected)[name])
                 if places := differ.reshape(-1).nonzero()[:, 0].tolist():
                     yield " ".join([POOL, *(str(each % POOLED) for each in places[:: -(-len(places) // _HARD)])])
 
