@@ -19,8 +19,7 @@ from verify.backends.interpreter.functions import Evaluated
 from verify.backends.interpreter.libdevice import lookup
 
 COUNT = 600
-TWO = ("atan2", "hypot", "pow", "rhypot", "fmod", "remainder")
-SEVERAL = {**dict.fromkeys(TWO, 2), "norm3d": 3, "rnorm3d": 3, "norm4d": 4, "rnorm4d": 4}
+TWO = ("atan2", "hypot", "pow", "fmod")
 FAST = "sin cos tan log2 log log10 exp exp10".split()
 INSTRUCTIONS = [
     *(f"{base}.approx.{kind}" for base in ("ex2", "tanh") for kind in ("f16", "bf16")),
@@ -50,7 +49,7 @@ def of_libdevice(dtype: type, *, exactly: bool) -> Iterator[np.ndarray]:
     suffix = "f" if dtype is np.float32 else ""
     for name, f in libdevice._EVALUATED.items():
         if isinstance(f, Evaluated) == exactly:
-            columns = [arguments(dtype, seed) for seed in range(SEVERAL.get(name, 1))]
+            columns = [arguments(dtype, seed) for seed in range(1 + (name in TWO))]
             yield lookup(f"__nv_{name}{suffix}")(*columns)
 
 

@@ -218,7 +218,7 @@ def add_functions(add: Add) -> None:
 EXACT_LIBDEVICE = {
     *"abs floor ceil trunc rint nearbyint round llrint llround saturatef copysign fma isnan isinf".split(),
     *"finitef isfinited signbit ffs clz popc brev byte_perm mulhi mul24 sad hadd rhadd ldexp scalbn".split(),
-    *"ilogb logb fdim nextafter fmod remainder int_as_float float_as_int uint_as_float".split(),
+    *"ilogb logb fdim nextafter fmod int_as_float float_as_int uint_as_float".split(),
     *"float_as_uint longlong_as_double double_as_longlong hiloint2double double2loint".split(),
     *"double2hiint sqrt_rn rcp_rn div_rn add_rn mul_rn sub_rn fma_rn rsqrt_rn".split(),
 }
@@ -237,8 +237,7 @@ def libdevice_experiments() -> list[Experiment]:
             types = re.findall(r"dtype\(\"(\w+)\"\)", match.group(1))
             call = ", ".join(f"a{i}" for i in range(len(types)))
             exact = name in EXACT_LIBDEVICE or name.endswith("_rz") or ("2" in name and name[-3:-1] == "_r")
-            # The hardware's remainderf flushes some subnormal results and keeps others.
-            if exact and match.group(2) not in ("__nv_rsqrt", "__nv_remainderf"):
+            if exact and match.group(2) != "__nv_rsqrt":
                 out.append(Experiment(match.group(2), f"libdevice.{name}({call})", tuple(types), match.group(3)))
     return out
 

@@ -19,12 +19,12 @@ from verify.backends.interpreter.casts import STORAGE
 from verify.backends.interpreter.functions import NEAR, Evaluated
 
 EVALUATED = {name: f for name, f in vars(functions).items() if isinstance(f, Evaluated)}
-ARITY = {"power": 2, **functions_digest.SEVERAL}
+ARITY = dict.fromkeys(("power", *functions_digest.TWO), 2)
 #: What every processor gives; made with AVX-512, which the tests below repeat without.
 DIGESTS = {
-    "float32 functions": "ecfa1423988de416",
-    "float64 functions": "4e96894f36a78a9d",
-    "exact functions": "a82a1c946f86a749",
+    "float32 functions": "21fae63afa56e5a5",
+    "float64 functions": "5f8a2f6d9bd52cb5",
+    "exact functions": "b97652c1f9decbea",
     "fast functions": "749bfc916347905d",
     "instructions": "8253910815068c6c",
     "casts": "5588a77886dac821",
@@ -155,9 +155,6 @@ def test_signs_of_zeros_poles_and_limits() -> None:
         "[inf, 0.0, 1.2655121234846454, 7.012884533631839e+307]"
     )
     assert of(functions.sinpi, (-2.0,), (0.5,), (1e300,), (inf,)) == "[-0.0, 1.0, 0.0, nan]"
-    assert of(functions.erfcx, (-30.0,), (1e300,), (2.0**20,)) == (
-        "[inf, 5.641895835477562e-301, 5.380531154131887e-07]"
-    )
     assert of(functions.log, (0.0,), (-1.0,), (inf,), (5e-324,)) == "[-inf, nan, inf, -744.4400719213812]"
 
 

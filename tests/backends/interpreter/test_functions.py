@@ -31,32 +31,16 @@ def normcdf(x: mp.mpf) -> mp.mpf:
     return mp.erfc(-x / mp.sqrt(2)) / 2
 
 
-def normcdfinv(p: mp.mpf) -> mp.mpf:
-    """Newton from the float64 answer at full precision: the fixed point does not depend on the start."""
-    x = mp.mpf(float(functions.normcdfinv(np.array([float(p)]))[0]))
-    for _ in range(4):
-        x -= (normcdf(x) - p) * mp.sqrt(2 * mp.pi) * mp.exp(x * x / 2)
-    assert abs(normcdf(x) / p - 1) < mp.mpf(2) ** -100
-    return x
-
-
 CASES: dict[str, tuple[Callable[..., mp.mpf], np.ndarray]] = {
     "erf": (mp.erf, np.concatenate([uniform(-6, 6), scales(-300, 0)])),
     "erfc": (mp.erfc, uniform(-6, 26.5)),
-    "erfcx": (lambda x: mp.exp(x * x) * mp.erfc(x), np.concatenate([uniform(-26, 10), uniform(10, 1e4, 50)])),
     "normcdf": (normcdf, np.concatenate([uniform(-37, 8), scales(-300, 0)])),
-    "normcdfinv": (normcdfinv, np.concatenate([uniform(0, 1, 60), 10.0 ** uniform(-300, -1, 60)])),
-    "erfcinv": (
-        lambda y: -normcdfinv(y / 2) / mp.sqrt(2),
-        np.concatenate([uniform(0, 2, 60), 10 ** uniform(-300, -1, 40)]),
-    ),
     "erfinv": (mp.erfinv, uniform(-1, 1, 40)),
     "sinpi": (lambda x: mp.sin(mp.pi * x), uniform(-1000, 1000)),
     "cospi": (lambda x: mp.cos(mp.pi * x), uniform(-1000, 1000)),
     "tgamma": (mp.gamma, uniform(-20, 170, 40)),
     "exp10": (lambda x: mp.mpf(10) ** x, uniform(-300, 300)),
     "rsqrt": (lambda x: 1 / mp.sqrt(x), 10.0 ** uniform(-300, 300)),
-    "rcbrt": (lambda x: 1 / mp.cbrt(x), 10.0 ** uniform(-300, 300)),
 }
 
 
@@ -71,7 +55,7 @@ def test_float64_functions_are_correctly_rounded(name: str) -> None:
 
 #: libdevice float32 symbols, their exact functions and a range where nothing overflows or is subnormal.
 FLOAT32: dict[str, tuple[Callable[..., mp.mpf], float, float]] = {
-    "erf": (mp.erf, -4, 4), "erfc": (mp.erfc, -4, 9), "erfcx": (lambda x: mp.exp(x * x) * mp.erfc(x), -9, 50),
+    "erf": (mp.erf, -4, 4), "erfc": (mp.erfc, -4, 9),
     "normcdf": (normcdf, -12, 5), "tanh": (mp.tanh, -9, 9), "exp": (mp.exp, -80, 80),
     "exp2": (lambda x: mp.mpf(2) ** x, -120, 120), "exp10": (lambda x: mp.mpf(10) ** x, -35, 35),
     "expm1": (mp.expm1, -10, 60), "log": (mp.log, 1e-30, 3), "log2": (lambda x: mp.log(x, 2), 1e-30, 3),
@@ -79,7 +63,7 @@ FLOAT32: dict[str, tuple[Callable[..., mp.mpf], float, float]] = {
     "sin": (mp.sin, -1e6, 1e6), "cos": (mp.cos, -1e6, 1e6), "sinh": (mp.sinh, -40, 40), "cosh": (mp.cosh, -40, 40),
     "atan": (mp.atan, -20, 20), "cbrt": (mp.cbrt, 0.01, 1e10), "asinh": (mp.asinh, -50, 50),
     "acosh": (mp.acosh, 1.0001, 50), "atanh": (mp.atanh, -0.999, 0.999), "asin": (mp.asin, -1, 1),
-    "acos": (mp.acos, -1, 1), "tan": (mp.tan, -50, 50), "normcdfinv": (normcdfinv, 1e-20, 0.99),
+    "acos": (mp.acos, -1, 1), "tan": (mp.tan, -50, 50),
     "erfinv": (mp.erfinv, -0.99, 0.99),
 }  # fmt: skip
 
@@ -101,37 +85,26 @@ def test_limits() -> None:
     inf, nan = math.inf, math.nan
     x = np.array([0.0, -0.0, inf, -inf, nan])
     with np.errstate(all="ignore"):
-        table = {name: getattr(functions, name)(x).tolist() for name in ("erf", "erfc", "erfcx", "normcdf", "cospi")}
+        table = {name: getattr(functions, name)(x).tolist() for name in ("erf", "erfc", "normcdf", "cospi")}
     assert str(table["erf"]) == "[0.0, -0.0, 1.0, -1.0, nan]"
     assert str(table["erfc"]) == "[1.0, 1.0, 0.0, 2.0, nan]"
-    assert str(table["erfcx"]) == "[1.0, 1.0, 0.0, inf, nan]"
     assert str(table["normcdf"]) == "[0.5, 0.5, 1.0, 0.0, nan]"
     assert str(table["cospi"]) == "[1.0, 1.0, nan, nan, nan]"
-    with np.errstate(all="ignore"):
-        assert functions.normcdfinv(np.array([0.5, 1.0, 0.0])).tolist() == [0.0, inf, -inf]
-
-
-def test_ieee_remainder_agrees_with_the_c_library() -> None:
-    rng = np.random.default_rng(2)
-    x = np.concatenate([rng.normal(size=3000) * 10 ** rng.uniform(-5, 5, 3000), rng.integers(-40, 40, 500) * 0.5])
-    y = np.concatenate([rng.normal(size=3000), rng.integers(1, 9, 500).astype(float)])
-    got = functions.remainder(x, y)
-    want = np.array([math.remainder(a, b) for a, b in zip(x, y, strict=True)])
-    assert np.array_equal(got.view(np.int64), want.view(np.int64))
 
 
 F = np.float32
 
 
-def test_every_cuda_libdevice_function_is_there_but_bessel_ones_and_rare_directions() -> None:
+def test_every_cuda_libdevice_function_is_there_but_rare_ones() -> None:
     cuda = pytest.importorskip("triton.language.extra.cuda.libdevice")
     symbols = set(re.findall(r"\"(__nv_\w+)\"", inspect.getsource(cuda)))
     assert len(symbols) > 280
     missing = {s for s in symbols if s not in libdevice.SYMBOLS}
     bessel = r"(j0|j1|jn|y0|y1|yn|cyl_bessel_i[01])f?"
+    others = r"(erfcx|erfcinv|normcdfinv|r?norm[34]d|rhypot|rcbrt|remainder)f?"
     of_float64 = r"(fma|d(add|sub|mul|div|rcp|sqrt)|u?ll2double)_r[zdu]"
     of_float32 = r"(fmaf|f(add|sub|mul|div|rcp|sqrt)|double2float|u?(int|ll)2float)_r[du]"
-    assert missing == {s for s in symbols if re.fullmatch(f"__nv_({bessel}|{of_float64}|{of_float32})", s)}
+    assert missing == {s for s in symbols if re.fullmatch(f"__nv_({bessel}|{others}|{of_float64}|{of_float32})", s)}
 
 
 def test_an_unknown_symbol_is_named_with_the_way_to_add_it() -> None:

@@ -2,8 +2,7 @@
 
 Each is an `Evaluated`: NumPy or PyTorch proposes a float64 value, and a ball of Arb decides. A proposal must be within
 2^-44 of the value; near zeros and in tails this needs the formulas below. Gamma has no proposal, and its logarithm has
-no good one near the zeros on the negative axis: balls compute all values there. fmod and remainder are exact in
-float64.
+no good one near the zeros on the negative axis: balls compute all values there. fmod is exact in float64.
 
 NumPy, PyTorch and the C library choose their code by the processor: the last bits of `np.exp` differ with AVX-512 and
 without. So they only propose a value. For a format narrower than float64 the proposal is rounded, unless a rounding
@@ -17,7 +16,6 @@ The proposals were within 2^-50 of the exact value with AVX-512, with AVX2 and w
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -172,13 +170,13 @@ cosh = Evaluated(np.cosh, lambda x: x.cosh())
 exp = Evaluated(np.exp, lambda x: x.exp())
 exp2 = Evaluated(np.exp2, lambda x: arb(2) ** x)
 exp10 = Evaluated(lambda x: np.power(10.0, x), lambda x: arb(10) ** x)
+hypot = Evaluated(np.hypot, lambda x, y: (x * x + y * y).sqrt())
 expm1 = Evaluated(np.expm1, lambda x: x.expm1())
 log = Evaluated(np.log, lambda x: x.log())
 log1p = Evaluated(np.log1p, lambda x: x.log1p())
 log2 = Evaluated(np.log2, lambda x: x.log() / arb(2).log())
 log10 = Evaluated(np.log10, lambda x: x.log() / arb(10).log())
 power = Evaluated(np.power, lambda x, y: x**y)
-rcbrt = Evaluated(lambda x: 1.0 / np.cbrt(x), lambda x: 1 / _cube_root(x))
 rsqrt = Evaluated(lambda x: 1.0 / np.sqrt(x), lambda x: x.rsqrt())
 sin = Evaluated(np.sin, lambda x: x.sin())
 sinh = Evaluated(np.sinh, lambda x: x.sinh())
@@ -203,33 +201,7 @@ def _torch(name: str) -> Unary:
     return call
 
 
-_erf, _erfc, _erfinv = _torch("erf"), _torch("erfc"), _torch("erfinv")
-_torch_erfcx, _ndtri = _torch("erfcx"), _torch("ndtri")
-
-
-def _erfcx(x: F64) -> F64:
-    """Returns exp(x^2) erfc(x), with the exact square in the exponent; for large x PyTorch's erfcx.
-
-    PyTorch's own function is 400 ULP off at -24, because it rounds the square.
-    """
-    square = x * x
-    rest = fma_float64(x, x, -square)
-    product = np.exp(square) * _erfc(x)
-    product = product + np.where(np.isfinite(product), product * rest, 0.0)
-    return np.where(x < 4.0, product, _torch_erfcx(x))
-
-
-def _erfcx_ball(x: Any) -> Any:
-    """Returns exp(x^2) erfc(x): the product or, from 2^20 on, where exp(x^2) may be too large, a series."""
-    if x < 2**20:
-        return (x * x).exp() * x.erfc()
-    step, total, term, n = 1 / (2 * x * x), arb(1), arb(1), 0
-    while abs(term) > arb(2) ** -flint.ctx.prec:
-        n += 1
-        term = -term * (2 * n - 1) * step
-        total += term
-    # the terms alternate and decrease, so the remainder is less than the last term
-    return (total + arb(0, abs(term).upper())) / (x * arb.pi().sqrt())
+_erfc = _torch("erfc")
 
 
 def _normcdf(x: F64) -> F64:
@@ -245,56 +217,10 @@ def _normcdf(x: F64) -> F64:
     return 0.5 * (_erfc(t) - correction)
 
 
-def _normcdfinv(p: F64) -> F64:
-    """Returns the inverse of normcdf: PyTorch's ndtri on the smaller tail and one Newton step, in the middle erfinv."""
-    upper = p > 0.5
-    tail = np.where(upper, 1.0 - p, p)  # exact for p in [1/2, 1]
-    x = _ndtri(tail)
-    density = np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
-    step = (_normcdf(x) - tail) / density
-    x = x - np.where(np.isfinite(step), step, 0.0)
-    middle = (p > 0.25) & (p < 0.75)  # 2 p - 1 is exact here, and the result may be small
-    return np.where(middle, _erfinv(2.0 * p - 1.0) / _SQRT_HALF, np.where(upper, -x, x))
-
-
-def _erfcinv(y: F64) -> F64:
-    """Returns the inverse of erfc on (0, 2): -normcdfinv(y / 2) / sqrt 2, or erfinv(1 - y) if 1 - y is exact."""
-    middle = (y > 0.5) & (y < 1.5)
-    out = np.where(middle, _erfinv(1.0 - y), -_normcdfinv(0.5 * y) * _SQRT_HALF)
-    return np.where(y < 0, np.nan, out)  # for the smallest negative y, y / 2 is -0
-
-
-erf = Evaluated(_erf, lambda x: x.erf())
+erf = Evaluated(_torch("erf"), lambda x: x.erf())
 erfc = Evaluated(_erfc, lambda x: x.erfc())
-erfinv = Evaluated(_erfinv, lambda x: x.erfinv())
-erfcinv = Evaluated(_erfcinv, lambda x: x.erfcinv())
-erfcx = Evaluated(_erfcx, _erfcx_ball)
+erfinv = Evaluated(_torch("erfinv"), lambda x: x.erfinv())
 normcdf = Evaluated(_normcdf, lambda x: (-x / arb(2).sqrt()).erfc() / 2)
-normcdfinv = Evaluated(_normcdfinv, lambda p: -arb(2).sqrt() * (2 * p).erfcinv())
-
-
-# -- lengths --------------------------------------------------------------------------------------
-
-
-def _length(*parts: F64) -> F64:
-    """Returns sqrt(x^2 + y^2 + ...) without intermediate overflow."""
-    out: F64 = functools.reduce(np.hypot, parts)
-    return out
-
-
-def _reciprocal_length(*parts: F64) -> F64:
-    """Returns 1 / sqrt(sum of squares), even if the length itself overflows."""
-    length, quarter = (_length(*(s * p for p in parts)) for s in (1.0, 0.25))
-    return np.where(np.isinf(length), 0.25 / quarter, 1.0 / length)
-
-
-def _length_ball(*parts: Any) -> Any:
-    """Returns sqrt(x^2 + y^2 + ...) as a ball."""
-    return sum((part * part for part in parts), arb(0)).sqrt()
-
-
-hypot = norm3d = norm4d = Evaluated(_length, _length_ball)
-rhypot = rnorm3d = rnorm4d = Evaluated(_reciprocal_length, lambda *parts: 1 / _length_ball(*parts))
 
 
 # -- sine and cosine of half turns ----------------------------------------------------------------
@@ -362,20 +288,3 @@ lgamma = Evaluated(_torch("gammaln"), _lgamma_ball, far=lambda x, proposed: (x <
 def fmod(x: F64, y: F64) -> F64:
     """Returns the remainder of x / y with the sign of x, exact."""
     return np.fmod(x, y)
-
-
-def remainder(x: F64, y: F64) -> F64:
-    """Returns the IEEE remainder x - n y, n the integer nearest x / y, ties to even; exact."""
-    size = np.abs(y)
-    r = np.fmod(np.abs(x), 2.0 * size)
-    r = np.where(np.isfinite(2.0 * size), r, np.abs(x))
-    big = r > 1.5 * size
-    middle = (r > 0.5 * size) & ~big
-    # r / |y| < 2 rounds to 0, 1 or 2; its ties 1/2 and 3/2 round to the even 0 and 2.
-    middle = middle & ~(r == 0.5 * size)
-    big = big | (r == 1.5 * size)
-    middle = middle & ~big
-    out = np.where(big, (r - size) - size, np.where(middle, r - size, r))
-    out = np.where(np.isinf(y) & np.isfinite(x), np.abs(x), out)
-    out = np.where(np.signbit(x), -out, out)
-    return np.where((y == 0) | ~np.isfinite(x) | np.isnan(y), np.nan, out)
