@@ -250,7 +250,7 @@ def test_inputs_are_wrong_until_the_call_begins(
     right, versions = {name: each.clone() for name, each in given.items()}, [each._version for each in given.values()]
     watch = chain.Watch("cpu")
     watch._flushed = cache = Cache(given)  # type: ignore[assignment]
-    monkeypatch.setattr(watch, "_mark", lambda: None)
+    monkeypatch.setattr(watch, "mark", lambda: None)
     places = set()
     for _ in range(8):
         watch.start(given)
