@@ -451,6 +451,23 @@ def test_changes_whose_squares_float64_does_not_hold_are_noise(function: Functio
 # -- the same, again ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("power", [660, -660])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.sum(-1),
+        lambda x: x.cumsum(-1),
+        lambda x: x @ torch.ones(9, 2, dtype=torch.float64).cumsum(0),
+        lambda x: x - x.mean(-1, keepdim=True),
+        lambda x: torch.zeros_like(x).index_add(-1, torch.zeros(9, dtype=torch.int64), x),
+    ],
+)
+def test_sums_whose_squares_float64_does_not_hold_have_noise(function: Function, power: int) -> None:
+    x = drawn(4, 9, dtype=torch.float64) * 1.1  # float32 does not hold it
+    plain, scaled = (noise(function, {"x": value}, runs=32).deviation for value in (x, x * 2.0**power))
+    assert bool((plain > 0).any()) and torch.equal(plain * 2.0**power, scaled)
+
+
 def test_a_seed_says_the_noise_to_the_bit() -> None:
     inputs = {"x": drawn(8, 16), "w": drawn(16, 16, seed=1), "v": drawn(16, 4, seed=2)}
 

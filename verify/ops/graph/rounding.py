@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Literal
 
 import torch
@@ -36,6 +36,8 @@ _TF32 = 2.0**-11  # relative rounding of an operand of a product to TF32
 _CONSTANT, _MOSTLY = 2.0**-20, 0.25
 # A sum below this part of its terms is 0 but for float64's roundings.
 _CANCELS = 2.0**-40
+# Powers of two: of the largest scale, and of numbers whose product with a like one still has a square in float64.
+_LARGEST, _SQUARED = 1000, 200
 _ROOT3 = math.sqrt(3.0)
 
 
@@ -275,6 +277,33 @@ def deviation_of(
         return None
     if isinstance(step, Map):
         return _of_map(step, run, value, given, format, chains) if step.rounds else None
+    if isinstance(step, Running | Spread | Contract) or (
+        isinstance(step, Reduce) and step.function == "sum" and step.dims
+    ):
+        scales = _scales(step, given) if format.kind == torch.float64 else []
+        if not scales:
+            return _of_sums(step, run, value, given, format, chains)
+        by = reduce(torch.mul, [x.amax(step.dims, step.keep) for x in scales] if isinstance(step, Reduce) else scales)
+        given = [x * scale for x, scale in zip(given, scales, strict=True)]
+        found = _of_sums(step, run, value * by, given, format, {})
+        return None if found is None else found / by
+    if isinstance(step, Reduce) and step.function == "product":
+        part = format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
+        quantum = Chain.of(given[0]).quantum.prod(step.dims[0], step.keep)  # of a factor 0: infinity, or NaN
+        exact = (value.abs() * format.unit <= quantum) | (value == 0)  # then so is every product of some factors
+        return (value.abs() * part).nan_to_num(0.0, 0.0, 0.0).masked_fill(exact, 0.0) if bool(exact.any()) else part
+    return None
+
+
+def _of_sums(
+    step: Running | Spread | Contract | Reduce,
+    run: Run,
+    value: Tensor,
+    given: Sequence[Tensor],
+    format: Rounding,
+    chains: Mapping[int, Chain],
+) -> Tensor | None:
+    """Returns the deviation of a step that adds numbers up, or products of them."""
     if isinstance(step, Running):
         [a] = given
         squares, count = (a * a).cumsum(step.dim), (a != 0).double().cumsum(step.dim)
@@ -286,14 +315,23 @@ def deviation_of(
         least = [c.quantum.min().to(value.device) for c in known if c.quantum.numel()]
         quantum = torch.stack(least or [value.new_zeros(())]).min()
         return _unless_exact(value, quantum, squares, count, format)
-    if isinstance(step, Contract) or (isinstance(step, Reduce) and step.function == "sum" and step.dims):
-        return terms_of(step, given, format).deviation(value, format)
-    if isinstance(step, Reduce) and step.function == "product":
-        part = format.unit / _ROOT3 * math.sqrt(step.inputs[0].shape[step.dims[0]])
-        quantum = Chain.of(given[0]).quantum.prod(step.dims[0], step.keep)  # of a factor 0: infinity, or NaN
-        exact = (value.abs() * format.unit <= quantum) | (value == 0)  # then so is every product of some factors
-        return (value.abs() * part).nan_to_num(0.0, 0.0, 0.0).masked_fill(exact, 0.0) if bool(exact.any()) else part
-    return None
+    return terms_of(step, given, format).deviation(value, format)
+
+
+def _scales(step: Step, given: Sequence[Tensor]) -> list[Tensor]:
+    """Returns powers of two for each row that a sum adds up: squares of their products are float64 numbers.
+
+    Returns none if all squares are.
+    """
+    found = []
+    for place, x in enumerate(given):
+        rows = {Contract: (-1 - place,), Running: (getattr(step, "dim", 0),), Reduce: getattr(step, "dims", ())}
+        dims = rows.get(type(step), tuple(range(x.ndim)))
+        most = x.abs().nan_to_num(0.0, 0.0, 0.0)
+        exponent = torch.frexp(most.amax(dims, True) if most.numel() else most)[1].clamp(-_LARGEST, _LARGEST)
+        found.append(torch.ldexp(torch.ones_like(exponent, dtype=x.dtype), -exponent))
+    extreme = any(bool(((each > 2.0**_SQUARED) | (each < 2.0**-_SQUARED)).any()) for each in found)
+    return found if extreme else []
 
 
 def _unless_exact(value: Tensor, quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor | None:
@@ -396,8 +434,9 @@ def _of_joined(
     exact = exact | (product & (made.count == 0))
     if product:  # a power of two changes no digit, be the other number computed or not
         exact = exact | _is_power(first) | _is_power(second)
-    lost = (value.abs() <= _CANCELS * made.squares.sqrt()) & (several | (made.quantum == 0))
-    size = (value * value + torch.where(lost, made.squares / 2, 0.0)).sqrt()
+    cancelled = (value.abs() <= _CANCELS * made.squares.sqrt()) & torch.isfinite(made.squares)
+    lost = cancelled & (several | (made.quantum == 0))
+    size = torch.hypot(value, torch.where(lost, made.squares / 2, 0.0).sqrt())
     if bool(several.any()):
         summed = of_sum(value, made.squares, made.count, format, products=made.norms) * (_ROOT3 / format.unit)
         size = torch.where(several, torch.maximum(size, summed), size)
