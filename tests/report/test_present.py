@@ -147,7 +147,7 @@ def test_the_next_command() -> None:
     assert present(incomplete()).next_command() == "verify run accuracy.py --profile default"
     assert present(empty()).next_command() == "verify list"
     assert present(passing()).next_command() == f"{passing().command} --json run.json --html report.html"
-    assert present(passing()).next_command("a b.json") == ("verify report 'a b.json' --html report.html")
+    assert present(passing()).next_command("a b.json") == "verify bounds propose 'a b.json'"
 
 
 def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:

@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     command, again = given.again(options), given.again(options, everything=True)
     progress = screen.Progress()
     with (
-        api.workers(options.gpus, options.scheduler, targets, options.backend) as spread,
+        api.workers(options.gpus, options.scheduler, targets, options.backend, progress=progress) as spread,
         using(spread, options.backend) as pool,
     ):
         night = nightly.Night(

@@ -36,16 +36,25 @@ from verify.workers.requests import About, Late, Step
 
 FIRST_CASE = 2.0  # a part's first case compiles: it counts as this many others
 LAWS_SHARE = 0.7  # share of the laws in the time of a part that tries them
+LEAST_DONE = 0.1  # share of a run that has to be done before the line has an estimate
 MOST_GROWTH = 2.5  # beyond so many times the first estimate the line says "more than"
 
 
 @dataclass
 class _Running:
-    """Holds a running part: when it began, when its first case began, and its last report."""
+    """Holds a running part: when it began, its last report, and its time and share then and after its first case."""
 
     began: float
     step: str
-    first_case: float | None = None
+    first: tuple[float, float] | None = None  # None: the first case has not ended
+    last: tuple[float, float] = (0.0, 0.0)
+
+    @property
+    def pace(self) -> float | None:
+        """Returns the seconds that the whole part would take without its first case, which compiles."""
+        if self.first is None or self.last == self.first:
+            return None
+        return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
 
 
 class Line(str):
@@ -61,33 +70,39 @@ class RunProgress:
         self.total, self._laws, self._clock = total, laws, clock
         self._lock = threading.RLock()  # each worker reports from a thread of its own
         self.ended = 0
+        self.resumed = 0  # of these, those that an earlier start measured
         self._seconds: list[float] = []  # of each ended part that was measured in this run
+        self._paces: list[float] = []
         self._running: dict[str, _Running] = {}
         self._at_once = 1  # the most parts that ran at a time
         self._first: float | None = None  # the first estimate
 
-    def begin(self, part: str, text: str) -> str:
+    def begin(self, part: str, text: str) -> Line:
         """Records that a part begins; returns the line."""
         with self._lock:
             self._running[part] = _Running(self._clock(), text)
             self._at_once = max(self._at_once, len(self._running))
             return self.line()
 
-    def at(self, part: str, step: str) -> str:
+    def at(self, part: str, step: str) -> Line:
         """Records how far a part is; returns the line."""
         with self._lock:
             running = self._running[part]
             running.step = step
-            if running.first_case is None and isinstance(step, Step) and step.total:
-                running.first_case = self._clock()
+            if share := self._share(step):
+                running.last = self._clock(), share
+                running.first = running.first or running.last
             return self.line()
 
-    def end(self, part: str) -> str:
+    def end(self, part: str) -> Line:
         """Records that a part ended, also one that was never begun because nothing of it remained; returns the line."""
         with self._lock:
             self.ended += 1
             if (running := self._running.pop(part, None)) is not None:
                 self._seconds.append(self._clock() - running.began)
+                self._paces += filter(None, [running.pace])
+            else:
+                self.resumed += 1
             return self.line()
 
     def line(self) -> Line:
@@ -100,28 +115,35 @@ class RunProgress:
             most = MOST_GROWTH * self._first
             guess = f", about {clock(left)} left" if left <= most else f", more than {clock(most)} left"
         line = Line(f"{self.ended} of {self.total} done{guess}" + (f"; running: {running}" if running else ""))
-        done = self.ended + sum(self._share(each.step) for each in self._running.values())
-        line.share = done / self.total if self.total else 0.0
+        line.share = self._done() / self.total if self.total else 0.0
         return line
 
+    def _done(self) -> float:
+        """Returns how many parts are done, with the shares of those that are running."""
+        return self.ended + sum(self._share(each.step) for each in self._running.values())
+
     def left(self) -> float | None:
-        """Estimates the seconds left: parts take as long as others did. Returns None before the first case ended."""
+        """Estimates the seconds left: parts take as long as others did. Returns None before a tenth is done."""
         now = self._clock()
-        expected = {part: self._expected(running, now) for part, running in self._running.items()}
+        running = self._running.values()
+        paces = [*self._paces, *filter(None, [each.pace for each in running])]
+        usual_pace = sum(paces) / len(paces) if paces else None
+        expected = {part: self._expected(each, usual_pace) for part, each in self._running.items()}
         known = [*self._seconds, *filter(None, expected.values())]
-        if not known or self.ended == self.total:
+        done, total = self._done() - self.resumed, self.total - self.resumed
+        if not known or self.ended == self.total or done < LEAST_DONE * total:
             return None
         usual = sum(known) / len(known)
         left = [max((expected[part] or usual) - (now - each.began), 0.0) for part, each in self._running.items()]
         rounds = math.ceil((self.total - self.ended - len(left)) / self._at_once)
         return max([rounds * usual + sum(left) / self._at_once, *left])
 
-    def _expected(self, running: _Running, now: float) -> float | None:
+    def _expected(self, running: _Running, usual_pace: float | None) -> float | None:
         """Returns the seconds that a running part takes in all; None before its first case ended."""
-        share = self._share(running.step)
-        if not share or running.first_case is None:
+        pace = running.pace or usual_pace
+        if running.first is None or pace is None:
             return None
-        return running.first_case - running.began + (now - running.first_case) / share
+        return running.first[0] - running.began + pace * (1 - running.first[1])
 
     def _share(self, step: str) -> float:
         """Returns the share of a part's cases and laws that is done."""

@@ -424,7 +424,7 @@ class Facts:
         return listed([*parts, *refusals(self.run)])
 
     def next_command(self, record: str = "") -> str:
-        """Returns the one command to type next: replay the worst, rerun what failed, or write the report.
+        """Returns the one command to type next: replay the worst, rerun what failed, or make bounds of the figures.
 
         `record` is the path of the saved run, or "". A command that names another file would fail.
         """
@@ -445,8 +445,8 @@ class Facts:
             if "skipped" in found and not run.incomplete:
                 return clean(found["skipped"].run.hint) or "verify doctor"
             return continuing(run)
-        if record and "--html" not in run.command:
-            return f"verify report {shlex.quote(record)} --html report.html"
+        if record:
+            return f"verify bounds propose {shlex.quote(record)}"
         return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"
 
 

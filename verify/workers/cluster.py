@@ -146,9 +146,13 @@ class Cluster:
         self._listeners: dict[str, OnProgress] = {}
         start = f"dask worker {client.scheduler.address} --nthreads 1"
         try:
-            if not client.scheduler_info()["workers"]:
-                progress(f"waiting {START_SECONDS:g} s for a worker of the cluster: {start}")
-            client.wait_for_workers(1, timeout=START_SECONDS)
+            until = time.monotonic() + START_SECONDS
+            while not client.scheduler_info()["workers"]:
+                if (left := until - time.monotonic()) <= 0:
+                    raise TimeoutError
+                progress(f"the cluster has no worker; waiting {left:.0f} s for one: {start}")
+                with contextlib.suppress(TimeoutError):
+                    client.wait_for_workers(1, timeout=min(left, LOOK_SECONDS))
             self._sources = tuple(str(Path(item).resolve()) for item in sources)
             found: dict[str, dict[str, str]] = self._client.run(identify, self._backend, self._sources)
             self._known, self.environment = set(found), equal_workers(found)
