@@ -217,7 +217,7 @@ def add_functions(add: Add) -> None:
 #: libdevice functions whose result IEEE arithmetic or integer arithmetic fixes to the bit.
 EXACT_LIBDEVICE = {
     *"abs floor ceil trunc rint nearbyint round llrint llround saturatef copysign fma isnan isinf".split(),
-    *"finitef isfinited signbit ffs clz popc brev byte_perm mulhi mul24 sad hadd rhadd ldexp scalbn".split(),
+    *"finitef isfinited signbit ffs clz popc brev byte_perm mulhi ldexp scalbn".split(),
     *"ilogb logb fdim nextafter fmod int_as_float float_as_int uint_as_float".split(),
     *"float_as_uint longlong_as_double double_as_longlong hiloint2double double2loint".split(),
     *"double2hiint sqrt_rn rcp_rn div_rn add_rn mul_rn sub_rn fma_rn rsqrt_rn".split(),

@@ -384,27 +384,6 @@ def mulhi64(x: Array, y: Array) -> Array:
     return high.view(x.dtype)
 
 
-def mul24(x: Array, y: Array) -> Array:
-    """Returns the low 32 bits of the product of the low 24 bits, sign-extended for signed types."""
-
-    def low24(v: Array) -> Array:
-        eight = v.dtype.type(8)
-        out: Array = (v << eight) >> eight
-        return out
-
-    return low24(x) * low24(y)
-
-
-def sad(x: Array, y: Array, z: Array) -> Array:
-    """Returns |x - y| + z, modulo 2^32."""
-    distance = np.abs(x.astype(np.int64) - y.astype(np.int64)).astype(np.uint32)
-    return (distance + _unsigned(z)).view(x.dtype)
-
-
-def _average(rounding: int) -> Callable[[Array, Array], Array]:
-    return lambda x, y: ((x.astype(np.int64) + y.astype(np.int64) + rounding) >> 1).astype(x.dtype)
-
-
 def _word(shift: int) -> Callable[[Array], Array]:
     return lambda x: (x.view(np.uint64) >> np.uint64(shift)).astype(np.uint32).view(np.int32)
 
@@ -418,10 +397,7 @@ _BITS: dict[str, Callable[..., Array]] = {
     "__nv_clz": clz, "__nv_clzll": clz, "__nv_popc": popc, "__nv_popcll": popc,
     "__nv_ffs": ffs, "__nv_ffsll": ffs, "__nv_brev": brev, "__nv_brevll": brev,
     "__nv_byte_perm": byte_perm, "__nv_mulhi": mulhi32, "__nv_umulhi": mulhi32,
-    "__nv_mul64hi": mulhi64, "__nv_umul64hi": mulhi64, "__nv_mul24": mul24, "__nv_umul24": mul24,
-    "__nv_sad": sad, "__nv_usad": sad, "__nv_abs": np.abs, "__nv_llabs": np.abs,
-    "__nv_hadd": _average(0), "__nv_uhadd": _average(0), "__nv_rhadd": _average(1),
-    "__nv_urhadd": _average(1),
+    "__nv_mul64hi": mulhi64, "__nv_umul64hi": mulhi64, "__nv_abs": np.abs, "__nv_llabs": np.abs,
     "__nv_int_as_float": lambda x: x.view(np.float32),
     "__nv_uint_as_float": lambda x: x.view(np.float32),
     "__nv_float_as_int": lambda x: x.view(np.int32),

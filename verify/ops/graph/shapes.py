@@ -292,11 +292,6 @@ class Range:
     def _sizes(self, dims: Shape) -> dict[str, int]:
         return dict(zip(self.dims, dims, strict=True)) if len(dims) == len(self.dims) else {}
 
-    @property
-    def fixed_by(self) -> set[str]:
-        """The dimensions that must not be cut, because the structure needs all their indices together."""
-        return (names_in(self.total) if self.total else names_in(self.high)) if self.structure else set()
-
     def arranged(self, values: Tensor, dims: Shape) -> Tensor:
         """Returns the values with the least changes that give them the structure.
 
