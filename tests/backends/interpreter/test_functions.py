@@ -102,9 +102,11 @@ def test_every_cuda_libdevice_function_is_there_but_rare_ones() -> None:
     missing = {s for s in symbols if s not in libdevice.SYMBOLS}
     bessel = r"(j0|j1|jn|y0|y1|yn|cyl_bessel_i[01])f?"
     others = r"(erfcx|erfcinv|normcdfinv|r?norm[34]d|rhypot|rcbrt|remainder)f?"
+    integers = "u?(mul24|sad|hadd|rhadd)"
     of_float64 = r"(fma|d(add|sub|mul|div|rcp|sqrt)|u?ll2double)_r[zdu]"
     of_float32 = r"(fmaf|f(add|sub|mul|div|rcp|sqrt)|double2float|u?(int|ll)2float)_r[du]"
-    assert missing == {s for s in symbols if re.fullmatch(f"__nv_({bessel}|{others}|{of_float64}|{of_float32})", s)}
+    rare = "|".join((bessel, others, integers, of_float64, of_float32))
+    assert missing == {s for s in symbols if re.fullmatch(f"__nv_({rare})", s)}
 
 
 def test_an_unknown_symbol_is_named_with_the_way_to_add_it() -> None:
