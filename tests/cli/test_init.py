@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_every_public_function_that_launches_a_kernel_has_a_declaration(project:
         "filled toykernels.act.fused_silu\nfound  toykernels.act.silu\nfound  toykernels.act.blend\n"
         "filled toykernels.act.rms_norm\nfilled toykernels.act.relu_\nfilled toykernels.act.atan2\n"
         "found  toykernels.act.elu\nfilled toykernels.act.Tanh.apply\n"
-        "wrote  accuracy.py\nwrote  .github/workflows/accuracy.yml\n"
+        "wrote  accuracy.py\nwrote  test_accuracy.py\nwrote  .github/workflows/accuracy.yml\n"
         "to do  set VERIFY in .github/workflows/accuracy.yml: pip does not know where this verify came from\n"
         "functions to declare: 8, of these filled in: 5\nnext: verify run accuracy.py\n"
     )
@@ -176,8 +177,9 @@ def test_what_is_filled_in_runs_without_an_edit(project: Path) -> None:
 def test_a_skeleton_is_a_declaration_once_its_comment_signs_and_its_gaps_are_gone(project: Path) -> None:
     said("init", "toykernels/act.py", cwd=project)
     [block] = [each for each in (project / "accuracy.py").read_text().split("\n\n\n") if "blend" in each]
-    title, *lines = block.splitlines()
-    assert title == "# TODO toykernels/act.py:24: fill in like= and shapes=, then remove the # of the lines below"
+    place, title, *lines = block.splitlines()
+    assert place == "# toykernels/act.py:24"
+    assert title == "# TODO fill in like= and shapes=, then remove the # of the lines below"
     assert [line.removeprefix("#").removeprefix(" ") for line in lines] == [
         '@verify.kernel(like=..., shapes={"a": "...", "b": "...", "size": "...", "at": "..."}, requires="toykernels")',
         "def blend(a, b, size, at):",
@@ -185,6 +187,35 @@ def test_a_skeleton_is_a_declaration_once_its_comment_signs_and_its_gaps_are_gon
         "",
         "    return kernel(a, b, size, at=at)",
     ]
+
+
+def test_the_test_file_has_the_laws_of_each_declaration(project: Path) -> None:
+    """Also of those that are filled in later."""
+    said("init", "toykernels/act.py", cwd=project)
+    more = "\n\n@verify.kernel(op='silu', dtypes=['float32'], requires='toykernels')\ndef later(x):\n    return x\n"
+    (project / "accuracy.py").write_text((project / "accuracy.py").read_text() + more)
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "--verify-profile=quick", "test_accuracy.py"]
+    done = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "test_accuracy.py::test_later[accuracy-float32]" in done.stdout
+    assert "test_accuracy.py::test_fused_silu[special-values-bfloat16]" in done.stdout
+
+
+def test_what_importing_a_module_needs_and_lacks_is_on_the_screen(project: Path) -> None:
+    """Also what its package and its neighbours import; not what `try` or a function imports."""
+    package = project / "toykernels"
+    (package / "plain.py").write_text("import no_such_package.part\n")
+    (package / "act.py").write_text(f"try:\n    import nor_this\nexcept ImportError:\n    pass\n{KERNELS}")
+    assert "to do  install" not in said("init", cwd=project).stdout
+    (project / "accuracy.py").unlink()
+    (package / "__init__.py").write_text("from . import plain\n")
+    done = said("init", cwd=project)
+    assert "to do  install no_such_package: importing 8 of these needs it\n" in done.stdout
+    (project / "accuracy.py").unlink()
+    (package / "__init__.py").write_text("")
+    (package / "act.py").write_text(f"from .plain import helper\nimport nor_this\n{KERNELS}")
+    found = json.loads(said("init", "--json", "-", cwd=project).stdout)
+    assert found["missing"] == {"no_such_package": 8, "nor_this": 8}
 
 
 def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
@@ -202,7 +233,7 @@ def test_files_of_other_devices_and_tests_are_left_out(project: Path) -> None:
 def test_a_file_that_exists_is_never_changed(project: Path) -> None:
     (project / "accuracy.py").write_text("mine = 1\n")
     done = said("init", "--json", "-", cwd=project)
-    assert json.loads(done.stdout)["written"] == [".github/workflows/accuracy.yml"]
+    assert json.loads(done.stdout)["written"] == ["test_accuracy.py", ".github/workflows/accuracy.yml"]
     assert (project / "accuracy.py").read_text() == "mine = 1\n"
     done = said("init", cwd=project)
     assert done.returncode == 2 and "nothing was written: accuracy.py" in done.stderr

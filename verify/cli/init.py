@@ -1,9 +1,9 @@
-"""Write a skeleton of declarations and a CI workflow.
+"""Write a skeleton of declarations, a test and a CI workflow.
 
 Find the public functions of a project that launch Triton kernels, and write a declaration of each into accuracy.py,
-and .github/workflows/accuracy.yml, which runs them and the gate. A function whose name and operands are those of a
-shipped op or of an elementwise function of PyTorch is declared. The others are comments to fill in. Nothing is
-imported, and a file that exists is never changed.
+test_accuracy.py, which tries the laws in pytest, and .github/workflows/accuracy.yml, which runs all this and the gate.
+A function whose name and operands are those of a shipped op or of an elementwise function of PyTorch is declared. The
+others are comments to fill in. Nothing is imported, and a file that exists is never changed.
 
     verify init
     verify init src/mypackage/norms.py
@@ -20,6 +20,7 @@ import json
 import os
 import subprocess
 import textwrap
+from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -30,7 +31,7 @@ from verify.cli import exits, sinks
 from verify.declare.package import Definition, LaunchingFunction, definition_of, functions_in
 from verify.errors import UsageError, WriteError
 
-DECLARATION, WORKFLOW = "accuracy.py", ".github/workflows/accuracy.yml"
+DECLARATION, TEST, WORKFLOW = "accuracy.py", "test_accuracy.py", ".github/workflows/accuracy.yml"
 _TEMPLATE = Path(__file__).with_name("workflow.yml")
 _UNKNOWN = "verify-kernels # TODO: where verify comes from, for instance git+https://HOST/OWNER/REPOSITORY@COMMIT"
 WIDTH = 120  # of the lines that are written
@@ -45,8 +46,8 @@ def main(options: argparse.Namespace) -> int:
     if not functions:
         rule = f"no public function in {folder} launches a Triton kernel"
         raise UsageError(rule, hint="docs/foreign-kernels.md declares any function in five lines")
-    kept = [path for path in (DECLARATION, WORKFLOW) if Path(path).exists()]
-    if len(kept) == 2:
+    kept = [path for path in (DECLARATION, TEST, WORKFLOW) if Path(path).exists()]
+    if len(kept) == 3:
         raise UsageError(f"nothing was written: {', '.join(kept)} exist already, and none is changed")
     definitions = [] if DECLARATION in kept else [definition_of(each) for each in functions]
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
@@ -54,6 +55,7 @@ def main(options: argparse.Namespace) -> int:
     declared = map(_declaration, functions, _labels(functions), definitions)
     texts = {
         DECLARATION: "\n\n\n".join([_HEAD, *declared]) + "\n",
+        TEST: _TEST,
         WORKFLOW: _TEMPLATE.read_text("utf-8").format(install=install, file=DECLARATION, verify=origin or _UNKNOWN),
     }
     written = [path for path in texts if path not in kept]
@@ -61,10 +63,14 @@ def main(options: argparse.Namespace) -> int:
         _write(Path(path), texts[path])
     names = [f"{each.module}.{each.name}" for each in functions]
     filled = [name for name, definition in zip(names, definitions, strict=False) if definition]
-    data = {"functions": names, "filled": filled, "written": written, "kept": kept}
+    missing = Counter(package for each in functions for package in each.missing)
+    data = {"functions": names, "filled": filled, "missing": missing, "written": written, "kept": kept}
     lines = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
     lines += [f"wrote  {path}" for path in written]
     lines += [f"kept   {path}: it exists, and was not changed" for path in kept]
+    lines += [
+        f"to do  install {package}: importing {count} of these needs it" for package, count in sorted(missing.items())
+    ]
     if WORKFLOW in written and not origin:
         lines.append(f"to do  set VERIFY in {WORKFLOW}: pip does not know where this verify came from")
     then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
@@ -120,7 +126,7 @@ def _declaration(function: LaunchingFunction, label: str, definition: Definition
     place = f"{os.path.relpath(function.path)}:{function.line}"
     if definition:
         return "\n".join([f"# {place}", *lines])
-    todo = [f"TODO {place}: fill in like= and shapes=, then remove the # of the lines below", *lines]
+    todo = [place, "TODO fill in like= and shapes=, then remove the # of the lines below", *lines]
     return "\n".join(f"# {line}".rstrip() for line in todo)
 
 
@@ -158,3 +164,13 @@ import torch  # noqa: F401
 from torch.nn import functional  # noqa: F401
 
 import verify  # noqa: F401'''
+
+_TEST = f'''"""The laws of each kernel in {DECLARATION}: `pytest {TEST} --verify-profile=quick`."""
+
+import accuracy
+import verify
+
+for name, kernel in vars(accuracy).items():
+    if isinstance(kernel, verify.Kernel):
+        globals()[f"test_{{name}}"] = verify.laws_for(kernel)
+'''

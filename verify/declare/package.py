@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator
@@ -42,6 +43,7 @@ class LaunchingFunction:
     module: str
     name: str
     parameters: list[Parameter]
+    missing: frozenset[str] = frozenset()  # packages that importing its module needs and this machine lacks
 
     @property
     def required(self) -> list[Parameter]:
@@ -71,6 +73,7 @@ class _Source:
     jitted: set[str] = field(default_factory=set)
     imported: set[str] = field(default_factory=set)
     uses: dict[str, set[str]] = field(default_factory=dict)
+    needs: set[str] = field(default_factory=set)  # modules that importing it imports
 
 
 def functions_in(folder: Path) -> list[LaunchingFunction]:
@@ -84,6 +87,7 @@ def functions_in(folder: Path) -> list[LaunchingFunction]:
     for source in sources:
         for name, used in source.uses.items():
             uses[name] |= used
+    needs = {source.module: source.needs for source in sources}
     launching = _closure(uses, {_LAUNCH}.union(*(source.jitted for source in sources)), backwards=True)
     kinds = {name for source in sources for name in source.differentiable}
     halves = {name for name in _closure(uses, kinds, backwards=False) - kinds if _HALF.search(name)}
@@ -94,7 +98,7 @@ def functions_in(folder: Path) -> list[LaunchingFunction]:
     for source in sources:
         if folder.resolve() not in (source.path, *source.path.parents):
             continue
-        place = LaunchingFunction(source.path, 0, source.module, "", [])
+        place = LaunchingFunction(source.path, 0, source.module, "", [], _missing(source.module, needs))
         for name, node in source.functions.items():
             parameters, applies = _parameters(node), source.uses[name] & kinds
             public = name in launching - halves and not _PRIVATE.search(name)
@@ -214,7 +218,14 @@ def _read(path: Path) -> _Source | None:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             source.imported |= {each.asname or each.name for each in node.names}
+    package = source.module if path.stem == "__init__" else source.module.rpartition(".")[0]
     for node in tree.body:
+        if isinstance(node, ast.Import):
+            source.needs |= {each.name for each in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: 1 - node.level or None] if node.level else []
+            module = ".".join([*above, *([node.module] if node.module else [])])
+            source.needs |= {module, *(f"{module}.{each.name}" for each in node.names)}
         if isinstance(node, ast.FunctionDef) and re.search(
             "triton|pointwise", "".join(map(ast.unparse, node.decorator_list))
         ):
@@ -227,6 +238,20 @@ def _read(path: Path) -> _Source | None:
     for name, each in (source.functions | source.differentiable).items():
         source.uses[name] = set(_used(each, visible)) - {name}
     return source
+
+
+def _missing(module: str, needs: dict[str, set[str]]) -> frozenset[str]:
+    """Returns the packages that are not installed among those that importing a module imports.
+
+    Follows the modules of the package, with the packages around them. Imports in a function or in `try` do not count.
+    """
+    own, seen, waiting = module.partition(".")[0], set[str](), [module]
+    while waiting:
+        if (name := waiting.pop()) not in seen and name.partition(".")[0] == own:
+            waiting += [name.rpartition(".")[0], *needs.get(name, ())]
+        seen.add(name)
+    packages = {name.partition(".")[0] for name in seen} - {own, ""}
+    return frozenset(each for each in packages if importlib.util.find_spec(each) is None)
 
 
 def _used(node: ast.AST, visible: Collection[str]) -> Iterator[str]:
