@@ -2,10 +2,15 @@
 
     python -m benchmarks.same --backend cuda --json same.json   prints a table in Markdown
     python -m benchmarks.same --later 1000000 --backend cuda    exits 1 if later inputs split a class
+    python -m benchmarks.same --orders --backend cuda           exits 1 if two routes to an order of a sum differ
 
 `--later` finds the classes of each kernel as `verify same` does, and then finds them again beside so many later inputs,
 of other seeds and of all recipes. An input is a row, or a case of a kernel without rows. Two settings are falsely
 called the same if there are more classes then. `--kernel NAME` takes some of the kernels.
+
+`--orders` probes the orders of the sums of benchmarks/sums.py and of the norms here, reads them from what Triton
+compiled, and checks these in PTX. On a GPU a probed order that its replay supports must be a compiled one; the
+interpreter adds in an order of its own.
 """
 
 from __future__ import annotations
@@ -24,13 +29,15 @@ import torch
 from torch.nn import functional
 
 import verify
+from tests.oracle import summation
 from verify import backends
 from verify.backends import Backend
 from verify.cases.values import CANCELLING, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
 from verify.declare.target import Target
-from verify.diagnose.requests import SameBits, SettingBits
+from verify.diagnose.order import orders_of
+from verify.diagnose.requests import Order, SameBits, SettingBits
 from verify.diagnose.same import cases_of, settings_of
 from verify.laws.engine import PROFILES
 from verify.laws.law import Subject
@@ -56,6 +63,8 @@ PYTORCH: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "exp": (torch.exp, {"input": "m n"}),
 }
 DTYPES = ("float32", "bfloat16")
+SUMS = ("benchmarks/sums.py", "properties/layer_norm.py", "properties/rms_norm.py")  # with kernels that add
+SIZES = {"small": (4, 96), "large": (8, 1000)}  # at which their orders are found
 AT_ONCE = {"small": 32, "large": 8}  # later cases beside the first ones: their results stay in memory together
 
 
@@ -92,7 +101,7 @@ def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: 
     return sorted(found), seen
 
 
-def measured(backend: str, names: Sequence[str], later: int) -> list[dict[str, Any]]:
+def measured(backend: str | None, names: Sequence[str], later: int) -> list[dict[str, Any]]:
     """Returns the classes of every kernel in every dtype, or why there are none."""
     place, found = backends.select(backend), []
     backends.activate(place)
@@ -111,6 +120,56 @@ def measured(backend: str, names: Sequence[str], later: int) -> list[dict[str, A
             said = row.get("error", f"{len(row.get('split', ()))} settings split over {row.get('later', 0):,} inputs")
             print(f"{kernel.name} {dtype}: {said}, {found[-1]['seconds']} s", file=sys.stderr)
     return found
+
+
+def parts_of(order: Order) -> frozenset[frozenset[int]]:
+    """Returns the terms of each partial sum, by their place among those that read memory. One order has one set."""
+    terms = order.proof.sums[0].terms if order.proof else [[(0, 0)]] * order.terms
+    named = [at for at, term in enumerate(terms) if term]
+    places = {at: place for place, at in enumerate(named)}
+    made = [frozenset([places[at]]) if at in places else frozenset[int]() for at in range(len(terms))]
+    for one, two in order.additions:
+        made.append(made[one] | made[two])
+    return frozenset(made)
+
+
+def compared_orders(backend: str | None, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns the orders of each kernel by both routes, and what is wrong with them."""
+    place, rows = backends.select(backend), []
+    backends.activate(place)
+    for file in SUMS:
+        for kernel in load(Target.parse(file)):
+            if kernel.peer or (names and kernel.name not in names):
+                continue
+            case = json.dumps({"dtype": "float32", "dims": SIZES[place.scale], "fill": "randn"})
+            found = orders_of(kernel, place, "float32", case, lambda text: None, file)
+            row: dict[str, Any] = {"name": kernel.name, "probed": [], "compiled": [], "wrong": []}
+            compiled = {parts_of(each) for each in found if each.proof}
+            for each in found:
+                words = each.unknown or f"{each.terms:,} terms, {each.depth:,} deep"
+                if each.basis == "probed":
+                    row["probed"].append(words)
+                    holds = not each.unknown and each.explained == 1 and compiled
+                    if holds and place.triton == "compiled" and parts_of(each) not in compiled:
+                        row["wrong"].append(f"the probed order of {each.result} is no compiled one")
+                    continue
+                row["compiled"].append(f"{each.kernel}: {words}")
+                try:
+                    if each.proof:
+                        summation.checked(msgspec.to_builtins(each))
+                except summation.Refused as why:
+                    row["wrong"].append(f"{each.kernel}: {why}")
+            rows.append(row)
+            print(f"{kernel.name}: {len(found)} orders, {row['wrong'] or 'none is wrong'}", file=sys.stderr)
+    return rows
+
+
+def table_of_orders(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the orders as a table in Markdown."""
+    lines = ["| | probed | compiled | |", "|---" * 4 + "|"]
+    cells = ("probed", "compiled", "wrong")
+    lines += [f"| {row['name']} | {' | '.join('; '.join(row[cell]) for cell in cells)} |" for row in rows]
+    return "\n".join(lines) + "\n"
 
 
 def table(record: dict[str, Any]) -> str:
@@ -150,11 +209,18 @@ def _shown(each: SettingBits) -> str:
 def main() -> int:
     """The command of the docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", default="")
+    parser.add_argument("--backend")
     parser.add_argument("--kernel", action="append", default=[], help="only this one (repeatable)")
     parser.add_argument("--later", type=int, default=0, help="number of later inputs of each kernel and dtype")
+    parser.add_argument("--orders", action="store_true", help="orders of sums by two routes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    if options.orders:
+        orders = compared_orders(options.backend, options.kernel)
+        if options.json:
+            options.json.write_text(json.dumps(orders, indent=1) + "\n")
+        print(table_of_orders(orders))
+        return int(not any(row["compiled"] for row in orders) or any(row["wrong"] for row in orders))
     rows = measured(options.backend, options.kernel, options.later)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     record = {"device": device, "torch": torch.__version__, "rows": rows}
