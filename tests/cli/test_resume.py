@@ -16,13 +16,14 @@ from tests.workers.fake import FakeWorker
 from verify.cli import exits, main
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
+from verify.errors import KernelError, VerifyError
 from verify.measure import session  # noqa: F401  (before the fixture puts another class in the place of Worker)
 from verify.measure.requests import Measure
 from verify.records.files import load
 from verify.records.part_store import PartStore
-from verify.records.record import KernelRun
+from verify.records.record import Basis, KernelRun
 from verify.workers import process
-from verify.workers.requests import About, Environment, Late, Step
+from verify.workers.requests import About, Died, Environment, Late, Step
 
 
 class Fake(FakeWorker):
@@ -205,3 +206,57 @@ def test_what_was_wrong_so_far_stays_where_a_part_has_no_result(fake: Fake, monk
     found = {kernel.name: kernel for kernel in load("run.json").kernels}
     for name in ("one", "two"):
         assert found[name].status == "error" and "wrong so far: y float16: 9 ULP, the limit is 1" in found[name].message
+
+
+def ending(fake: Fake, error: VerifyError, status: str) -> None:
+    """Lets the bfloat16 part of kernel `two` report one judged case and then end with an error."""
+    judged = result(0.5 if status == "ok" else 9.0, dtype="bfloat16", status=status)
+    basis = Basis("observed", 1 << 16, 0, cases=1, planned=9)
+
+    def ask(request: Any, *, timeout: float, progress: Any = lambda text: None) -> Any:
+        if not isinstance(request, Measure) or request.target != "k.py::two" or request.dtypes != ("bfloat16",):
+            return fake.answer(request)
+        if not request.judged:
+            progress(Step("two bfloat16, case 2 of 9", "case", 2, 9).having(b"first"))
+            raise error
+        assert request.judged == (b"first",)
+        entry = type(judged)(**{**{f: getattr(judged, f) for f in judged.__struct_fields__}, "basis": basis})
+        return KernelRun("two", "k.py::two", "silu", {}, "", status, [entry])  # type: ignore[arg-type]
+
+    fake.ask = ask  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (Late("late"), "ok", "timeout", exits.INCOMPLETE),
+        (Late("late"), "wrong", "timeout", exits.WRONG),
+        (Late("late", who="judge"), "ok", "judge failed", exits.INCOMPLETE),
+        (Died.of(-9, who="judge"), "ok", "judge failed", exits.INCOMPLETE),
+        (Died.of(-9), "ok", "crashed", exits.WRONG),
+    ],
+)
+def test_a_part_without_a_reply_has_the_results_of_its_judged_cases(
+    fake: Fake,
+    capsys: pytest.CaptureFixture[str],
+    error: VerifyError,
+    status: str,
+    kind: str,
+    code: int,
+) -> None:
+    ending(fake, error, status)
+    assert main(RUN) == code
+    record = load("run.json")
+    two = next(kernel for kernel in record.kernels if kernel.name == "two")
+    [found] = [each for each in two.results if each.dtype == "bfloat16"]
+    assert (found.status, str(found.basis)) == (status, "observed over 65,536 cases, seed 0, 1 of 9 planned cases")
+    assert [gap.kind for gap in record.incomplete] == [kind]
+    assert two.status == ("crashed" if kind == "crashed" else status)
+    assert "1 of 9 planned cases" in capsys.readouterr().out
+
+
+def test_a_kernel_that_failed_stays_so_whatever_its_cases_show(fake: Fake) -> None:
+    ending(fake, KernelError("it replaced torch.exp"), "ok")
+    assert main(RUN) == exits.WRONG
+    two = next(kernel for kernel in load("run.json").kernels if kernel.name == "two")
+    assert two.status == "error" and [each.dtype for each in two.results] == ["bfloat16", "float16"]

@@ -86,6 +86,8 @@ def main(options: argparse.Namespace) -> int:
         if not (kept.begun or kept.lost) or not any(gap.kind in AGAIN for gap in done.record.incomplete):
             kept.clear()
         elif not kept.lost:  # another start can continue from them
+            if any(gap.kind == "timeout" for gap in done.record.incomplete):
+                options.timeout = 2 * options.timeout
             screen.complain([f"finished parts are kept in {kept.path}\n  next: {_on(options, kept)}"])
     screen.complain(done.problems)
     return done.exit_code

@@ -69,7 +69,7 @@ class CaseRunner:
     _deadly: dict[tuple[str, tuple[int, ...]], tuple[str, Kind, str]] = field(default_factory=dict)
     _with_gradients: set[str] = field(default_factory=set)  # dtypes of cases whose backward pass gave results
     _answered: set[str] = field(default_factory=set)  # dtypes of cases without an empty dimension that gave results
-    _late: int = 0
+    late: int = 0  # number of cases that were not tried because time had ended
     _spent: float = 0.0  # seconds that the kernel's calls took
     _ended: int = 0  # calls that ended the kernel's process
     _count: int = 0  # calls that gave results
@@ -111,7 +111,7 @@ class CaseRunner:
         """
         known = self._deadly.get((case.dtype, case.dims))
         if known is None and self.ended:
-            self._late += self._ended < MOST_ENDED
+            self.late += self._ended < MOST_ENDED
             return None
         self._tried[case.dtype] = self._tried.get(case.dtype, 0) + 1
         if known is not None:
@@ -146,13 +146,13 @@ class CaseRunner:
     @property
     def judge_was_late(self) -> bool:
         """True if time left out cases, although the kernel's calls took less than their part of it."""
-        return bool(self._late) and self._spent < (self.seconds if self.judging else self.seconds / 2)
+        return bool(self.late) and self._spent < (self.seconds if self.judging else self.seconds / 2)
 
     @property
     def too_late(self) -> str:
         """Returns a text such as `no time for 3 more cases within 600 s`."""
         seconds = self.seconds + (self.judging if self.judge_was_late else 0.0)
-        return f"no time for {self._late:,} more cases within {seconds:g} s"
+        return f"no time for {self.late:,} more cases within {seconds:g} s"
 
     def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
         kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}
@@ -208,7 +208,7 @@ class CaseRunner:
                     continue
                 status = _STATUS.get(kind, "error")
                 return status, f"{dtype}: {failure.text}"
-        if self._late and not self.judge_was_late:
+        if self.late and not self.judge_was_late and not measured:
             return "timeout", self.too_late
         return "ok", ""
 

@@ -106,6 +106,15 @@ class Findings(msgspec.Struct, frozen=True):
 CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 
+class JudgedCase(msgspec.Struct, frozen=True):
+    """Holds the findings about a case, or about some of its results, for a record that another process makes."""
+
+    dtype: str
+    group: int  # its place in the plan
+    number: int  # of the case in the plan
+    findings: CaseFindings
+
+
 def kept(entries: Iterable[tuple[float, PartName, T]], *, each: bool = True) -> list[tuple[float, PartName, T]]:
     """Returns the entries that a record may show, the largest error first: the first few, and `each` part's worst.
 

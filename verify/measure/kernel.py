@@ -6,8 +6,8 @@ import functools
 import itertools
 import math
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +27,7 @@ from verify.measure.case import NoAnswer, Question, judge_case, question_of, sam
 from verify.measure.case_runner import CaseRunner
 from verify.measure.effort import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
 from verify.measure.element import special_values
-from verify.measure.findings import BASELINE, KERNEL, CaseFindings
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings, JudgedCase
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
@@ -59,7 +59,7 @@ _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called 
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
-Asked = tuple[GroupFindings, Given]  # a question's group and results
+Asked = tuple[GroupFindings, Given, int]  # a question's group, results and number of its case
 LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
 
@@ -109,6 +109,9 @@ def measure_kernel(
         models=asked.models,
     )
     for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
+        if asked.judged:
+            judging.finish(asked.judged, asked.plan or backend.name)
+            break
         if kernel.encoding is not None:
             judging.measure_quantiser(kernel.encoding, dtype, asked.plan or backend.name, progress)
             continue
@@ -176,6 +179,7 @@ class Judging:
     sizes: dict[str, int] = field(default_factory=dict)
     covered: str = ""  # a note on the pairs that all dtypes so far cover
     laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
+    finished: bool = False  # True: another process judged, and the kernel is called no more
 
     def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls a quantiser on the cases of one dtype and judges its blocks."""
@@ -194,29 +198,24 @@ class Judging:
 
     def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
-        kernel, groups = self.kernel, list[GroupFindings]()
+        groups = list[GroupFindings]()
         unjudged = Counter[str]()  # number of cases without a verdict, by the reason
-        left_out = 0
+        left_out, step = 0, Step("")
 
         def take(of: Asked, findings: CaseFindings) -> None:
             of[0].open -= 1
             of[0].add(of[1], findings)
+            case = JudgedCase(dtype, groups.index(of[0]), of[2], findings)
+            progress(step.having(msgspec.msgpack.encode(case)))
 
         def lose(of: Asked, reason: str) -> None:
             of[0].open -= 1
+            of[0].left += 1
             unjudged[reason] += 1
 
         try:
-            cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-            planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
-            self.covered = planned[0].covered
-            of_models = modelled(kernel, dtype, self.models, self.backend.scale, self.seed)
-            self.notes.extend(of_models.notes)
-            if of_models.impossible:
-                self._lost("not possible", of_models.impossible)
-            planned = [*planned, *of_models.groups, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
-            groups += [GroupFindings(kernel, dtype, group) for group in planned]
-            numbers, total = itertools.count(1), sum(len(group.cases) for group in planned)
+            groups += self._planned(dtype, cases_of)
+            numbers, total = itertools.count(1), sum(len(each.of.cases) for each in groups)
             with ForkMap(self.judges, CaseFindings, take, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case, following in itertools.zip_longest(each.of.cases, each.of.cases[1:]):
@@ -225,18 +224,21 @@ class Judging:
                         number = next(numbers)
                         if self.allowance.is_spent(case.dims, number / total):
                             left_out += 1
+                            each.left += 1
                             continue
                         wrong = each.wrong_so_far()
                         words = {None: "", "": ", no finding so far"}.get(wrong, ", wrong so far")
-                        text = f"{kernel.name} {dtype}, case {number} of {total}{words}"
+                        text = f"{self.kernel.name} {dtype}, case {number} of {total}{words}"
                         step = Step(text, "case", number, total, wrong=wrong or "")
                         progress(step)
-                        self.allowance.cases = total - number + 1
+                        self.allowance.cases, late = total - number + 1, self.runner.late
                         try:
                             report = functools.partial(lambda step, seconds: progress(step.after(seconds)), step)
-                            self._in_turn(each, case, forks, report, following)
+                            self._in_turn(each, case, forks, report, following, number)
+                            each.left += self.runner.late - late
                         except (MemoryError, JudgeFailed):
                             unjudged[NO_MEMORY] += 1
+                            each.left += 1
                     each.asked = True
         except TruthError as error:
             self._lost("harness error", f"{dtype}: {no_verdict(error)}")
@@ -244,10 +246,40 @@ class Judging:
             self.notes.append(f"{dtype}: {left_out:,} of {total:,} cases were not tried: others took their time")
         for reason, count in unjudged.items():
             self._lost("judge failed", f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
+        self._add_all(dtype, [each for each in groups if each.asked and not each.open])
+
+    def _planned(self, dtype: str, cases_of: str) -> list[GroupFindings]:
+        """Returns the groups of cases of a dtype, with no findings."""
+        kernel = self.kernel
+        cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
+        planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
+        self.covered = planned[0].covered
+        of_models = modelled(kernel, dtype, self.models, self.backend.scale, self.seed)
+        self.notes.extend(of_models.notes)
+        if of_models.impossible:
+            self._lost("not possible", of_models.impossible)
+        planned = [*planned, *of_models.groups, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
+        return [GroupFindings(kernel, dtype, group) for group in planned]
+
+    def finish(self, judged: Sequence[bytes], cases_of: str) -> None:
+        """Adds the findings of cases that another process judged, and calls the kernel no more."""
+        self.runner.until, self.finished = -math.inf, True
+        cases = [msgspec.msgpack.decode(each, type=JudgedCase) for each in judged]
+        for dtype in dict.fromkeys(case.dtype for case in cases):
+            groups, numbers = self._planned(dtype, cases_of), defaultdict[int, set[int]](set)
+            for case in cases:
+                if case.dtype == dtype:
+                    groups[case.group].add({}, case.findings)
+                    numbers[case.group].add(case.number)
+            for place, group in enumerate(groups):
+                group.left = len(group.of.cases) - len(numbers[place])
+            self._add_all(dtype, [groups[place] for place in sorted(numbers) if numbers[place]])
+
+    def _add_all(self, dtype: str, groups: Sequence[GroupFindings]) -> None:
+        """Adds the results of groups."""
         try:
             for each in groups:
-                if each.asked and not each.open:
-                    self._add(each)
+                self._add(each)
         except TruthError as error:
             self._lost("harness error", f"{dtype}: {no_verdict(error)}")
 
@@ -258,6 +290,7 @@ class Judging:
         forks: ForkMap[Asked, CaseFindings],
         report: Callable[[float], None],
         following: Case | None,
+        number: int,
     ) -> None:
         """Judges a case when it has its turn on the GPU. If memory runs out, it has another turn, with twice the need.
 
@@ -279,7 +312,7 @@ class Judging:
                     forks.until += waited
                     report(waited)
                 try:
-                    self._ask(group, case, forks)
+                    self._ask(group, case, forks, number)
                     return
                 except Exception as error:
                     if not ran_out(error):
@@ -289,7 +322,7 @@ class Judging:
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
-    def _ask(self, group: GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings]) -> None:
+    def _ask(self, group: GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings], number: int) -> None:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
         Whatever a case holds is free when this returns.
@@ -297,7 +330,7 @@ class Judging:
         for question, given in self._called(group.of, case):
             ask = functools.partial(judge_case, self.kernel, group.of, question, given, group.found)
             group.open += 1
-            forks.ask((group, given), ask, here=not question.on_host)
+            forks.ask((group, given, number), ask, here=not question.on_host)
 
     def record(self) -> KernelRun:
         """Returns the record, without the target and the time that the measurement took."""
@@ -306,11 +339,13 @@ class Judging:
         status, message = runner.verdict(dtypes)
         if runner.judge_was_late:
             self._lost("judge failed", f"the judge {LATE}: {runner.too_late}")
+        elif runner.late and results:  # they are right or wrong, and a slow kernel is neither
+            self._lost("timeout", runner.too_late)
         self.gaps.extend(Gap("refused", f"{kernel.name}: {text}", runner.target) for text in runner.undeclared(dtypes))
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
             own_turn = lambda case: turn(self.backend, needed(kernel, case, self.backend, self.effort))  # noqa: E731
-            differs = "" if kernel.peer else runner.difference(wrong, own_turn)
+            differs = "" if kernel.peer or self.finished else runner.difference(wrong, own_turn)
         if status == "ok" and any(law.status == "broken" for law in self.laws):
             status = "wrong"
         if self.gaps and not results and status == "ok":

@@ -28,6 +28,8 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
     memory: int = 0  # bytes that judging a case may use; 0: the default
     fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
     models: tuple[str, ...] = ()  # public models at whose sizes a kernel is measured too
+    # `JudgedCase`s of another process that gave no reply: the record is made of them, and the kernel is not called
+    judged: tuple[bytes, ...] = ()
     # Seconds after which large cases are tried only at sizes without a case; 0: no such limit. Then no case of a kernel
     # is tried that is not `needed`. Of long rows, fewer elements are judged exactly.
     enough: float = 0.0

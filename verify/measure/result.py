@@ -296,20 +296,23 @@ class GroupFindings:
         self.kernel, self.dtype, self.of = kernel, dtype, group
         self.found: dict[str, dict[str, Findings]] = {KERNEL: {}, BASELINE: {}}
         self.open = 0  # number of questions without an answer
+        self.left = 0  # number of cases without an outcome: no time or no memory was left for them
         self.asked = False  # True: every case has been called
         self._digests: dict[tuple[str, str], Digest] = {}  # of all results, by source and result
+        self._bits = True  # False: they lack results
         self._so_far: tuple[float, str | None] = (-math.inf, None)  # when it was computed, and the finding
 
     def add(self, given: Mapping[str, Mapping[str, Tensor]], findings: CaseFindings) -> None:
-        """Adds the findings about one case, whose results are `given`."""
+        """Adds the findings about one case, whose results are `given`. Without them, the digest remains unknown."""
         for by, of_results in findings.items():
             into = self.found.setdefault(by, {})
             for name, item in of_results.items():
                 into[name] = into.get(name, Findings()).merge(item)
                 digest = self._digests.setdefault((by, name), Digest(named(item.format)))
+                self._bits = self._bits and by in given
                 if item.digest:
                     digest.add_digest(item.digest)
-                else:
+                elif by in given:
                     digest.add(given[by][name])
 
     def proven_wrong(self) -> str:
@@ -346,7 +349,7 @@ class GroupFindings:
             properties = fingerprint(kernel, output, dtype, space=group.space)
         else:
             properties = fingerprint(kernel, name if own else f"{name} {by}", dtype, found.cases)
-        more: dict[str, Any] = {"bits": self._digests[by, name].text, "properties": properties}
+        more: dict[str, Any] = {"bits": self._digests[by, name].text if self._bits else "", "properties": properties}
         if own:
             theirs = self.found[BASELINE].get(name)
             more["special"] = special
@@ -359,6 +362,9 @@ class GroupFindings:
         basis = Basis("observed", found.n, seed, found.whole if some else 0)
         if group.exhaustive and not some:
             basis = Basis("exhaustive", found.n)
+        if self.left:
+            planned = len(group.cases)
+            basis = msgspec.structs.replace(basis, cases=planned - self.left, planned=planned)
         verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, theirs.parts if theirs else None)
         peer = None if theirs is None else (baseline, theirs)
         entry = result_of(kernel, dtype, name, found, verdict, basis, peer, **more)

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,7 +22,7 @@ from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
-from verify.errors import UsageError
+from verify.errors import UsageError, VerifyError
 from verify.measure.requests import Measure
 from verify.measure.source import KINDS, NoResult, Source, SourceSettings, collect, crashes, gaps_of_laws
 from verify.records.commit import digest, own_digest
@@ -31,7 +31,7 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
-from verify.workers.process import OutOfTime, Worker
+from verify.workers.process import START_SECONDS, OutOfTime, Worker
 from verify.workers.requests import About, Late, Step
 
 FIRST_CASE = 2.0  # a part's first case compiles: it counts as this many others
@@ -276,6 +276,7 @@ class Measuring(Source[_RunPart, KernelRun]):
         self.targets, self.session, self.profile = targets, session, session.profile
         self.ended: dict[str, KernelRun] = {}
         self.wrong: dict[str, str] = {}  # findings of parts that are running
+        self.judged: dict[str, list[bytes]] = {}  # cases of parts that are running, or that gave no reply
         self.not_imported: list[Gap] = []
 
     def open(self, pool: Pool) -> About:
@@ -365,14 +366,18 @@ class Measuring(Source[_RunPart, KernelRun]):
         """Shows how far the part is, and remembers what it found."""
         if isinstance(text, Step) and text.wrong:
             self.wrong[part.key] = text.wrong
+        if isinstance(text, Step) and text.judged:
+            self.judged.setdefault(part.key, []).append(text.judged)
         self.session.progress(self.progress.at(part.key, text))
 
     def done(self, part: _RunPart, reply: KernelRun, seconds: float) -> None:
         """Adds the next command to the record of a kernel that failed."""
         self.sources.demand_unchanged()
-        if reply.status in ("error", "crashed", "timeout") and not reply.hint:
+        self.judged.pop(part.key, None)
+        late = reply.status == "timeout" or any(gap.kind == "timeout" for gap in reply.gaps)
+        if (late or reply.status in ("error", "crashed")) and not reply.hint:
             hint = part.again
-            if reply.status == "timeout":
+            if late:
                 hint = f"{hint} --timeout {2 * self.session.timeout:g}"
             reply = msgspec.structs.replace(reply, hint=hint)
         self._end(part, reply)
@@ -421,6 +426,33 @@ class Measuring(Source[_RunPart, KernelRun]):
                 gaps = list(dict.fromkeys([*earlier.gaps, *self.ended[part.key].gaps]))
                 self.ended[part.key] = msgspec.structs.replace(earlier, gaps=gaps)
         return self.session.whole
+
+    def complete(self, pool: Pool) -> None:
+        """Makes the results of the cases that were judged of parts without a reply. A second Ctrl-C leaves them out."""
+        for part in self.parts:
+            if (judged := self.judged.get(part.key)) and not self.ended[part.key].results:
+                settings = {name: getattr(self.session, name) for name in _OF_REQUEST}
+                request = Measure(part.target, dtypes=part.dtypes, judged=tuple(judged), **settings)
+                self.session.progress(f"{part.kernel.name} {part.dtype}: results of the cases that ended")
+                try:
+                    self._join(part, pool.ask(request, timeout=START_SECONDS))
+                except VerifyError:
+                    continue
+                except KeyboardInterrupt:
+                    return
+
+    def _join(self, part: _RunPart, made: KernelRun) -> None:
+        """Adds the results of judged cases to the entry of a part. They decide its status, unless the kernel failed."""
+        old = self.ended[part.key]
+        gaps = list(dict.fromkeys([*old.gaps, *made.gaps]))
+        if old.status == "timeout":
+            gaps.append(part.gap("timeout", f"{part.dtype}: {old.message}" if part.dtype else old.message))
+        fields: dict[str, Any] = {name: getattr(made, name) for name in ("results", "notes", "sizes", "definition")}
+        if old.status in (*_NO_FINDING, "timeout") or (part.key in self.wrong and made.status == "wrong"):
+            fields |= {"status": made.status, "message": made.message}
+        self.ended[part.key] = msgspec.structs.replace(old, gaps=gaps, **fields)
+        if made.status not in _NO_FINDING:
+            self.keep(_EARLIER + part.key, self.ended[part.key])
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """Returns one entry for each kernel, with all its dtypes, and the gaps."""

@@ -145,6 +145,9 @@ class Source(ABC, Generic[P, R]):
         """Returns True to make a record of the finished parts after Ctrl-C. Otherwise KeyboardInterrupt is raised."""
         return False
 
+    def complete(self, pool: Pool) -> None:
+        """Completes the parts without a reply, once no job runs."""
+
     @abstractmethod
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """Returns the kernels of the record, and the gaps."""
@@ -203,6 +206,7 @@ def collect(source: Source[Any, Any], command: str) -> Run:
         except KeyboardInterrupt:
             if not source.interrupted():
                 raise
+        source.complete(pool)
     kernels, incomplete = source.record()
     run = Run(SCHEMA, "", "", command, about.backend, work.seed, source.profile, about.environment, kernels, incomplete)
     return sealed(run, time.monotonic() - started)

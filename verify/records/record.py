@@ -67,13 +67,21 @@ class Basis(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     n: int
     seed: int | None = None
     of: int = 0  # elements of the results, if not all were judged
+    # the calls of the kernel that were judged and those that were planned, if the run ended before all were
+    cases: int = 0
+    planned: int = 0
 
     def __str__(self) -> str:
         if self.kind == "exhaustive":
             return f"exhaustive, {self.n:,} inputs"
         seed = "" if self.seed is None else f", seed {self.seed}"
         of = f" of {self.of:,}" if self.of else ""
-        return f"{self.kind} over {self.n:,}{of} cases{seed}"
+        return f"{self.kind} over {self.n:,}{of} cases{seed}{self.ended}"
+
+    @property
+    def ended(self) -> str:
+        """Returns how much of a plan was judged, as text; "" if all of it was."""
+        return f", {self.cases:,} of {self.planned:,} planned cases" if self.planned else ""
 
 
 class Origin(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

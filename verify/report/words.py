@@ -173,7 +173,7 @@ def basis_short(value: Basis) -> str:
     """Returns how much a maximum proves, for narrow tables: `all 2^16`, `seen 65,600 of 16,777,216`, `proven 4,096`."""
     word = {"exhaustive": "all", "observed": "seen", "certified": "proven"}[value.kind]
     exponent = value.n.bit_length() - 1
-    of = f" of {value.of:,}" if value.of else ""
+    of = (f" of {value.of:,}" if value.of else "") + value.ended
     return f"{word} 2^{exponent}{of}" if exponent >= 16 and value.n == 1 << exponent else f"{word} {value.n:,}{of}"
 
 
@@ -182,7 +182,7 @@ def basis_of(result: Result, *, short: bool = False) -> str:
     text = basis_short(result.basis) if short else str(result.basis)
     if result.basis.kind != "observed" or not result.worst or result.worst[0].index:
         return text
-    return f"{text} calls" if short else text.replace(" cases", " calls")
+    return f"{text} calls" if short else text.replace(" cases", " calls", 1)
 
 
 def dtype_of(result: Result) -> str:

@@ -179,7 +179,8 @@ class Step(str):
     """A line of progress; if units are counted, number `number` of `total` is running.
 
     `waited` are seconds since the last line where a judge waited for memory. The time of the request is longer by
-    them. `wrong` is a finding that was made. It stays if the request does not end.
+    them. `wrong` is a finding that was made, and `judged` what a case was judged to be, in a form of the request's own.
+    Both stay if the request does not end.
     """
 
     unit: str
@@ -187,18 +188,31 @@ class Step(str):
     total: int
     waited: float
     wrong: str
+    judged: bytes
 
     def __new__(
-        cls, text: str, unit: str = "", number: int = 0, total: int = 0, waited: float = 0.0, wrong: str = ""
+        cls,
+        text: str,
+        unit: str = "",
+        number: int = 0,
+        total: int = 0,
+        waited: float = 0.0,
+        wrong: str = "",
+        judged: bytes = b"",
     ) -> Step:
         """`Step("gelu float32, case 3 of 12", "case", 3, 12)`."""
         step = super().__new__(cls, text)
         step.unit, step.number, step.total, step.waited, step.wrong = unit, number, total, waited, wrong
+        step.judged = judged
         return step
 
     def after(self, waited: float) -> Step:
         """Returns the same line, after a judge waited for memory."""
         return Step(self, self.unit, self.number, self.total, waited, self.wrong)
+
+    def having(self, judged: bytes) -> Step:
+        """Returns the same line with a case that was judged."""
+        return Step(self, self.unit, self.number, self.total, 0.0, self.wrong, judged)
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
@@ -210,20 +224,21 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     total: int = 0
     waited: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     wrong: str = ""
+    judged: bytes = b""
 
     @staticmethod
     def of(text: str) -> Progressed:
         """Returns the event for a line of progress."""
         step = text if isinstance(text, Step) else Step(text)
         # str, because msgspec sends no subclass of it
-        return Progressed(str(text), step.unit, step.number, step.total, step.waited, step.wrong)
+        return Progressed(str(text), step.unit, step.number, step.total, step.waited, step.wrong, step.judged)
 
     @property
     def step(self) -> str:
         """Returns the line again, on the side that sent the request."""
         if not self.total and not self.waited:
             return self.text
-        return Step(self.text, self.unit, self.number, self.total, self.waited, self.wrong)
+        return Step(self.text, self.unit, self.number, self.total, self.waited, self.wrong, self.judged)
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
