@@ -236,7 +236,7 @@ def test_a_sweep_and_a_hunt_are_those_of_the_commands(project: Path) -> None:
     known = files.load("h.json")
     assert hunted.record.command == known.command == "verify hunt rows.py --evaluations 64 --backend interpreter"
     assert timeless(hunted.record).kernels == timeless(known).kernels
-    assert hunted.exit_code == done.returncode == 1 and len(hunted.finds) == 1
+    assert hunted.exit_code == done.returncode == 1
 
 
 @pytest.mark.parametrize("name", ["run", "sweep", "hunt"])

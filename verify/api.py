@@ -73,16 +73,11 @@ class CompletedRun:
 
     record: Run
     problems: tuple[str, ...] = ()  # targets that could not be imported, dtypes that could not be swept
-    finds: tuple[schedule.HuntSummary, ...] = ()  # one for each search of a hunt
 
     @property
     def verdict(self) -> Literal["pass", "fail", "incomplete"]:
         """Returns the verdict in the words of the command: pass, fail or incomplete."""
-        run = self.record
-        if run.profile == "hunt" and run.verdict == "incomplete" and not (run.incomplete or run.unproven):
-            # a hunt of peers alone passes
-            return "pass" if any(kernel.results for kernel in run.kernels) else "incomplete"
-        return run.verdict
+        return self.record.verdict
 
     @property
     def exit_code(self) -> int:
@@ -357,7 +352,7 @@ def hunt(
             stopping=stopping,
         )
         record = schedule.run(named, session, command or _command("hunt", named, said))
-    return CompletedRun(record, finds=tuple(session.summaries))
+    return CompletedRun(record)
 
 
 def gate(

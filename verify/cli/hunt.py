@@ -24,22 +24,11 @@ targets --dtype ... --result ...
 from __future__ import annotations
 
 import argparse
-import math
-import os
-import shlex
 import sys
 
 from verify import api
-from verify.api import CompletedRun
 from verify.cli import given, screen, sinks
 from verify.declare import config
-from verify.records.figure import UNIT, signed
-from verify.records.readings import FAILED
-from verify.records.record import KernelRun, Result, replay_command, value_of
-from verify.report import blocks, words
-from verify.search.hunt.schedule import HuntSummary
-
-LONG = 600  # characters; a longer replay command is not printed
 
 
 def main(options: argparse.Namespace) -> int:
@@ -50,85 +39,5 @@ def main(options: argparse.Namespace) -> int:
     own = {"progress": progress, "stopping": lambda: print(said, file=sys.stderr)}
     done = api.hunt(targets, **given.arguments(options, api.hunt, **own))
     progress.clear()
-    sinks.deliver_run(options, done.record, lambda: sinks.lines(*text(done, _then(options, done))))
+    sinks.deliver_run(options, done.record)
     return done.exit_code
-
-
-def _then(options: argparse.Namespace, done: CompletedRun) -> str:
-    """Returns the next command: replay the pinned finds, search again and pin, run what failed, or use another seed."""
-    states: dict[str, str] = {kernel.status: kernel.target for kernel in done.record.kernels if not kernel.peer}
-    again = argparse.Namespace(**vars(options))
-    if pinned := next((summary.pinned for summary in done.finds if summary.pinned), None):
-        return given.on_backend(f"verify replay {os.path.relpath(pinned.path)}", options.backend)
-    if "wrong" in states:
-        again.pin = True
-    elif failed := set(FAILED) & set(states):
-        return f"verify run {shlex.quote(states[failed.pop()])}"
-    else:
-        again.seed += 1
-    return f"verify {shlex.join(given.words(again, everything=True))}"
-
-
-def text(done: CompletedRun, then: str) -> list[str]:
-    """Returns the finds as lines for the screen."""
-    result = done.record
-    summaries = {(item.target, item.hunt.dtype, item.hunt.result): item for item in done.finds}
-    lines: list[str] = []
-    for kernel in result.kernels:
-        for found in kernel.results:
-            lines += _found(kernel, found, summaries[kernel.target, found.dtype, found.output])
-        if kernel.message:
-            lines.append(screen.plain(f"{kernel.name}  {kernel.status}: {kernel.message}"))
-        shares = "the shares and quantiles of a hunt"
-        lines += [screen.plain(f"    note      {note}") for note in kernel.notes if shares not in note]
-    judged = [kernel for kernel in result.kernels if not kernel.peer]
-    wrong = [kernel.name for kernel in judged if kernel.status == "wrong"]
-    failed = [kernel.name for kernel in judged if kernel.status in FAILED]
-    verdict = "nothing beyond a limit was found, which does not prove that nothing is"
-    if result.unproven:
-        names = ", ".join(kernel.name for kernel in result.unproven)
-        verdict = f"undecided: the largest error of {names} is not known"
-    if failed:
-        verdict = f"failed: {', '.join(failed)}"
-    if wrong and failed:
-        lines.append(screen.plain(verdict))
-    if wrong:
-        verdict = f"wrong: an input beyond its own limit was found for {', '.join(wrong)}"
-    return lines + sinks.ending(verdict, then)
-
-
-def _found(kernel: KernelRun, found: Result, summary: HuntSummary) -> list[str]:
-    """Returns the lines about the worst find of one result."""
-    figure = found.figures.max_ulp if found.gate == "plain" else found.figures.scaled_max
-    unit = UNIT[found.gate]
-    limit = "" if found.counts else f"limit {found.limit:g}: "
-    status = "measured, not judged" if kernel.peer else limit + found.status
-    tries = f"{found.basis.n:,} evaluations, seed {found.basis.seed}"
-    rate = found.basis.n / summary.seconds if summary.seconds else 0.0
-    worst_words = f"{words.ulp(figure or 0.0)}{unit} found"
-    if found.counts:
-        worst_words = "a wrong integer found" if found.reason else "no wrong integer"
-    lines = [
-        f"{kernel.name} {found.output} {words.dtype_of(found)}",
-        f"    worst     {worst_words} in {tries} ({status})",
-        f"    searched  {summary.sentence.removeprefix('hunt: ')}; {rate:,.0f} evaluations a second",
-    ]
-    if found.reason:
-        lines.append(f"    why       {found.reason}")
-    if found.worst and (found.reason or not found.counts):
-        worst = found.worst[0]
-        lines += [f"    {name:<9} {text}" for name, text in blocks.element(worst, counts=found.counts)]
-        if worst.scaled_ulp is not None and math.isfinite(value_of(worst.ulp)):
-            plain, of_scale = signed(value_of(worst.ulp)), signed(value_of(worst.scaled_ulp))
-            lines.append(f"    error     {plain} ULP, {of_scale}{unit}")
-        if len(command := replay_command(worst.origin)) <= LONG:
-            lines += ["    replay", f"    {command}"]
-        elif summary.pinned is not None:
-            command = f"verify replay {os.path.relpath(summary.pinned.path)}"
-            lines.append(f"    replay    {given.on_backend(command, worst.origin.backend)}")
-        else:
-            lines.append("    replay    its case is long: --pin adds it to the corpus, --json PATH keeps the command")
-    if summary.pinned is not None:
-        state = "pinned" if summary.pinned.new else "pinned before"
-        lines.append(f"    {state:<9} {summary.pinned.id}")
-    return [screen.plain(line) for line in lines]

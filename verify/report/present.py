@@ -379,6 +379,8 @@ class Facts:
             who = "1 kernel is" if ran == 1 else f"all {ran:,} kernels {'that ran ' if missing else ''}are"
             results = sum(len(kernel.results) for kernel in self.kernels if kernel.standing == "ok")
             parts = [f"{who} within the declared limits ({plural(results, 'result')})"]
+            if self.run.profile == "hunt":
+                parts.append("a hunt does not prove that nothing is worse")
         if limits := list(dict.fromkeys(kernel.name for kernel, _ in self.limits)):
             parts.append(f"{listed(limits)} {'does' if len(limits) == 1 else 'do'} not take every case")
         return parts + ([missing] if missing else [])

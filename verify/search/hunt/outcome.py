@@ -198,7 +198,8 @@ def _notes(found: Search, finds: list[Find]) -> list[str]:
     """Returns remarks for the record: what shares mean, an early stop, and finds that need other inputs beside them."""
     space = found.space
     about = f"{space.result} {space.dtype}"
-    notes = [f"{about}: the shares and quantiles of a hunt describe what it tried, which is biased towards the worst"]
+    searched = space.sentence.removeprefix("hunt: ")
+    notes = [f"{about}: searched {searched}; shares and quantiles are of what it tried, most of it near the worst"]
     if found.stopped:
         notes.append(f"{about}: stopped after {found.evaluations:,} evaluations: {found.stopped}")
     if finds and finds[0].alone and (copies := space.copies(finds[0].case)) > 1:

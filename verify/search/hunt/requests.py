@@ -90,10 +90,7 @@ class HuntReply(msgspec.Struct, frozen=True):
     """Holds the outcome of one hunt."""
 
     result: Result
-    sentence: str
     notes: list[str]
-    seconds: float
-    pinned: Pinned | None = None
 
 
 class HuntProgress(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -20,7 +20,7 @@ from verify.declare.requests import declared_by
 from verify.errors import UsageError
 from verify.measure.source import KernelUnits, NoResult, SourceSettings, Unit, Units, collect
 from verify.records.record import Gap, KernelRun, Run, value_of
-from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Pinned, Settings
+from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Settings
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import About
@@ -28,21 +28,9 @@ from verify.workers.requests import About
 CLOSING_SECONDS = 120.0  # to judge the finds exactly after the budget is spent
 
 
-@dataclass(frozen=True)
-class HuntSummary:
-    """Summarises one hunt, beside its result in the record."""
-
-    kernel: str
-    target: str
-    hunt: Hunt
-    sentence: str
-    seconds: float
-    pinned: Pinned | None
-
-
 @dataclass(kw_only=True)
 class HuntSession(SourceSettings):
-    """Holds the settings of many hunts and collects their summaries."""
+    """Holds the settings of many hunts."""
 
     settings: Settings
     dtypes: list[str] = field(default_factory=list)
@@ -51,7 +39,6 @@ class HuntSession(SourceSettings):
     contain: bool = False
     stopping: Callable[[], None] = lambda: None  # called once, when the first Ctrl-C arrives
     asked: Mapping[str, Hunts] | None = None  # the hunts by target, if the caller has already requested them
-    summaries: list[HuntSummary] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.settings.check()
@@ -166,9 +153,6 @@ class _Hunts(Units[_Hunting, HuntReply]):
     def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
         """Records a hunt that ended with a result."""
         self.finish(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
-        self.session.summaries.append(
-            HuntSummary(part.of.kernel.name, part.target, part.hunt, reply.sentence, reply.seconds, reply.pinned)
-        )
 
     def of_failure(self, part: _Hunting, why: NoResult) -> dict[str, Any]:
         """Returns a note with the best find of a hunt that failed."""
