@@ -110,7 +110,8 @@ def accept(options: argparse.Namespace) -> int:
     _may_write(options, "accept")
     book = _book(options)
     runs = [load(path) for path in options.records]
-    change = changes.accept(options.key, options.reason, runs, book, today=_today())
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    change = changes.accept(options.key, options.reason, runs, book, today=today)
     assert change.new is not None
     written = [waivers.shown(path) for path in committed.save(book, [change.new])]
     sinks.deliver_data(
@@ -123,10 +124,6 @@ def accept(options: argparse.Namespace) -> int:
 
 def _page(document: Document) -> Callable[[], str]:
     return lambda: text_page.render(document, screen.terminal())
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
 
 
 def _book(options: argparse.Namespace) -> Book:

@@ -84,11 +84,6 @@ def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]
     return found
 
 
-def on_backend(command: str, backend: str | None) -> str:
-    """Returns a command with the backend that the user named, if any."""
-    return f"{command} --backend {shlex.quote(backend)}" if backend else command
-
-
 def _typed(action: argparse.Action, value: Any) -> list[str]:
     values = value if isinstance(value, list) else [value]
     texts = [_text(action, item) for item in values]

@@ -129,7 +129,8 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
 
 def _run_again(options: argparse.Namespace) -> str:
     """Returns the command that measures the kernel."""
-    return given.on_backend(f"verify run {shlex.quote(options.target)}", options.backend)
+    backend = f" --backend {shlex.quote(options.backend)}" if options.backend else ""
+    return f"verify run {shlex.quote(options.target)}{backend}"
 
 
 def place(options: argparse.Namespace) -> Recorded | None:

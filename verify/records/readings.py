@@ -93,11 +93,6 @@ class Reading:
     counts: bool = False  # True: of integers; `value` is 1 if any is wrong, else 0
 
     @property
-    def one_upstream(self) -> bool:
-        """True if this is a gradient for dy = 1 alone, as sweeps measure gradients."""
-        return self.source == "sweep" and self.key.output.startswith("d")
-
-    @property
     def finite(self) -> bool:
         """True if the figure is a finite number."""
         return math.isfinite(self.value)

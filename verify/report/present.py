@@ -191,7 +191,7 @@ class KernelFacts:
         found += [gap.text for gap in gathered(run.notes)]
         found += [f"its {each.after} {clean(each.text)}" for each in run.left if each.text not in run.message]
         if run.sizes:
-            found.append(words.sizes_tried(run.sizes))
+            found.append("sizes up to " + ", ".join(f"{clean(name)} {size:,}" for name, size in run.sizes.items()))
         if run.printed is not None:
             lines = [line for line in words.clean_lines(run.printed.text) if line] or [""]
             found.append(f"printed {plural(run.printed.bytes, 'byte')}: {lines[0][:FIRST]}")

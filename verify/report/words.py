@@ -159,11 +159,6 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def sizes_tried(sizes: dict[str, int]) -> str:
-    """Returns the largest size of each dimension that was tried, for example `sizes up to n 4,097, d 1,024`."""
-    return "sizes up to " + ", ".join(f"{clean(name)} {size:,}" for name, size in sizes.items())
-
-
 def listed(items: list[str]) -> str:
     """Joins items: a, b and c."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}" if items else ""

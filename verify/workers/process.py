@@ -10,6 +10,7 @@ without a fork would import the main module of the user's program, which a worke
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import threading
@@ -108,7 +109,7 @@ class Worker(Callee):
                 return
             self.stop()
             self._channel, theirs = Channel.pair()
-            self._mark = process_tree.new_mark()
+            self._mark = secrets.token_hex(16)
             variables = {**self._environment, process_tree.MARK: self._mark}
             with theirs:
                 if self._template is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -21,11 +20,6 @@ MARK = "VERIFY_FAMILY"
 END_SECONDS = 5.0  # wait for a killed process to end
 LOOK_SECONDS = 0.01
 _ADOPT = 36  # PR_SET_CHILD_SUBREAPER of prctl(2)
-
-
-def new_mark() -> str:
-    """Returns a value for MARK in the environment of a process that is to be ended with all its descendants."""
-    return secrets.token_hex(16)
 
 
 def take_mark(mark: str) -> None:

@@ -133,7 +133,7 @@ def headroom_of(reading: Reading) -> float:
     if reading.counts and not reading.value:  # a wrong integer is no matter of chance
         return 0.0
     seen = basis.kind == "observed"
-    if not seen and not reading.one_upstream:
+    if not seen and not (reading.source == "sweep" and reading.key.output.startswith("d")):
         return 0.0
     if not seen or basis.n >= MANY:
         return HEADROOM
