@@ -4,7 +4,7 @@ Render a run record as a table, an HTML page or Markdown; beside bounds or an ea
 docs/report.md for how to read it.
 
     verify report run.json
-    verify report run.json --html report.html --open
+    verify report run.json --html report.html
     verify report run.json --compare old.json --bounds reports/bounds
     verify report run.json --sarif run.sarif --junit run.xml
     verify report a.json b.json --merge --json run.json
@@ -15,7 +15,6 @@ records: [RUN.json ...]  the record to show
 --html --markdown --schema
 --json: the record
 --sarif --junit --github
---open  open the HTML page in the browser
 --compare RUN.json  show what changed since this earlier run
 --bounds
 """
@@ -23,12 +22,7 @@ records: [RUN.json ...]  the record to show
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
-import sys
-import tempfile
-import webbrowser
-from pathlib import Path
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
@@ -61,9 +55,6 @@ def main(options: argparse.Namespace) -> int:
             f"a report shows one record, or with --merge the parts of one; received {len(options.records)} records",
             hint="verify compare BASE.json HEAD.json",
         )
-    page = bool(options.html or options.open)
-    if options.open and options.html == "-":
-        raise UsageError("--open shows a file; received --html -", hint="verify report RUN.json --open")
     run, path = load(options.records[0]), options.records[0]  # commands may name this file
     if options.merge:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
@@ -71,9 +62,7 @@ def main(options: argparse.Namespace) -> int:
         path = options.json if options.json and options.json != "-" else "RUN.json"
     base = compare(load(options.compare), run) if options.compare else None
     found = pages(run, path, base, _gate(options, run))
-    asked = page or any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
-    if options.open and not options.html:
-        options.html = os.path.join(tempfile.mkdtemp(prefix="verify-"), "report.html")
+    asked = any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
     sinks.deliver(
         options,
         lambda: "" if asked else "\n".join(text_page.render(each, screen.terminal()) for each in reversed(found)),
@@ -87,8 +76,6 @@ def main(options: argparse.Namespace) -> int:
         ).encode(),
         schema=files.schema,
     )
-    if options.open and not webbrowser.open(Path(options.html).resolve().as_uri()):
-        print("verify: no browser could be started; open the file above", file=sys.stderr)
     return exits.PASS
 
 
