@@ -10,7 +10,6 @@ module, as with Hypothesis' own derandomisation, nor on the modules that are loa
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import traceback
@@ -27,6 +26,7 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus
+from verify.cases.counter import key_of
 from verify.cases.sizes import sizes_of, work_of
 from verify.cases.strategies import Sizes, fixed_shapes
 from verify.declare.declaration import Kernel
@@ -257,7 +257,8 @@ class _Trial:
                 target(score, label=label)
 
         try:
-            self._search(once, count, seed_of(self.profile.seed, label))
+            # the seed differs for every law and dtype, and is the same for every kernel
+            self._search(once, count, key_of(self.profile.seed, label))
         except Broken as broken:
             return broken
         return None
@@ -383,11 +384,6 @@ def difference(subject: Subject, broken: Broken) -> Broken | None:
     except Broken as differs:
         return differs
     return None
-
-
-def seed_of(seed: int, label: str) -> int:
-    """Returns the seed of one search. It differs for every law and dtype, and is the same for every kernel."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{label}".encode()).digest()[:8], "little")
 
 
 @contextmanager
