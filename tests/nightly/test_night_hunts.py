@@ -38,7 +38,7 @@ Reply = Callable[[DoHunt], HuntReply]
 
 def found(request: DoHunt) -> HuntReply:
     result = msgspec.structs.replace(RESULT, output=request.hunt.result, dtype=request.hunt.dtype)
-    return HuntReply(result, "hunt: rows", [f"{request.target} {request.hunt.dtype}"], 1.0)
+    return HuntReply(result, [f"{request.target} {request.hunt.dtype}"])
 
 
 def fake(reply: Reply = found) -> FakeWorker:
