@@ -287,6 +287,16 @@ def test_equal_terms_have_the_noise_of_roundings_in_one_direction() -> None:
     assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
 
 
+def test_a_function_errs_alike_for_equal_numbers() -> None:
+    """Errors of 64 equal exponentials add up in their sum, those of 64 others cancel in part."""
+    other = torch.linspace(0.2, 0.4, 64, dtype=torch.bfloat16)[None]
+    given = ({"x": x} for x in (other, torch.full_like(other, 0.3)))
+    apart, alike = (float(at_hand(lambda x: x.exp().sum(-1), each).noise) for each in given)
+    assert apart < 0.05 and alike > 0.12, "each is stored: 1.35 +- 2^-8 / 3^0.5"
+    few = torch.full((1, 72), 0.83)
+    assert noise(functional.gelu, {"x": few}, runs=32).together > 1.4
+
+
 def test_equal_products_have_the_noise_of_roundings_in_one_direction() -> None:
     """As equal terms: rows of one number, with signs or without, times columns of one number with the same signs."""
     signs = torch.tensor([1.0, -1.0]).repeat(2048)

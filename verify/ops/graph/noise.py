@@ -168,7 +168,9 @@ class Samples:
         self.chains = {}  # no run needs them
         self.device = next(iter(self.truth.values())).device if self.truth else run.device
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
-        self.stepwise = dict.fromkeys(self.truth, 1.0)  # rms of the changes by the roundings of `round`, as `together`
+        # largest rms of the changes by the roundings of `round` and `round_alike`, as `together`
+        self.stepwise = dict.fromkeys(self.truth, 1.0)
+        self.alike = False  # True: equal numbers of a step are disturbed alike
 
     def _results(self, make: Make) -> dict[str, Tensor]:
         """Evaluates the program by `make` and returns its real results."""
@@ -248,6 +250,8 @@ class Samples:
         self.blurred = {id(step): mask for step in self.steps if (mask := self._is_blurred(step)) is not None}
         if self.blurred:
             self.sample(runs // 2, seed + 2, 1.0, self._on_grid)
+        if self.each and self.runs >= RUNS and any(map(_repeats, self.run.leaves.values())):
+            self.round_alike(seed + 4)
 
     def sample(self, runs: int, seed: int, shrink: float, make: Make | None = None) -> None:
         """Runs the program `runs` times with disturbances and raises `deviations` to the changes seen.
@@ -275,6 +279,21 @@ class Samples:
             self.each, self.runs, self.first_shrink = few, runs, shrink
         for name, value in total.items():
             self.deviations[name] = torch.maximum(self.deviations[name], value / (math.sqrt(runs) * shrink))
+
+    def round_alike(self, seed: int) -> None:
+        """Raises `deviations` where equal numbers of a step err alike, as in each kernel, and these errors add up.
+
+        Measures how strongly elements move together then.
+        """
+        self.coins, self.shrink, self.alike = Coins(seed, self.device), self.first_shrink, True
+        found = [self._results(self._disturbed_alone) for _ in range(RUNS)]
+        self.alike = False
+        for name, truth in self.truth.items():
+            apart = torch.stack([_size(each[name] - truth) / self.shrink for each in found])
+            noise, size = self.deviations[name], reduce(torch.hypot, apart) / math.sqrt(len(found))
+            self.deviations[name] = noise = torch.where(size > 2 * noise, size, noise)
+            moved = (apart / noise).nan_to_num(0.0, 0.0, 0.0).square().reshape(len(found), -1).sum(1).amax()
+            self.stepwise[name] = max(self.stepwise[name], math.sqrt(float(moved) / max(int((noise > 0).sum()), 1)))
 
     def round(self) -> None:
         """Raises `deviations` to a part of what changes if each step is rounded to nearest in its format.
@@ -331,16 +350,23 @@ class Samples:
         value = self._again(step, given)
         deviation = self.roundings.get(id(step))
         if isinstance(deviation, float):
-            value = torch.addcmul(value, value, self.coins.like(value), value=deviation * self.shrink * _ROOT3)
+            value = torch.addcmul(value, value, self._coins(step, value), value=deviation * self.shrink * _ROOT3)
         elif deviation is not None:
             if id(step) in self.below:
                 deviation = deviation * value.nan_to_num(0.0, 0.0, 0.0)
-            value = torch.addcmul(value, deviation, self.coins.like(value), value=self.shrink * _ROOT3)
+            value = torch.addcmul(value, deviation, self._coins(step, value), value=self.shrink * _ROOT3)
         if id(step) not in self.stored:
             return value, value
         size = size_of_rounding(self.format.stored[id(step)], value)
-        moved = torch.addcmul(value, size, self.coins.like(value), value=self.shrink)
+        moved = torch.addcmul(value, size, self._coins(step, value), value=self.shrink)
         return value, torch.where(self.stored[id(step)], moved, value)
+
+    def _coins(self, step: Step, value: Tensor) -> Tensor:
+        """Returns random numbers within +-1, one for each number of a step or, `alike`, for all equal ones."""
+        if not self.alike or not isinstance(step, Map) or value.numel() > _FEW:
+            return self.coins.like(value)
+        numbers, places = torch.unique(value, return_inverse=True)
+        return self.coins.like(numbers)[places]
 
     def _is_blurred(self, step: Step) -> Tensor | None:
         """Returns a mask of the numbers whose errors pass several spacings of the format that a step rounds them to."""
@@ -549,6 +575,11 @@ def _of_parts(totals: Totals, given: Sequence[Tensor], format: Rounding) -> tupl
             variance = torch.where(made == totals.value, moved, 0.0).amax(0)
         totals.deviation = variance.sqrt() if bool(variance.any()) else None
     return totals.value, totals.deviation
+
+
+def _repeats(x: Tensor) -> bool:
+    """True for few numbers of which at least half are repeated."""
+    return x.is_floating_point() and 2 <= x.numel() <= _FEW and 2 * len(torch.unique(x)) <= x.numel()
 
 
 def _is_exact(step: Step) -> bool:
