@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial, reduce
 from typing import Any
 
@@ -664,6 +665,23 @@ def test_flash_attention_is_within_five_times_the_noise(dtype: torch.dtype, shap
         assert float(figure.max()) < 5, name
         percent = ((0.01 * result.value.abs() - half).clamp(min=0) / result.noise).nan_to_num(0.0)
         assert float(percent.max()) > (1e3 if dtype == torch.float32 else 1), name
+
+
+@pytest.mark.parametrize(("off", "right"), [(0.0, True), (1e-3, False)])
+def test_attention_may_weigh_parts_of_the_keys_by_their_log_sums(off: float, right: bool) -> None:
+    """Scores of 500: float32 holds a log-sum-exp of this size up to 3e-5."""
+
+    def like(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT / 4).softmax(-1) @ v
+
+    q, k, v = (drawn(n, 16, seed=seed) * 12 for n, seed in ((16, 3), (8, 4), (8, 5)))
+    parts = [((q @ keys.mT / 4), values) for keys, values in zip(k.split(4), v.split(4), strict=True)]
+    sums = torch.stack([s.logsumexp(-1, True) for s, _ in parts])
+    weights = (sums - sums.logsumexp(0) + off).exp()
+    y = sum(weight * (s.softmax(-1) @ values) for weight, (s, values) in zip(weights, parts, strict=True))
+    assert float(sums.amax()) > 400
+    with nullcontext() if right else pytest.raises(AssertionError, match="wrong"):
+        verify.assert_close(y, like=like, inputs=(q, k, v))
 
 
 def test_scores_of_attention_are_stored_only_where_a_program_writes_them_down() -> None:

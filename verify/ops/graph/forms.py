@@ -167,6 +167,40 @@ def _weighted_sums(steps: Sequence[Step]) -> set[int]:
     return found
 
 
+class LogSums:
+    """Adds the noise of another form of attention: probabilities exp(s - l), where l is the rounded log-sum-exp of s.
+
+    Kernels that divide the keys among processors weigh each part by exp(its l - l), and backward passes compute the
+    probabilities so. An l of 700 is off by 3e-5, and so is a probability of 1, which s less its largest number gives
+    exactly.
+    """
+
+    def __init__(self, steps: Sequence[Step], format: Rounding) -> None:
+        self.unit = format.unit / math.sqrt(3.0)
+        self.before: dict[int, Step] = {}  # id(probabilities) -> scores less their largest
+        self.largest: dict[int, Tensor] = {}  # id(scores less their largest) -> size of that
+        products = set[int]()  # ids of the steps that depend on a product of matrices
+        for step in steps:
+            of_product = isinstance(step, Contract) or (
+                isinstance(step, Reduce) and _is_map(step.inputs[0], "multiply")
+            )
+            if of_product or any(id(each) in products for each in step.inputs):
+                products.add(id(step))
+            if _is_map(step, "divide") and _is_map(step.inputs[0], "exp"):
+                scores = step.inputs[0].inputs[0]
+                if id(scores) in products and less_largest(scores):
+                    self.before[id(step)] = scores
+        self.scores = set(map(id, self.before.values()))
+
+    def deviation(self, step: Step, given: Sequence[Tensor], value: Tensor) -> Tensor | None:
+        """Returns how far the rounding of l moves probabilities; None for all other steps."""
+        if id(step) in self.scores:
+            self.largest[id(step)] = given[1].abs()
+        if (scores := self.before.get(id(step))) is None:
+            return None
+        return (value * self.largest[id(scores)] * self.unit).nan_to_num(0.0, 0.0, 0.0)
+
+
 class Gates:
     """Adds the noise of another form of the gradient of g, where a program scales a state S by e^g.
 

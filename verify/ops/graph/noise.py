@@ -28,6 +28,7 @@ from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
 from verify.ops.graph.forms import (
     Gates,
+    LogSums,
     WeightedSums,
     bends,
     constant_divisor,
@@ -129,7 +130,8 @@ class Samples:
         self.format = format
         # ids of the steps whose numbers become results without further computation
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
-        self.weighted, self.gates = WeightedSums(self.steps, run, format), Gates(self.steps, format)
+        self.weighted = WeightedSums(self.steps, run, format)
+        self.gates, self.log_sums = Gates(self.steps, format), LogSums(self.steps, format)
         takes = [step for step in self.steps if step.decides and not only_tests(step)]
         deciding = [each for step in takes for each in step.inputs if each.real]
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
@@ -196,7 +198,8 @@ class Samples:
             deviation = of_softmax_gradient(value, given, deviation, y, dims, self.format)
         if id(step) in self.probabilities:
             self.probabilities[id(step)] = value
-        for again in (self.weighted.deviation(step, given, deviation), self.gates.deviation(step, given, value)):
+        others = (form.deviation(step, given, value) for form in (self.gates, self.log_sums))
+        for again in (self.weighted.deviation(step, given, deviation), *others):
             if again is None:
                 continue
             deviation = again if deviation is None else torch.hypot(torch.as_tensor(deviation), again)
