@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+import verify
 from tests import warm
 from verify.errors import UsageError
 from verify.ops.graph.decompositions import table
@@ -391,3 +392,19 @@ def test_nodes_without_effect_are_no_steps() -> None:
     assert recorder.node(y).target is _aten.as_strided_scatter.default and "aten._linalg_svd.default" in targets
     program = trace(lambda x: (torch.linalg.svd(x), x * 2)[1], {"x": torch.zeros(2, 3)})
     assert len(program.steps) == 3
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("used", [True, False])
+def test_attention_that_no_result_needs_or_that_rounds_is_followed(used: bool, kind: torch.dtype) -> None:
+    """Integers divided are of the default dtype, which is narrower than float64 operands: attention rounds to it."""
+
+    def like(x: Tensor) -> Tensor:
+        whole = (x > 0) * 2 / 2
+        y = functional.scaled_dot_product_attention(whole, whole, whole)
+        return y if used else x * 2
+
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)).to(kind)
+    verify.assert_close(like(x), like=like, inputs=(x,))
+    with pytest.raises(AssertionError, match="wrong"):
+        verify.assert_close(like(x) * 1.05, like=like, inputs=(x,))

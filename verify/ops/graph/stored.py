@@ -20,7 +20,11 @@ def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequenc
     found = kinds_of(reversed(recorder.stored()), rewriter)
     ours = kinds_of(((recorder.node(made), made.dtype) for made in real.made if isinstance(made, Traced)), rewriter)
     for made in real.attention:
-        step = moved_from(rewriter.known[recorder.node(made)])[-1] if isinstance(made, Traced) else None
+        if not isinstance(made, Traced):
+            continue
+        node = recorder.node(made)
+        step = rewriter.known.get(recorder.unrounded.get(node, node))  # none if no result depends on it
+        step = moved_from(step)[-1] if isinstance(step, Step) else None
         if isinstance(step, Contract):
             for fused in _within_attention(step, ours, steps):
                 found.pop(fused, None)
