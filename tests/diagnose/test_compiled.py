@@ -125,7 +125,8 @@ def test_an_order_is_said_in_words_of_a_kernel(orders: dict[str, list[Order]]) -
     assert orders["rows_kernel f32"][0].rows == 8 and orders["row_kernel f32"][0].result == "y"
     text = "\n".join(lines_of_order(orders["row_kernel f32"][0]))
     assert "1 sum of 1,000 terms of x, added in f32" in text and "at most 11 roundings, |error| <= 6.6e-07" in text
-    assert "where data choose" in "\n".join(lines_of_order(orders["forward_kernel f64"][0]))
+    text = "\n".join(line for each in orders["forward_kernel f64"] for line in lines_of_order(each))
+    assert "without overflow or an underflowing product, where data choose this branch:" in text
 
 
 def simulated(row: np.ndarray, block: int, warps: int) -> np.float32:

@@ -92,8 +92,10 @@ def _lines_of_compiled(order: Order) -> list[str]:
     lines = [f"{head} for {proof.target}: {sums} of {order.terms:,} terms of {order.operand}, added in {order.kind}"]
     lines += [f"  {line}" for line in order.words]
     roundings = f"at most {order.depth:,} roundings{', one of a product' if proof.products else ''}"
-    where = "where data choose this branch" if proof.branches else "every input without overflow"
-    lines.append(f"  proved for {where}: {roundings}, |error| <= {proof.bound:.1e} of the magnitudes")
+    range_left = f"overflow{' or an underflowing product' if proof.products else ''}"
+    where = f"every input without {range_left}{', where data choose this branch' if proof.branches else ''}"
+    lines.append(f"  proved for {where}:")
+    lines.append(f"  {roundings}, |error| <= {proof.bound:.1e} of the magnitudes of the terms")
     return [*lines, f"  in program {place} of {', '.join(map(str, proof.grid))}; --json has the certificate"]
 
 

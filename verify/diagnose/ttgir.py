@@ -30,7 +30,7 @@ _TYPE = re.compile(r"tensor<((?:\d+x)*)(!tt\.ptr<\w+>|\w+)(?:, (.*))?>|(!tt\.ptr
 _INTEGERS: dict[str, Callable[..., Any]] = {
     "addi": np.add, "subi": np.subtract, "muli": np.multiply, "andi": np.bitwise_and, "ori": np.bitwise_or,
     "xori": np.bitwise_xor, "maxsi": np.maximum, "minsi": np.minimum, "shli": np.left_shift, "shrsi": np.right_shift,
-    "divsi": lambda a, b: np.trunc(a / b).astype(np.int64), "remsi": np.fmod,
+    "divsi": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "remsi": np.fmod,
     "extsi": lambda a: -a.astype(np.int64) if a.dtype == bool else a, "trunci": lambda a: a,
     "extui": lambda a: a if (a >= 0).all() else _refuse("arith.extui of a negative number"), "index_cast": lambda a: a,
     "eq": np.equal, "ne": np.not_equal, "slt": np.less, "sle": np.less_equal, "sgt": np.greater,
