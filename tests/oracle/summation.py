@@ -1,49 +1,26 @@
-"""Checks certificates of orders of sums: runs a kernel's PTX on symbols, all threads of a block in step.
+"""Checks certificates of orders of sums: the additions and bounds that they claim, against the kernel's PTX.
 
     verify explain FILE.py::KERNEL --order --json order.json
     python -m tests.oracle.summation order.json
 
 A certificate has the PTX, the integers of the launch, and for each sum its terms, its additions and a bound of its
 error. This module reads nothing else, and shares no code with the module that wrote it, which reads another language
-(`verify/diagnose/ttgir.py`, where layouts give the order). Here no layout is known: shuffles and shared memory move
-numbers between threads. An instruction that is not known gives an unknown number, or is refused if it writes memory.
+(`verify/diagnose/ttgir.py`, where layouts give the order).
 """
 
 from __future__ import annotations
 
 import json
-import math
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.oracle.ptx import ADDITION, OPERAND, Block, Node, Refused, Value
+
 PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-_FEW = 8  # numbers of memory that name a term
-_STEPS, _PATHS = 200_000, 16  # instructions of a run, and runs
-_OPERAND_AT = 48  # a pointer is its operand's number, and a byte
-_ADDITION = re.compile(r"(add|sub|fma)(?:\.rn)?\.(f64|f32|f16|bf16)(x2)?")
-_LINE = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z][\w.:]*)\s*(.*)")
-_OPERAND = re.compile(r"\{[^}]*\}|\[[^\]]*\]|[^,\s{}\[\]]+")
-_PLACE = re.compile(r"\[\s*([%\w.$]+)\s*(?:\+\s*(-?\d+))?\s*\]")
-_INTEGER: dict[str, Callable[..., int]] = {
-    "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "mad": lambda a, b, c: a * b + c,
-    "and": lambda a, b: a & b, "or": lambda a, b: a | b, "xor": lambda a, b: a ^ b, "not": lambda a: ~a,
-    "neg": lambda a: -a, "min": min, "max": max, "cvt": lambda a: a, "cvta": lambda a: a,
-    "shl": lambda a, b: a << b if b < 64 else 0, "shr": lambda a, b: a >> b,
-    "bfe": lambda a, at, count: a >> at & (1 << count) - 1, "div": lambda a, b: math.trunc(Fraction(a, b)),
-    "rem": lambda a, b: a - b * math.trunc(Fraction(a, b)),
-}  # fmt: skip
-_COMPARED: dict[str, Callable[[int, int], bool]] = {
-    "eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b,
-}  # fmt: skip
-
-
-class Refused(Exception):
-    """Raised with what the PTX or the certificate has that cannot be checked."""
+_FEW, _PATHS = 8, 16  # numbers of memory that name a term; ways through branches on data
 
 
 class Tree(NamedTuple):
@@ -54,21 +31,11 @@ class Tree(NamedTuple):
     products: bool  # True: a term is a product
 
 
-class Node:
-    """Holds an expression of numbers in memory. Equal expressions are one object."""
+class Known(NamedTuple):
+    """Holds the addresses that name an expression as a term, and its tree."""
 
-    __slots__ = ("inputs", "op", "reads", "tree")
-
-    def __init__(self, op: str, inputs: tuple[Value, ...], trees: Trees) -> None:
-        self.op, self.inputs = op, inputs
-        own = [inputs[0]] if op == "memory" else (at for each in inputs if isinstance(each, Node) for at in each.reads)
-        reads: frozenset[Any] = frozenset(own)
-        self.reads = reads if len(reads) <= _FEW else frozenset()  # the addresses that name a term
-        self.tree = trees.of(op, self.reads, inputs)
-
-
-Value = int | Node  # of one register in one thread
-Word = list[Value]  # of one register in every thread
+    reads: frozenset[Any]
+    tree: Tree
 
 
 class Trees:
@@ -77,7 +44,7 @@ class Trees:
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
 
-    def term(self, addresses: frozenset[int]) -> int:
+    def term(self, addresses: frozenset[Any]) -> int:
         """Returns the number of a term, which is named by the addresses that it reads."""
         return self._numbers.setdefault(addresses, len(self._numbers) + 1)
 
@@ -87,285 +54,37 @@ class Trees:
             return one or two
         return self._numbers.setdefault((kind, *sorted((one, two))), len(self._numbers) + 1)
 
-    def of(self, op: str, reads: frozenset[int], inputs: tuple[Value, ...]) -> Tree:
+    def known(self, op: str, inputs: tuple[Value, ...]) -> Known:
+        """Returns what is known of an expression."""
+        own = (
+            inputs[:1]
+            if op == "memory"
+            else [at for each in inputs if isinstance(each, Node) for at in each.known.reads]
+        )
+        reads = frozenset(own) if len(set(own)) <= _FEW else frozenset()
+        return Known(reads, self._of(op, reads, inputs))
+
+    def _of(self, op: str, reads: frozenset[Any], inputs: tuple[Value, ...]) -> Tree:
         """Returns the tree of an operation."""
-        parts = [each.tree if isinstance(each, Node) else Tree(self.term(reads) if each else 0, not each, False)
+        parts = [each.known.tree if isinstance(each, Node) else Tree(self.term(reads) if each else 0, not each, False)
                  for each in inputs]  # fmt: skip
-        added = _ADDITION.fullmatch(op)
+        added = ADDITION.fullmatch(op)
         if not added:
             zero = op.startswith(("mul.", "cvt.")) and not any(each.number for each in parts)
             return Tree(0 if zero else self.term(reads), zero, op.startswith("mul.") and not zero)
         if added[1] == "fma":  # a product that is not rounded is a term
             zero = not parts[0].number and not parts[1].number
-            name = frozenset(at for each in inputs[:2] if isinstance(each, Node) for at in each.reads)
+            name = frozenset(at for each in inputs[:2] if isinstance(each, Node) for at in each.known.reads)
             parts = [Tree(0, True, False) if zero else Tree(self.term(name), False, True), parts[2]]
         one, two = parts
         return Tree(self.sum(added[2], one.number, two.number), one.zeros or two.zeros, one.products or two.products)
-
-
-def _width(kind: str) -> int:
-    """Returns the bits of a type such as u32, pred or bf16x2."""
-    return int(re.sub(r"\D", "", kind.removesuffix("x2")) or 1) * (2 if kind.endswith("x2") else 1)
-
-
-class Block:
-    """Runs one block of threads. `nodes` are the expressions, and `stored` has the memory in 16 bits each."""
-
-    def __init__(self, proof: Mapping[str, Any], trees: Trees, choices: Sequence[bool] = ()) -> None:
-        text = re.sub(r"//.*", "", proof["ptx"])
-        entry = re.search(r"\.entry \w+\((.*?)\)(.*?)\{\n(.*)\n\}", text, re.S)
-        threads = re.search(r"\.reqntid (\d+)", text)
-        if not entry or not threads:
-            raise Refused("no kernel with a fixed number of threads")
-        self.count, self.choices, self._chosen = int(threads[1]), list(choices), 0
-        self.nodes: dict[tuple[Any, ...], Node] = {}
-        self.stored: dict[int, Value] = {}
-        self._trees, self._shared = trees, dict[int, Value]()
-        self._unknown = self.node("unknown")
-        self._registers: dict[str, Word] = {"%tid.x": list(range(self.count)), "global_smem": [0] * self.count}
-        for axis, place, size in zip("xyz", proof["program"], proof["grid"], strict=True):
-            self._registers |= {f"%ctaid.{axis}": [place] * self.count, f"%nctaid.{axis}": [size] * self.count}
-        values = proof["values"]
-        for at, (pointer, name) in enumerate(re.findall(r"\.param \.\w+( \.ptr)?.*? (\w+_param_\d+)", entry[1])):
-            value = at << _OPERAND_AT if pointer else values[at] if at < len(values) else None
-            self._registers[name] = [self.node("operand", at) if value is None else value % (1 << 64)] * self.count
-        lines = [part.strip() for line in entry[3].splitlines() for part in line.split(";")]
-        self._execute([each for each in lines if each not in ("", "{", "}") and not each.startswith((".", "{ ."))])
-
-    def node(self, op: str, *inputs: Value) -> Node:
-        """Returns an expression; sums and products are the same in both orders of their factors or terms."""
-        if op.startswith(("add.", "mul.", "fma.")):
-            inputs = (*sorted(inputs[:2], key=id), *inputs[2:])
-        if (op, *inputs) not in self.nodes:
-            self.nodes[op, *inputs] = Node(op, inputs, self._trees)
-        return self.nodes[op, *inputs]
-
-    # -- halves of a register
-
-    def _joined(self, parts: Sequence[Value], width: int) -> Value:
-        """Returns values of so many bits side by side, the low one first."""
-        if len(parts) == 1:
-            return parts[0]
-        half = len(parts) // 2
-        low, high = (self._joined(each, width) for each in (parts[:half], parts[half:]))
-        if isinstance(low, int) and isinstance(high, int):
-            return low | high << width * half
-        if isinstance(low, Node) and isinstance(high, Node) and low.op == high.op:
-            (at, one), (beside, two) = (*low.inputs, 0, 0)[:2], (*high.inputs, 0, 0)[:2]
-            if low.op == "part" and (at, beside) == (0, 1) and one is two:
-                return one
-            if low.op == "memory" and one == two and beside == at + one:
-                return self.node("memory", at, one + two)
-        return self.node("pack", low, high)
-
-    def _parts(self, value: Value, count: int, width: int) -> list[Value]:
-        """Returns the equal parts of a value of so many bits."""
-        if count == 1:
-            return [value]
-        half = width // 2
-        if isinstance(value, int):
-            halves: list[Value] = [value & (1 << half) - 1, value >> half]
-        elif value.op == "pack":
-            halves = list(value.inputs)
-        elif value.op == "memory":
-            first, size = value.inputs
-            assert isinstance(first, int) and isinstance(size, int)
-            halves = [self.node("memory", first + at * size // 2, size // 2) for at in (0, 1)]
-        else:
-            halves = [self.node("part", at, value) for at in (0, 1)]
-        return [part for each in halves for part in self._parts(each, count // 2, half)]
-
-    def _moved(self, base: str, modifiers: list[str], given: Sequence[Value], width: int) -> Value | None:
-        """Returns the bits of an expression that only move, by halves; None if they do not."""
-        if base == "cvt":
-            widths = [int(each[1:]) for each in modifiers if re.fullmatch(r"u\d+", each)]
-            target, source = widths if len(widths) == 2 == len(modifiers) else (0, 1)
-            if target == 2 * source:
-                return self._joined([given[0], 0], source)
-            return self._parts(given[0], 2, source)[0] if target * 2 == source else None
-        half = width // 2
-        if base in ("shl", "shr") and given[1] == half and not modifiers[0].startswith("s"):
-            low, high = self._parts(given[0], 2, width)
-            return self._joined([0, low] if base == "shl" else [high, 0], half)
-        if base not in ("or", "and") or width < 32:
-            return None
-        found, neutral = list[Value](), 0 if base == "or" else (1 << half) - 1
-        for a, b in zip(*(self._parts(each, 2, width) for each in given), strict=True):
-            if base == "and" and (a == 0 or b == 0):
-                found.append(0)
-            elif a == neutral or b == neutral:
-                found.append(a if b == neutral else b)
-            else:
-                return None
-        return self._joined(found, half)
-
-    # -- instructions
-
-    def _execute(self, lines: list[str]) -> None:
-        labels = {each[:-1]: at for at, each in enumerate(lines) if each.endswith(":")}
-        at = steps = 0
-        while at < len(lines):
-            line, at, steps = lines[at], at + 1, steps + 1
-            matched = _LINE.fullmatch(line)
-            if line.endswith(":"):
-                continue
-            if not matched or steps > _STEPS:
-                raise Refused(line if not matched else f"more than {_STEPS:,} instructions")
-            negated, predicate, opcode, text = matched.groups()
-            base = opcode.split(".")[0]
-            active = self._active(predicate, bool(negated), opcode)
-            if base in ("bra", "ret", "exit"):
-                if any(active) != all(active):
-                    raise Refused(f"{opcode}: threads of a block part ways")
-                if all(active):
-                    at = labels[text] if base == "bra" else len(lines)
-            else:
-                self._one(opcode, _OPERAND.findall(text), active)
-
-    def _active(self, predicate: str | None, negated: bool, opcode: str) -> list[bool]:
-        """Returns the threads that carry out an instruction. Data choose branches as `choices` say, then not."""
-        word = self._read(predicate) if predicate else [1] * self.count
-        if any(isinstance(each, Node) for each in word):
-            if opcode.split(".")[0] != "bra" or any(each is not word[0] for each in word):
-                raise Refused(f"{opcode}: data decide if it runs")
-            self.choices += [False] * (self._chosen == len(self.choices))
-            self._chosen += 1
-            return [self.choices[self._chosen - 1]] * self.count
-        return [bool(each) != negated for each in word]
-
-    def _read(self, text: str, width: int = 64) -> Word:
-        """Returns an operand: a register, a number or a vector."""
-        if text.startswith("{"):
-            names = _OPERAND.findall(text[1:-1])
-            words = [self._read(each, width // len(names)) for each in names]
-            return [self._joined(each, width // len(names)) for each in zip(*words, strict=True)]
-        if text in self._registers:
-            return self._registers[text]
-        if matched := re.fullmatch(r"0[fd]([0-9A-F]+)|(-?(?:0x[0-9a-fA-F]+|\d+))", text):
-            return [int(matched[1], 16) if matched[1] else int(matched[2], 0) % (1 << width)] * self.count
-        return [self._unknown] * self.count
-
-    def _write(self, name: str, word: Word, active: Sequence[bool]) -> None:
-        before = word if all(active) else self._read(name)
-        self._registers[name] = [new if on else old for new, old, on in zip(word, before, active, strict=True)]
-
-    def _one(self, opcode: str, operands: list[str], active: list[bool]) -> None:
-        base, *modifiers = opcode.split(".")
-        kind = modifiers[-1] if modifiers else ""
-        names = _OPERAND.findall(operands[0].strip("{}")) if operands else []
-        if base in ("ld", "st"):
-            self._memory(base, modifiers, operands, active)
-        elif base == "stmatrix":
-            self._shared.clear()  # what is read from now on is not known
-        elif base == "ldmatrix":
-            self._matrices(names, operands[1], "trans" in modifiers)
-        elif base in ("red", "atom", "cp", "wgmma", "mma", "mbarrier", "call", "tcgen05", "multimem", "fence"):
-            raise Refused(f"{opcode}: its order or what it writes is not known")
-        elif base not in ("bar", "barrier", "griddepcontrol", "membar"):
-            given = [self._read(each, _width(kind)) for each in operands[1:]]
-            if base == "shfl":
-                found = self._shuffled(modifiers[1], given)
-            else:
-                found = [self._value(opcode, base, modifiers, row) for row in zip(*given, strict=True)]
-            parts = [self._parts(each, len(names), _width(kind)) for each in found]
-            for name, part in zip(names, zip(*parts, strict=True), strict=True):
-                self._write(name.split("|")[0], list(part), active)
-
-    def _matrices(self, names: list[str], place: str, turned: bool) -> None:
-        """Loads matrices of 8 by 8 halves: thread t of a warp gets two of row t / 4. Turned ones are not known."""
-        rows = self._read(place.strip("[] "))
-        for at, name in enumerate(names):
-            word = Word()
-            for thread in range(self.count):
-                row, column = rows[thread - thread % 32 + 8 * at + thread % 32 // 4], 4 * (thread % 4)
-                halves = [row + column + half if isinstance(row, int) and not turned else -1 for half in (0, 2)]
-                word.append(self._joined([self._shared.get(each, self._unknown) for each in halves], 16))
-            self._registers[name] = word
-
-    def _shuffled(self, mode: str, given: list[Word]) -> Word:
-        found = Word()
-        for thread, step in enumerate(given[1]):
-            if isinstance(step, Node):
-                raise Refused("shfl: data decide the lane")
-            lane = thread % 32
-            other = {"bfly": lane ^ step, "idx": step % 32, "down": lane + step, "up": lane - step}[mode]
-            found.append(given[0][thread - lane + other if 0 <= other < 32 else thread])
-        return found
-
-    def _value(self, opcode: str, base: str, modifiers: list[str], given: Sequence[Value]) -> Value:
-        """Returns the result of an instruction in one thread."""
-        kind = modifiers[-1]
-        width = _width(kind)
-        if (added := _ADDITION.fullmatch(opcode)) and added[3]:  # two numbers in a register
-            pairs = zip(*(self._parts(each, 2, width) for each in given), strict=True)
-            return self._joined([self.node(opcode.removesuffix("x2"), *pair) for pair in pairs], width // 2)
-        if base == "mov":
-            return given[0]
-        if base == "selp" and isinstance(given[2], int):
-            return given[0 if given[2] else 1]
-        if any(isinstance(each, Node) for each in given):
-            moved = self._moved(base, modifiers, given, width)
-            return self.node(opcode, *given) if moved is None else moved
-        if any(each.startswith(("f", "bf")) and each != "full" for each in modifiers):
-            return self.node(opcode, *given)
-        return self._integer(opcode, base, modifiers, [each for each in given if isinstance(each, int)])
-
-    def _integer(self, opcode: str, base: str, modifiers: list[str], given: list[int]) -> int:
-        width = _width(modifiers[-1])
-        values = [each & (1 << width) - 1 for each in given]
-        if modifiers[-1].startswith("s"):
-            values = [each - (each >> width - 1 << width) for each in values]
-        if base in ("shl", "shr", "bfe"):
-            values[1:] = [each & (1 << 32) - 1 for each in given[1:]]
-        if base == "mad" and "wide" in modifiers:
-            values[2] = given[2]
-        if base == "setp" and len(modifiers) == 2:
-            order = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-            return int(_COMPARED[order.get(modifiers[0], modifiers[0])](*values))
-        if base not in _INTEGER or {"hi", "cc", "sat", "to"} & set(modifiers):
-            raise Refused(f"{opcode}: not known")
-        target = 2 * width if "wide" in modifiers else _width(modifiers[0]) if base == "cvt" else width
-        return int(_INTEGER[base](*values)) & (1 << target) - 1
-
-    def _memory(self, base: str, modifiers: list[str], operands: list[str], active: list[bool]) -> None:
-        """Loads or stores; memory that the kernel writes holds 16 bits at an address."""
-        space, width, loads = modifiers[0], _width(modifiers[-1]), base == "ld"
-        data, place = operands[:2] if loads else operands[1::-1]
-        names, inside = _OPERAND.findall(data.strip("{}")), _PLACE.fullmatch(place)
-        if not inside or space not in ("global", "shared", "param") or width % 16:
-            raise Refused(f"{base}.{'.'.join(modifiers)} {place}: not known")
-        start, memory = self._read(inside[1]), self.stored if space == "global" else self._shared
-        if space == "param":
-            self._write(names[0], start, active)
-            return
-        for at, name in enumerate(names):
-            word = list(self._read(name, width))
-            for thread in (each for each, on in enumerate(active) if on):
-                address = start[thread]
-                if isinstance(address, Node):
-                    raise Refused(f"{base}.{space}: data decide the address")
-                address += at * width // 8 + int(inside[2] or 0)
-                halves = range(address, address + width // 8, 2)
-                if not loads:
-                    memory |= dict(zip(halves, self._parts(word[thread], width // 16, width), strict=True))
-                elif space == "shared":
-                    word[thread] = self._joined([memory.get(each, self._unknown) for each in halves], 16)
-                elif any(each in memory for each in halves):
-                    raise Refused("ld.global: it reads what the kernel wrote")
-                else:
-                    word[thread] = self.node("memory", address, width // 8)
-            if loads:
-                self._write(name, word, active)
-
-
-# -- certificates ---------------------------------------------------------------------------------
 
 
 def checked(order: Mapping[str, Any]) -> str:
     """Returns what an order proves; raises Refused if it claims what the PTX does not do."""
     proof, trees = order["proof"], Trees()
     blocks = list(_paths(proof, trees))
-    known = {node.tree for block in blocks for node in block.nodes.values() if node.tree.number}
+    known = {node.known.tree for block in blocks for node in block.nodes.values() if node.known.tree.number}
     count, kind = order["terms"], order["kind"]
     deep, left = [int(proof["products"])] * count, set(range(count))
     for one, two in order["additions"]:
@@ -377,7 +96,7 @@ def checked(order: Mapping[str, Any]) -> str:
     if len(left) != 1 or order["depth"] != deep[-1] or Fraction(proof["bound"]) < bound:
         raise Refused(f"{deep[-1]} roundings give the bound {float(bound):.3g}, not {proof['bound']}")
     for claim in proof["sums"]:
-        terms = [frozenset((operand << _OPERAND_AT) + byte for operand, byte in each) for each in claim["terms"]]
+        terms = [frozenset((operand << OPERAND) + byte for operand, byte in each) for each in claim["terms"]]
         named = [each for each in terms if each]
         if len(set(named)) != len(named) or len(terms) != count:
             raise Refused("two terms of a sum have one name")
@@ -388,8 +107,8 @@ def checked(order: Mapping[str, Any]) -> str:
         if tree not in known:
             raise Refused(f"the PTX does not add the {count:,} terms from {claim['terms'][0]} on in this order")
         for operand, byte in claim["results"]:
-            results = [_unrounded(block.stored.get((operand << _OPERAND_AT) + byte)) for block in blocks]
-            if any(each is None or each.tree != tree for each in results):
+            results = [_unrounded(block.stored.get((operand << OPERAND) + byte)) for block in blocks]
+            if any(each is None or each.known.tree != tree for each in results):
                 raise Refused(f"the result at byte {byte} of operand {operand} is no such sum")
     sums = f"{len(proof['sums']):,} sums of {count:,} terms"
     return f"{order['kernel']}: {sums}, at most {deep[-1]} roundings of {kind}: {float(bound):.2e} of the magnitudes"
@@ -400,7 +119,7 @@ def _paths(proof: Mapping[str, Any], trees: Trees) -> Iterator[Block]:
     ways: list[list[bool]] = [[]]
     for _ in range(_PATHS):
         before = ways.pop()
-        block = Block(proof, trees, before)
+        block = Block(proof, trees.known, before)
         ways += [[*block.choices[:at], True] for at in range(len(before), len(block.choices))]
         yield block
         if not ways:
