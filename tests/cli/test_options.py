@@ -186,3 +186,10 @@ def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
 def test_numbers_that_json_lacks_are_words() -> None:
     text = sinks.as_json({"b": [math.nan, (math.inf, -math.inf)], "a": 0.5})
     assert json.loads(text) == {"a": 0.5, "b": ["nan", ["inf", "-inf"]]}
+
+
+def test_jobs_auto_is_the_default_and_is_not_repeated() -> None:
+    typed = parser().parse_args(["run", "a.py", "b.py", "--jobs", "auto"])
+    assert typed.jobs == parser().parse_args(["run", "a.py"]).jobs == 0
+    assert given.again(typed, everything=True) == "verify run a.py b.py"
+    assert parser().parse_args(["run", "a.py", "--jobs", "3"]).jobs == 3

@@ -19,7 +19,7 @@ solution: [SOLUTION]  the file or folder of a solution
 --profile = quick: quick
 --seed N  seed of weights and inputs (default: by chance, and in the answer)
 --backend
---jobs COUNT = 0  worker processes at a time (default: one; they take the GPUs in turns)
+--jobs COUNT|auto = 0  worker processes at a time (default: auto, one; they take the GPUs in turns)
 --timeout: one problem of a file
 --allow-weaker  judge also where this machine cannot hold a solution; the answer says what was given up, and the
     exit code of an accepted solution is 3

@@ -155,6 +155,7 @@ KINDS: dict[str, Callable[[str], Any]] = {
     "TIME": seconds,
     "N": whole_number,
     "COUNT": count,
+    "COUNT|auto": lambda text: 0 if text == "auto" else count(text),
     "ROUNDS": rounds,
     "N,N": shape,
     "SIZE": size,

@@ -8,14 +8,16 @@ docs/report.md for how to read it.
     verify report run.json --compare old.json --bounds reports/bounds
     verify report run.json --sarif run.sarif --junit run.xml
     verify report a.json b.json --merge --json run.json
+    verify report runs/*.json.gz --coverage --markdown coverage.md
     verify report --schema schema.json             # needs no record
 
-records: [RUN.json ...]  the record to show
+records: [RUN.json ...]  the record to show; with --coverage one page of several
 --merge  show several records of one command's parts as one
 --html --markdown --schema
 --json: the record
 --sarif --junit --github
 --compare RUN.json  show what changed since this earlier run
+--coverage  show which laws and sizes each kernel was judged at in each dtype, and which were never tried
 --bounds
 """
 
@@ -35,9 +37,9 @@ from verify.records.compare import Comparison, compare
 from verify.records.files import load
 from verify.records.merge import shards
 from verify.records.record import Run
-from verify.report import compare_words, gate_words, run_table
+from verify.report import compare_words, coverage, gate_words, run_table
 from verify.report.checks import of_run
-from verify.report.document import Document
+from verify.report.document import EVERY, Document
 from verify.report.html import record_html
 from verify.report.markdown import comment
 from verify.report.terminal import text_page
@@ -50,6 +52,8 @@ def main(options: argparse.Namespace) -> int:
             raise UsageError("a report shows a record; received none", hint="verify report RUN.json")
         sinks.deliver(options, lambda: "", schema=files.schema)
         return exits.PASS
+    if options.coverage:
+        return _coverage(options)
     if len(options.records) > 1 and not options.merge:
         raise UsageError(
             f"a report shows one record, or with --merge the parts of one; received {len(options.records)} records",
@@ -75,6 +79,24 @@ def main(options: argparse.Namespace) -> int:
             record=sinks.beside(options.html, options.json or ("" if options.merge else options.records[0])),
         ).encode(),
         schema=files.schema,
+    )
+    return exits.PASS
+
+
+def _coverage(options: argparse.Namespace) -> int:
+    """Shows what was judged in all records. The HTML page is that of the last record, with the coverage above it."""
+    others = ("merge", "json", "sarif", "junit", "github", "compare", "bounds")
+    if given_too := [f"--{name}" for name in others if getattr(options, name)]:
+        said = f"--coverage is a page in the terminal, --html or --markdown; received {', '.join(given_too)} too"
+        raise UsageError(said, hint="verify report RUN.json --coverage --html coverage.html")
+    runs = sorted(map(load, options.records), key=lambda run: run.created)
+    found = coverage.document(runs)
+    asked = options.html or options.markdown
+    sinks.deliver(
+        options,
+        lambda: "" if asked else text_page.render(found, screen.terminal()),
+        markdown=lambda: comment.render(found, limit=EVERY).encode(),
+        html=lambda: record_html.render(runs[-1], beside=[found]).encode(),
     )
     return exits.PASS
 

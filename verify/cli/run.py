@@ -10,6 +10,7 @@ Measure kernels against the exact real-valued answer and print the verdict.
     verify run accuracy.py --sarif run.sarif --junit run.xml
     verify run accuracy.py --model qwen3-moe               # at its sizes too
     verify run accuracy.py --resume build/run        # or continues there
+    verify run kernels/*.py --jobs auto
     verify run kernels/*.py --each records.jsonl --jobs 8
 
 targets --dtype ...

@@ -8,7 +8,7 @@ network port. At the end of stdin all requests are answered first; Ctrl-C ends t
     verify serve --jobs 4 --backend cuda --timeout 2m
 
 --backend
---jobs COUNT = 0  worker processes at a time (default: one)
+--jobs COUNT|auto = 0  worker processes at a time (default: auto, one)
 --timeout: a request
 """
 

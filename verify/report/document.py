@@ -45,9 +45,9 @@ class TableRow:
     def above(self, columns: Columns) -> tuple[tuple[str, str], ...]:
         """Returns the headings above a row if the table has no columns for them: kernel, then output and dtype."""
         kernel = () if "kernel" in columns else ((self.kernel, self.about),)
-        return (
-            kernel if "output" in columns or not self.cells else (*kernel, (self.cells["output"], self.cells["dtype"]))
-        )
+        if "output" in columns or not self.cells.get("output"):
+            return kernel
+        return (*kernel, (self.cells["output"], self.cells["dtype"]))
 
 
 def header(column: str) -> str:

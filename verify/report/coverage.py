@@ -1,0 +1,156 @@
+"""Makes the page of what was judged and what never was: each kernel, dtype, law and class of sizes of some records.
+
+Results have a class of sizes: those that a run draws, many rows, captured inputs, or those of a model. A law draws its
+own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from typing import Literal, get_args
+
+from verify.declare.models import MODELS
+from verify.laws.profiles import NAMES
+from verify.records.readings import FAILED, arch_of
+from verify.records.record import KernelRun, LawRun, Result, Run
+from verify.report import words
+from verify.report.document import EVERY, Document, Section, TableRow, plain
+from verify.report.words import STANDING
+
+Outcome = Literal["never tried", "not applicable", "passed", "no verdict", "wrong"]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the later one counts
+RESULTS, DRAWN = "results", "drawn"
+_OF_RESULT: dict[str, Outcome] = {"ok": "passed", "wrong": "wrong"}
+_LABEL = re.compile(r" \(([^()]*)\)$")
+_LAYOUT = ("kernel", "dtype", "elements", "laws", "never tried", "verdict")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Holds what is known of one kernel on one card in one dtype: of its results at some sizes, or of a law."""
+
+    card: str
+    kernel: str
+    dtype: str
+    subject: str  # `RESULTS`, or the name of a law
+    sizes: str  # the class of sizes; "" for a law
+    outcome: Outcome
+    judged: int  # elements, or cases of a law
+
+
+def cells_of(runs: Sequence[Run]) -> list[Cell]:
+    """Returns a cell for each combination. Of several records, the last one that tried it counts."""
+    known, kernels = dict[tuple[str, ...], Cell](), dict[tuple[str, str], KernelRun]()
+    for run in sorted(runs, key=lambda run: run.created):
+        found = dict[tuple[str, ...], Cell]()
+        for kernel in run.kernels:
+            if not kernel.peer:
+                kernels[arch_of(run), kernel.name] = kernel
+                for cell in _tried(kernel, arch_of(run)):
+                    key = astuple(cell)[:5]
+                    found[key] = cell if key not in found else _both(found[key], cell)
+        known |= found
+    models = dict.fromkeys(cell.sizes for cell in known.values() if cell.sizes in MODELS)
+    every = list[Cell]()
+    for (card, name), kernel in kernels.items():
+        own = [cell for cell in known.values() if (cell.card, cell.kernel) == (card, name)]
+        for dtype in dict.fromkeys([*_promised(kernel), *(cell.dtype for cell in own)]):
+            wanted = [(RESULTS, sizes) for sizes in (DRAWN, *models)] + [(law, "") for law in NAMES]
+            of_dtype = {(cell.subject, cell.sizes): cell for cell in own if cell.dtype == dtype}
+            missing = [each for each in wanted if each not in of_dtype]
+            every += of_dtype.values()
+            every += [Cell(card, name, dtype, subject, sizes, "never tried", 0) for subject, sizes in missing]
+    return every
+
+
+def _tried(kernel: KernelRun, card: str) -> Iterator[Cell]:
+    """Yields what a record has of a kernel. A dtype without a result of a kernel that failed is wrong."""
+    for result in kernel.results:
+        outcome = _OF_RESULT.get(result.status, "no verdict")
+        yield Cell(card, kernel.name, result.dtype, RESULTS, _sizes(result), outcome, result.figures.n)
+    for law in kernel.laws:
+        yield Cell(card, kernel.name, law.dtype, law.law, "", _of_law(law), law.cases)
+    judged = {result.dtype for result in kernel.results}
+    for dtype in _promised(kernel) if kernel.status in FAILED else ():
+        if dtype not in judged:
+            yield Cell(card, kernel.name, dtype, RESULTS, DRAWN, "wrong", 0)
+
+
+def _sizes(result: Result) -> str:
+    """Returns the class of sizes of a result."""
+    if result.source != "run":
+        return "every input" if result.source == "sweep" else "searched"
+    label = _LABEL.search(result.output)
+    return label[1] if label else DRAWN
+
+
+def _of_law(law: LawRun) -> Outcome:
+    if law.status == "broken":
+        return "wrong"
+    if law.in_error or law.undeclared:
+        return "no verdict"
+    return "passed" if law.status == "ok" else "not applicable"
+
+
+def _both(one: Cell, two: Cell) -> Cell:
+    return replace(one, outcome=max(one.outcome, two.outcome, key=OUTCOMES.index), judged=one.judged + two.judged)
+
+
+def _promised(kernel: KernelRun) -> list[str]:
+    """Returns the dtypes with which the text of a promise begins."""
+    return kernel.promise.partition(";")[0].split() if ";" in kernel.promise else []
+
+
+def document(runs: Sequence[Run]) -> Document:
+    """Returns the page: a row for each kernel and dtype, then what is wrong and what was never tried, by name."""
+    cells = cells_of(runs)
+    several = len({cell.card for cell in cells}) > 1
+    rows, wrong, never = list[TableRow](), list[str](), dict[str, list[str]]()
+    groups = dict[tuple[str, str], list[Cell]]()
+    for cell in cells:
+        groups.setdefault((f"{cell.kernel} on {cell.card}" if several else cell.kernel, cell.dtype), []).append(cell)
+    for (name, dtype), own in groups.items():
+        rows.append(_row(name, dtype, own))
+        wrong += [f"{name} {dtype}: {_named(cell)}" for cell in own if cell.outcome == "wrong"]
+        if missing := ", ".join(_named(cell) for cell in own if cell.outcome == "never tried"):
+            never.setdefault(missing, []).append(f"{name} {dtype}")
+    total = Counter(cell.outcome for cell in cells)
+    word = "fail" if total["wrong"] else "incomplete" if total["never tried"] + total["no verdict"] else "pass"
+    counts = ", ".join(f"{total[each]:,} {each}" for each in reversed(OUTCOMES) if total[each])
+    return Document(
+        "coverage",
+        STANDING[word],
+        word,
+        [f"of {len(cells):,} combinations of kernel, dtype, law and sizes: {counts}"],
+        [
+            Section(rows=rows, layouts=(_LAYOUT, _LAYOUT[1:], ("dtype", "elements", "verdict")), noun="row"),
+            Section("wrong", lines=plain(wrong), noun="combination", most=EVERY),
+            Section("never tried", lines=plain([f"{', '.join(of)}: {text}" for text, of in never.items()]), most=EVERY),
+        ],
+        title="Coverage",
+    )
+
+
+def _row(name: str, dtype: str, cells: Sequence[Cell]) -> TableRow:
+    """Returns the row of a kernel in a dtype."""
+    results = [cell for cell in cells if cell.subject == RESULTS]
+    laws = Counter(cell.outcome for cell in cells if cell.subject != RESULTS)
+    judged = [f"{cell.sizes} {cell.judged:,}" for cell in results if cell.outcome != "never tried"]
+    never = sum(cell.outcome == "never tried" for cell in cells)
+    worst = max((cell.outcome for cell in cells), key=OUTCOMES.index)
+    standing = {"passed": "ok", "wrong": "wrong", "no verdict": "undecided"}.get(worst, "skipped")
+    shown = {
+        "output": "",
+        "dtype": dtype,
+        "elements": ", ".join(judged) or "-",
+        "laws": ", ".join(f"{laws[each]} {each}" for each in reversed(OUTCOMES[1:]) if laws[each]) or "-",
+        "never tried": str(never),
+    }
+    return TableRow(words.clean(name), "", {key: words.clean(text) for key, text in shown.items()}, standing, worst)
+
+
+def _named(cell: Cell) -> str:
+    return f"sizes {cell.sizes}" if cell.subject == RESULTS else cell.subject
