@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from verify.measure.assertions import assert_close as assert_close
     from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.measure.assertions import close_to as close_to
+    from verify.ops.graph.relative import relative_rms as relative_rms
     from verify.ops.graph.rounded import rounds as rounds
     from verify.ops.philox import philox as philox
     from verify.ops.philox import philox_uniform as philox_uniform
@@ -58,6 +59,7 @@ _DEFINED = {
     "verify.errors": "KernelError TruthError UsageError VerifyError",
     "verify.laws.suite": "laws_for",
     "verify.measure.assertions": "assert_close assert_ulp close_to",
+    "verify.ops.graph.relative": "relative_rms",
     "verify.ops.graph.rounded": "rounds",
     "verify.ops.philox": "philox philox_uniform",
     "verify.records.record": "Run",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from verify.errors import UsageError, closest
 
 if TYPE_CHECKING:
+    from verify.ops.graph.relative import RelativeRms
     from verify.ops.graph.rounding import Accumulate
     from verify.ops.op import Op
     from verify.truth.quantised.encoding import Encoding
@@ -52,6 +53,7 @@ class HuntDeclaration(TypedDict, total=False):
     ties: Literal["", "as like"]
     stochastic: str | Mapping[str, str] | None
     draws: str | Mapping[str, str] | None
+    promise: RelativeRms | Mapping[str, RelativeRms] | None
     inputs: str | None
     same_bits: Iterable[str]
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]]

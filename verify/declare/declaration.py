@@ -30,6 +30,7 @@ from verify.declare.captured import captured
 from verify.declare.promises import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.errors import UsageError
+from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import holds
 from verify.ops.op import Largest, Op, Operand, largest_words, up_to
@@ -86,6 +87,7 @@ class Kernel:
     encoding: Encoding | None = None  # what a quantiser returns
     stochastic: Mapping[str, str] = field(default_factory=dict)  # results that are rounded at random -> their seed
     draws: Mapping[str, str] = field(default_factory=dict)  # results that are drawn -> their seed, or ""
+    relative: Mapping[str, RelativeRms] = field(default_factory=dict)  # results with a promise of whole rows
     encoded: Encoded | None = None  # its quantised operands
     same_bits: tuple[str, ...] = ()  # settings that change no bit: words of `promises.SETTINGS`, or "as NAME"
     same_bits_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)  # "as NAME" -> the function
@@ -232,6 +234,7 @@ class Kernel:
         for verb, seeds in (("rounds at random: ", self.stochastic), ("draws ", self.draws)):
             words = [f"{name} by {seed}".removesuffix(" by ") for name, seed in seeds.items()]
             parts += [verb + ", ".join(words)] if words else []
+        parts += [f"{name} {each.words}" for name, each in self.relative.items()]
         if self.same_bits:
             parts.append(f"same bits: {', '.join(self.same_bits)}")
         if self.rounds:
@@ -288,6 +291,7 @@ def kernel(
     quantise: Encoding | None = None,
     stochastic: str | Mapping[str, str] | None = None,
     draws: str | Mapping[str, str] | None = None,
+    promise: RelativeRms | Mapping[str, RelativeRms] | None = None,
     inputs: str | None = None,
     same_bits: Iterable[str] = (),
     same_bits_as: Callable[..., Any] | Iterable[Callable[..., Any]] = (),
@@ -353,6 +357,8 @@ def kernel(
         Such a result is one of the two neighbours of the exact number (docs/like.md).
     draws: with like=, results that are drawn from the probabilities that like= returns in their place, "y", or with the
         operand that seeds the draws, {"y": "seed"} (docs/like.md).
+    promise: with like=, `verify.relative_rms(0.02)` for all outputs, or for some, `{"y": ...}`: the error that a row, a
+        head or the tensor may have on ordinary inputs, in place of a limit of each element (docs/like.md).
     same_bits: settings that change no bit of a result, such as ["rows", "position"] (docs/same-bits.md).
     same_bits_as: a function of the same operands, or several, that return the same bits.
     rounds: with like=, where numbers are rounded to 16 bits: "as like", where eager PyTorch rounds in the function, or
@@ -384,6 +390,7 @@ def kernel(
         "derive": derive,
         "stochastic": stochastic,
         "draws": draws,
+        "promise": promise,
         "inputs": inputs,
     }
     if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
@@ -456,10 +463,11 @@ def kernel(
         definition = promises.domains(about, domain, definition, floating, promised, of_operands, magnitudes)
         of_outputs = promises.other_dtypes(about, "output_dtypes", output_dtypes, promised, numbers)
         results = [*returned, *(f"d{name}" for name in taken)]
+        definition, relative = promises.relative(about, promise, definition, numbers)
         wide = promises.wide_of(definition, results if like is not None else ())
-        relative = quantise is None and (like is not None or not definition.geometry.by_element)
+        by_terms = quantise is None and (like is not None or not definition.geometry.by_element)
         beside = *of_operands.values(), *of_outputs.values()
-        limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=relative)
+        limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=by_terms)
         noises = promises.noise(about, max_noise, definition.gate, results)
         settings = promises.strings(about, "same_bits", same_bits, promises.SETTINGS) if same_bits else ()
         others_of_bits = promises.same_bits_as(about, same_bits_as)
@@ -467,6 +475,8 @@ def kernel(
         if seeds and max_ulp is None:
             limits |= stochastic_limits(seeds, promised, of_outputs)
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
+        limits |= promises.relative_limits(relative, promised, of_outputs)
+        noises = dict.fromkeys(relative, promises.DEFAULT_NOISE) | noises
         models, roles = promises.sizes(about, sizes, definition)
         if inputs is not None:
             kinds = {each: _kinds(each, floating, of_operands) for each in promised}
@@ -504,6 +514,7 @@ def kernel(
             encoding=quantise,
             stochastic=seeds,
             draws=promises.of_draws(draws),
+            relative=relative,
             encoded=quantised if quantised.encodings else None,
             same_bits=(*settings, *others_of_bits),
             same_bits_as=others_of_bits,

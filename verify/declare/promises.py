@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from verify.declare.models import ROLES, models_of, named_by, unnamed
 from verify.errors import UsageError, closest, from_zero, one_of
 from verify.ops.domain import Domain
+from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate
 from verify.ops.graph.shapes import NamedDims, Related, check, names_in
 from verify.ops.op import Largest, Op, as_defined, up_to
@@ -601,6 +602,27 @@ def stochastic_limits(
     """Returns the limits of such results where none are declared, by result and dtype."""
     limits: dict[str, float | None] = {ORDINARY: STOCHASTIC_LIMIT, DEMANDING: STOCHASTIC_LIMIT, EXTREME: None}
     return {f"{name} {kind}": dict(limits) for name, kind in _formats(results, dtypes, others)}
+
+
+def relative(about: str, given: Any, op: Op, outputs: Sequence[str]) -> tuple[Op, dict[str, RelativeRms]]:
+    """Returns the op with the promises of whole rows, and these by result."""
+    found = dict.fromkeys(outputs, given) if isinstance(given, RelativeRms) else {} if given is None else given
+    hint = "promise=verify.relative_rms(0.02)"
+    if not isinstance(found, Mapping) or not all(isinstance(each, RelativeRms) for each in found.values()):
+        raise UsageError(f"{about}: promise is a verify.relative_rms, or some by result; received {given!r}", hint=hint)
+    _demand(about, "promise", found, "results", outputs, hint)
+    return replace(op, gate="noise", meaning=replace(op.meaning, promised=found)) if found else op, dict(found)  # type: ignore[type-var]
+
+
+def relative_limits(
+    results: Iterable[str], dtypes: Sequence[str], others: OfDtypes
+) -> dict[str, dict[str, float | None]]:
+    """Returns the limits of such results by result and dtype: nothing is promised of single elements elsewhere."""
+    return {
+        f"{name} {kind or dtype}": {ORDINARY: default_limit(kind or dtype), DEMANDING: None, EXTREME: None}
+        for name, kind in _formats(results, dtypes, others)
+        for dtype in dtypes
+    }
 
 
 def _formats(results: Iterable[str], dtypes: Sequence[str], others: OfDtypes) -> list[tuple[str, str | None]]:

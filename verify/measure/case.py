@@ -299,6 +299,11 @@ class _CaseJudge:
             worse = segments[beyond & self.within[name].to(beyond.device) & ~errors.undecided & (segments >= 0)]
             pairs = zip(outcome.tallies, torch.bincount(worse, minlength=len(parts)).tolist(), strict=True)
             outcome = replace(outcome, tallies=[msgspec.structs.replace(part, worse=count) for part, count in pairs])
+        if name in kernel.relative and question.whole is None:
+            broken = kernel.relative[name].broken(got.double(), by.truth.value).reshape(-1)
+            counts = torch.bincount(segments[broken & (segments >= 0)], minlength=len(parts)).tolist()
+            pairs = zip(outcome.tallies, counts, strict=True)
+            outcome = replace(outcome, tallies=[msgspec.structs.replace(part, rows=count) for part, count in pairs])
         numbers = [place for place, (regime, _) in enumerate(parts) if regime.name in APART]
         apart = torch.isin(segments, torch.tensor(numbers, dtype=torch.int64, device=segments.device))
         near = Peaks()

@@ -31,10 +31,11 @@ from verify.measure.findings import BASELINE, KERNEL, CaseFindings, JudgedCase
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
-from verify.measure.result import GroupFindings
+from verify.measure.result import GroupFindings, finite
 from verify.measure.trivial import KEPT
 from verify.ops.op import Problem
 from verify.records.record import (
+    ORDINARY,
     RESULT_STATUSES,
     Gap,
     GapKind,
@@ -470,6 +471,12 @@ class Judging:
                 self.sizes[name] = max(size, self.sizes.get(name, 0))
         blind = sorted((spot for item in own.values() for spot in item.blind), reverse=True)[:KEPT]
         self.notes.extend(f"{group.dtype}: {words}" for _, words in blind)
+        for name in self.kernel.relative.keys() & own.keys():
+            promise, theirs = self.kernel.relative[name], group.found[BASELINE].get(name)
+            figures = [finite(each.parts, ORDINARY).figures().rms or 0.0 for each in (own[name], theirs) if each]
+            shares = ", PyTorch's ".join(f"{promise.share * rms:.2g}" for rms in figures)
+            words = f"the error is {shares} of the root mean square on ordinary inputs"
+            self.notes.append(f"{name} {group.dtype}: {words}; promised {promise.words}")
         for name, item in own.items():
             for tie, count in item.slopes.items():
                 text = f"{name} {group.dtype}: at equal numbers the slope is not PyTorch's in {count:,} elements"

@@ -127,6 +127,7 @@ class _Limits:
         self.integers, at_random = result in kernel.op.integers, result in kernel.stochastic
         # stochastic rounding has the variance ulp^2 / 6, to nearest it is ulp^2 / 12
         self.rms = rms_limit(self.fmt.name) * (RANDOMLY if at_random else 1.0)
+        self.rms = 1.0 if result in kernel.relative else self.rms
         # of results of up to 16 bits, which are rounded to nearest
         self.has_bias = not (self.fmt.bits > 16 or at_random or self.integers)
 
@@ -137,6 +138,9 @@ class _Limits:
         figures, bias, on = counted.figures(), counted.bias, f"on {inputs} inputs"
         if limit is None:  # a fact for the report: no promise gives no verdict
             return "ok", self._worse(counted, inputs) if counted.worse else ""
+        if counted.rows:
+            promise = self.kernel.relative[self.result].words
+            return "wrong", f"{counted.rows:,} of {figures.n:,} elements {on} lie in rows that are not {promise}"
         if not judged(figures, self.gate) <= limit:  # a NaN must fail
             status, reason = self._over(figures, limit, inputs)
         elif figures.open:

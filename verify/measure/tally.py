@@ -135,6 +135,7 @@ class Tally(msgspec.Struct, frozen=True):
     squares: int = 0
     weighed: int = 0
     worse: int = 0
+    rows: int = 0  # elements in rows that break a promise of whole rows
     bias: Bias = Bias()
 
     def merge(self, other: Tally) -> Tally:

@@ -26,6 +26,7 @@ from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
 from verify.ops.graph.program import Program, names_of, tensors_of_call, trace, undisturbed
 from verify.ops.graph.reducing import Contract
 from verify.ops.graph.regions import Regions, regions_of
+from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate, Rounding
 from verify.ops.graph.scores import normalised, scores_of
 from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
@@ -150,6 +151,7 @@ class Like(Meaning):
     smooth: tuple[str, ...] = ()  # the operands that the function has a gradient for
     regions: Regions | None = None  # the parts of results and operands that count
     part: tuple[Program, Run] | None = None  # replaces the program; see `of_part`
+    promised: Mapping[str, RelativeRms] = field(default_factory=dict)  # results whose unit is a share of their row
 
     def op(self) -> Op:
         """Traces the function once and returns the op.
@@ -420,6 +422,8 @@ class Like(Meaning):
         else:  # `deviation` samples it where an element is beyond its limit in ULP
             real = [name for name in found if program.results[name].real]
             found |= {name: replace(found[name], noise=torch.zeros_like(found[name].value)) for name in real}
+        for name in self.promised.keys() & found.keys():
+            found[name] = replace(found[name], noise=self._unit(name, found[name]))
         if program.elementwise:
             gradients = self._gradients(problem)
             for name, fast in found.items():
@@ -450,9 +454,15 @@ class Like(Meaning):
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""
+        if result in self.promised:
+            return self._unit(result, self.fast(problem)[result])
         program, run = self.program(problem)
         with torch.no_grad(), program.refusing():
             return sampled_again(program, run, result, self._rounding(program, run))
+
+    def _unit(self, result: str, fast: Fast) -> Tensor:
+        """Returns the promised error around each element. Parts of a program have no whole rows, and none is judged."""
+        return torch.full_like(fast.value, math.inf) if self.part else self.promised[result].unit(fast.value)
 
     def of_part(self, cut: Cut) -> Like:
         """Returns the meaning of a part of a program."""
