@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from verify.records.commit import digest, own_digest
 from verify.records.merge import together
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
+from verify.workers.channel import LONGEST
 from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS, OutOfTime, Worker
@@ -432,7 +434,9 @@ class Measuring(Source[_RunPart, KernelRun]):
         for part in self.parts:
             if (judged := self.judged.get(part.key)) and not self.ended[part.key].results:
                 settings = {name: getattr(self.session, name) for name in _OF_REQUEST}
-                request = Measure(part.target, dtypes=part.dtypes, judged=tuple(judged), **settings)
+                ends = accumulate(map(len, judged))  # a message with the first of very many cases is short enough
+                some = tuple(each for each, end in zip(judged, ends, strict=True) if end <= LONGEST // 2)
+                request = Measure(part.target, dtypes=part.dtypes, judged=some, **settings)
                 self.session.progress(f"{part.kernel.name} {part.dtype}: results of the cases that ended")
                 try:
                     self._join(part, pool.ask(request, timeout=START_SECONDS))
