@@ -318,16 +318,20 @@ def op_of(
                 hint='operands=["x"] names them in their order',
             )
     labels = None if outputs is None else promises.strings(about, "outputs", outputs)
-    made = Definition(
-        declared.like,
-        names,
-        outputs=labels,
-        name=label,
-        shapes=declared.shapes,
-        hidden=declared.hidden,
-        optional=declared.optional,
-        **said,
-    ).op()
+    try:
+        made = Definition(
+            declared.like,
+            names,
+            outputs=labels,
+            name=label,
+            shapes=declared.shapes,
+            hidden=declared.hidden,
+            optional=declared.optional,
+            **said,
+        ).op()
+    except UsageError as error:
+        text = error.message if error.message.startswith(about) else f"{about}: {error.message}"
+        raise UsageError(text, hint=error.hint) from error
     return made if draws is None else drawn(about, made, promises.draws(about, draws, made))
 
 

@@ -27,7 +27,7 @@ from verify.backends import known
 from verify.declare import promises
 from verify.declare.calling import accepted, by_operand, functional, op_of
 from verify.declare.captured import captured
-from verify.declare.promises import STOCHASTIC_NOISE, stochastic_limits, stochastic_results
+from verify.declare.promises import STOCHASTIC_LIMIT, STOCHASTIC_NOISE, limits_of_results, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.errors import UsageError
 from verify.ops.graph.relative import RelativeRms
@@ -473,9 +473,9 @@ def kernel(
         others_of_bits = promises.same_bits_as(about, same_bits_as)
         seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
-            limits |= stochastic_limits(seeds, promised, of_outputs)
+            limits |= limits_of_results(seeds, promised, of_outputs, STOCHASTIC_LIMIT, demanding=True)
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
-        limits |= promises.relative_limits(relative, promised, of_outputs)
+        limits |= limits_of_results(relative, promised, of_outputs, None, demanding=False)
         noises = dict.fromkeys(relative, promises.DEFAULT_NOISE) | noises
         models, roles = promises.sizes(about, sizes, definition)
         if inputs is not None:

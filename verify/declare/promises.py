@@ -596,12 +596,19 @@ def of_draws(given: Any) -> dict[str, str]:
     return {given: ""} if isinstance(given, str) else dict(given or {})
 
 
-def stochastic_limits(
-    results: Iterable[str], dtypes: Sequence[str], others: OfDtypes
+def limits_of_results(
+    results: Iterable[str], dtypes: Sequence[str], others: OfDtypes, ordinary: float | None, *, demanding: bool
 ) -> dict[str, dict[str, float | None]]:
-    """Returns the limits of such results where none are declared, by result and dtype."""
-    limits: dict[str, float | None] = {ORDINARY: STOCHASTIC_LIMIT, DEMANDING: STOCHASTIC_LIMIT, EXTREME: None}
-    return {f"{name} {kind}": dict(limits) for name, kind in _formats(results, dtypes, others)}
+    """Returns limits by result and dtype: `ordinary`, else the default, without a promise of extreme inputs.
+
+    demanding: True if demanding inputs have the same limit; otherwise nothing is promised of them.
+    """
+    found = {}
+    for name, kind in _formats(results, dtypes, others):
+        for each in (kind,) if kind else dtypes:
+            own = default_limit(each) if ordinary is None else ordinary
+            found[f"{name} {each}"] = {ORDINARY: own, DEMANDING: own if demanding else None, EXTREME: None}
+    return found
 
 
 def relative(about: str, given: Any, op: Op, outputs: Sequence[str]) -> tuple[Op, dict[str, RelativeRms]]:
@@ -612,17 +619,6 @@ def relative(about: str, given: Any, op: Op, outputs: Sequence[str]) -> tuple[Op
         raise UsageError(f"{about}: promise is a verify.relative_rms, or some by result; received {given!r}", hint=hint)
     _demand(about, "promise", found, "results", outputs, hint)
     return replace(op, gate="noise", meaning=replace(op.meaning, promised=found)) if found else op, dict(found)  # type: ignore[type-var]
-
-
-def relative_limits(
-    results: Iterable[str], dtypes: Sequence[str], others: OfDtypes
-) -> dict[str, dict[str, float | None]]:
-    """Returns the limits of such results by result and dtype: nothing is promised of single elements elsewhere."""
-    return {
-        f"{name} {kind or dtype}": {ORDINARY: default_limit(kind or dtype), DEMANDING: None, EXTREME: None}
-        for name, kind in _formats(results, dtypes, others)
-        for dtype in dtypes
-    }
 
 
 def _formats(results: Iterable[str], dtypes: Sequence[str], others: OfDtypes) -> list[tuple[str, str | None]]:
