@@ -103,13 +103,6 @@ def test_a_kernel_that_takes_any_keyword_receives_every_parameter() -> None:
 # -- one line for each mistake ------------------------------------------------------------------
 
 
-def test_a_function_takes_the_operands_that_are_declared() -> None:
-    def few(x, *, eps):  # type: ignore[no-untyped-def]
-        return x
-
-    assert kernel(op="layer_norm", operands=["x"])(few).operands == ("x",)
-
-
 def test_functions_whose_signature_says_nothing_are_taken_as_they_are() -> None:
     class Gelu(torch.autograd.Function):
         pass

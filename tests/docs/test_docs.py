@@ -26,22 +26,8 @@ from verify.workers import process
 
 ROOT = Path(__file__).parents[2]
 DOCS = sorted((ROOT / "docs").glob("*.md"))
-PAGES = [
-    *(
-        ROOT / name
-        for name in (
-            "README.md",
-            "CHANGELOG.md",
-            "CONTRIBUTING.md",
-            "SECURITY.md",
-            "CODE_OF_CONDUCT.md",
-            "tests/README.md",
-        )
-    ),
-    ROOT / "mutants" / "README.md",
-    ROOT / "kernels" / "README.md",
-    *DOCS,
-]
+OUTSIDE = "README CHANGELOG CONTRIBUTING SECURITY CODE_OF_CONDUCT tests/README mutants/README kernels/README"
+PAGES = [*(ROOT / f"{name}.md" for name in OUTSIDE.split()), *DOCS]
 OWN = "README contracts explain failures findings foreign-kernels judge serve"
 HAS_ITS_OWN_TEST = {f"{page}.md" for page in OWN.split()}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)

@@ -166,7 +166,7 @@ def test_the_facts_do_not_depend_on_the_last_bits_of_a_fourier_transform(
         return found + 1e-12 * found.abs().max() * noise
 
     seen = set[str]()
-    for seed in range(6):
+    for seed in range(3):
         chance = torch.Generator().manual_seed(seed)
         with monkeypatch.context() as patch:
             patch.setattr(torch.fft, "irfft", other)

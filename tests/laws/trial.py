@@ -17,7 +17,7 @@ from verify.records.record import LawRun
 
 DTYPES = ["float32", "float64"]
 _SIZES = Sizes(elements=300, width=300, depth=64)
-PROFILE = Profile("test", 8, {"small": _SIZES, "large": _SIZES}, shrink=False)
+PROFILE = Profile("test", 4, {"small": _SIZES, "large": _SIZES}, shrink=False)
 
 
 def silu_kernel(function: Callable[..., Any], **options: Any) -> Kernel:

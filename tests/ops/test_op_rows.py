@@ -84,12 +84,11 @@ def test_the_bounds_hold_on_hard_rows(name: str, recipe: str) -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_the_longest_row(name: str) -> None:
+    """Of 65,537 elements for the norm that has all operands; the others have the same sums."""
     op = get(name)
-    problem = problem_of(op, "mean 1e4", (1, 65537), torch.float32)
-    results = op.fast(problem)
-    if name == "softmax":
-        results.pop("dx")  # 65,537 exponentials at two precisions: y alone shows the sum.
-    for result, fast in results.items():
+    width = 65_537 if name == "layer_norm_residual_bias" else 8_193
+    problem = problem_of(op, "mean 1e4", (1, width), torch.float32)
+    for result, fast in op.fast(problem).items():
         assert covered(op, problem, result, fast, 3), result
 
 
