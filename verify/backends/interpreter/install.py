@@ -140,10 +140,12 @@ def _replace(patches: _Patches) -> None:
     # nothing is timed, so the first configuration that is not pruned wins
     patches.set(Autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0])
     _bind_libdevice(patches, shipped)
-    core, semantic = shipped.tl.core, shipped.interpreter_semantic
+    core, semantic = shipped.tl.core, type(shipped.interpreter_semantic)  # of which the frontend makes others
     patches.set(core.tensor, "__init__", programs.checking(core.tensor.__init__))
     patches.set(core.block_type, "__init__", programs.of_block_type(core.block_type.__init__))
     patches.set(semantic, "broadcast_impl_value", programs.of_broadcast(semantic.broadcast_impl_value))
+    checked = programs.of_operands(semantic.binary_op_type_checking_impl)
+    patches.set(semantic, "binary_op_type_checking_impl", checked)
     patches.set(shipped, "_get_np_dtype", programs.np_dtype)
     builder = shipped.interpreter_builder
     if not builder.options.debug:

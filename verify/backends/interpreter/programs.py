@@ -396,11 +396,24 @@ def of_block_type(original: Callable[..., None]) -> Callable[..., None]:
 def of_broadcast(original: Callable[..., Any]) -> Callable[..., Any]:
     """Returns broadcast_impl_value that leaves blocks of one shape as they are."""
 
-    def broadcast(lhs: Any, rhs: Any) -> Any:
+    def broadcast(self: Any, lhs: Any, rhs: Any) -> Any:
         same = lhs.shape is rhs.shape  # `programs.checking` gives one to all tensors of a shape
-        return (lhs, rhs) if same else original(lhs, rhs)
+        return (lhs, rhs) if same else original(self, lhs, rhs)
 
     return broadcast
+
+
+_ALIKE = frozenset("int32 int64 uint32 uint64 fp32 fp64".split())  # each operator of two of them gives the same
+
+
+def of_operands(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns binary_op_type_checking_impl that leaves operands of one shape and dtype as they are."""
+
+    def checked(self: Any, lhs: Any, rhs: Any, *how: Any, **named: Any) -> Any:
+        same = type(lhs) is type(rhs) is core.tensor and lhs.shape is rhs.shape and lhs.dtype is rhs.dtype
+        return (lhs, rhs) if same and lhs.dtype.name in _ALIKE else original(self, lhs, rhs, *how, **named)
+
+    return checked
 
 
 _DTYPES: dict[str, Any] = {}
