@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -496,6 +496,7 @@ def _narrow(programs: dict[str, Program]) -> list[Program]:
     ]
 
 
+@cache
 def programs() -> dict[str, Program]:
     """Returns every program by its name."""
     found = {each.name: each for each in (*_own(), *_like_suite())}
