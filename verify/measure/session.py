@@ -54,7 +54,7 @@ class _Running:
     @property
     def pace(self) -> float | None:
         """Returns the seconds that the whole part would take without its first case, which compiles."""
-        if self.first is None or self.last == self.first:
+        if self.first is None or self.last[1] <= self.first[1]:
             return None
         return (self.last[0] - self.first[0]) / (self.last[1] - self.first[1])
 
