@@ -14,6 +14,8 @@ COMPARED = ["bfloat16", "float16", "float32"]
 # for many long rows, whose gradients are computed in float32 pairs.
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
 LARGEST = {"float64": 2.0**40}
+# Not of all: from 512 float32 rows of more than 4,096 columns on, a backward pass adds otherwise than for few rows.
+BITS = ["rows", "position"]
 
 
 @verify.kernel(op="rms_norm", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST)
@@ -29,6 +31,7 @@ def rms_norm(x, weight, *, eps):
     max_ulp={"bfloat16": 0.51, "float16": 0.51, "float32": 1.0},
     gradients=True,
     refuses=False,
+    same_bits=BITS,
 )
 def rms_norm_heads(x, weight, *, eps):
     """The Triton kernel on rows as long as a head of attention, as norms of queries and keys have them."""
@@ -62,6 +65,7 @@ def of_gated(x, gate, weight):
     max_ulp={"bfloat16": {"ordinary": 0.51, "extreme": None}, "float16": 0.51, "float32": 1.0},
     gradients=True,
     refuses=True,  # rows of more than 16,384
+    same_bits=BITS,
 )
 def rms_norm_gated(x, gate, weight):
     """The Triton kernel of a norm times silu(gate)."""
