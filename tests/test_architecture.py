@@ -57,6 +57,7 @@ def test_every_file_and_folder_that_the_page_names_exists() -> None:
 # -- what the rooms weigh -------------------------------------------------------------------------------
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+BODIES = ("body", "orelse", "handlers", "finalbody", "cases")
 OUTSIDE = ("kernels", "benchmarks", "mutants", "tests")
 
 
@@ -64,7 +65,9 @@ def weight(path: Path) -> int:
     """Returns the lines of code of a module: without blank lines, comments and docstrings."""
     text = path.read_text()
     code = {n for n, line in enumerate(text.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")}
-    for node in ast.walk(ast.parse(text)):
+    nodes: list[ast.AST] = [ast.parse(text)]
+    for node in nodes:  # of statements alone: expressions have no docstrings, and are nine in ten
+        nodes += [each for field in BODIES for each in getattr(node, field, ())]
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
             code -= set(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
     return len(code)
