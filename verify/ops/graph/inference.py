@@ -52,6 +52,12 @@ def base_name(func: Any) -> str:
 
 
 @cache
+def has_no_tensors(func: Any) -> bool:
+    """True if an operator neither takes nor returns tensors, such as promote_types."""
+    return all("Tensor" not in str(each.type) for each in (*func._schema.arguments, *func._schema.returns))
+
+
+@cache
 def is_composite(func: Any) -> bool:
     """True if PyTorch implements an operator by other operators, and differentiates it through them."""
     return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))

@@ -37,6 +37,7 @@ from verify.ops.graph.inference import (
     decomposition_of,
     float_dtype_of,
     formula_of,
+    has_no_tensors,
     in_order,
     is_composite,
     is_data_dependent,
@@ -63,6 +64,7 @@ class Node:
     place: str  # the source line of the call
     at: int  # its index among the nodes
     fixed: bool  # True: it depends on constants alone
+    inputs: list[Node]  # the nodes in its arguments
 
 
 @dataclass(eq=False, slots=True)
@@ -159,8 +161,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Records an operator on the float64 forms of its operands. The results have their dtypes of the case."""
         if func in _LIFTS and not isinstance(args[0], Traced):
             return self._traced(args[0], args[0].dtype)
-        if all("Tensor" not in str(each.type) for each in (*func._schema.arguments, *func._schema.returns)):
-            return func(*args, **kwargs)  # such as promote_types
+        if has_no_tensors(func):
+            return func(*args, **kwargs)
         if is_composite(func) and not func._schema.is_mutable and not (self.table.get(func) or decomposition_of(func)):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -331,7 +333,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         while pending:
             one = pending.pop()
             if one not in self.values and not isinstance(one.target, str):
-                new = set(nodes_in((one.args, one.kwargs))) - needed
+                new = set(one.inputs) - needed
                 needed |= new
                 pending += new
         for each in sorted(needed - self.values.keys(), key=lambda each: each.at):
@@ -424,7 +426,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         inputs = nodes_in((args, kwargs))
         fixed = target == "constant" or (target != "operand" and all(each.fixed for each in inputs))
         place = "" if isinstance(target, str) else at_line()
-        self.nodes.append(Node(target, args, kwargs, value, place, len(self.nodes), fixed))
+        self.nodes.append(Node(target, args, kwargs, value, place, len(self.nodes), fixed, inputs))
         return self.nodes[-1]
 
     def _wrapped(self, meta: Tensor, node: Node, kind: torch.dtype | None = None) -> Traced:
@@ -501,10 +503,13 @@ def _widened(value: Any) -> Any:
 
 
 _HELD, _NESTED = (Tensor, Node), (list, tuple)  # a union would be made anew in each of many calls
+_PLAIN = frozenset((int, float, bool, str, type(None), torch.dtype, torch.device))  # most arguments
 
 
 def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
     """Applies `change` to each tensor and node in nested lists, tuples and dictionaries."""
+    if type(value) in _PLAIN:
+        return value
     if isinstance(value, _HELD):
         return change(value)
     if isinstance(value, dict):
@@ -568,7 +573,7 @@ def digest_of(nodes: Sequence[Node], ends: Sequence[Node | None]) -> str:
     needed = {node for node in nodes if node.target == "operand"} | {end for end in ends if end is not None}
     for node in reversed(nodes):
         if node in needed:
-            needed.update(nodes_in((node.args, node.kwargs)))
+            needed.update(node.inputs)
     places: dict[Node, str] = {}
     total = hashlib.sha256()
     for node in sorted(nodes, key=lambda node: node.target != "operand"):

@@ -12,7 +12,7 @@ from torch import Tensor
 from verify.errors import UsageError
 from verify.ops.graph.elementwise import LOGIC, Map, holds_integers
 from verify.ops.graph.inference import base_name, broadcast_shape
-from verify.ops.graph.recorder import Node, mapped, nodes_in
+from verify.ops.graph.recorder import Node, mapped
 from verify.ops.graph.steps import Leaf, Move, Plain, Step
 
 _aten = torch.ops.aten
@@ -52,7 +52,7 @@ class Rewriter:
         needed = set(wanted)
         for node in reversed(nodes):
             if node in needed:
-                needed.update(nodes_in((node.args, node.kwargs)))
+                needed.update(node.inputs)
         for node in nodes:
             if node not in needed or node in self.known:
                 continue
@@ -72,14 +72,14 @@ class Rewriter:
         """Rewrites a call. For an equal earlier call, returns the steps made then."""
         found = node.value
         kind = (tuple(found.shape), found.dtype) if isinstance(found, Tensor) else ()
+        args, kwargs = mapped((node.args, node.kwargs), self.known.__getitem__)  # the steps of its nodes
         try:
-            given = _key(self._given(node.args)), _key(self._given(node.kwargs))
-            key = node.target, kind, node in self.stored, *given
+            key = node.target, kind, node in self.stored, _key(args), _key(kwargs)
             hash(key)
         except TypeError:
-            return self._call(node)
+            return self._call(node, args, kwargs)
         if key not in self.made:
-            self.made[key] = self._call(node)
+            self.made[key] = self._call(node, args, kwargs)
         return self.made[key]
 
     def _constant(self, value: Tensor) -> Step:
@@ -91,14 +91,9 @@ class Rewriter:
             self.made[key] = constant(value)
         return self.made[key]  # type: ignore[no-any-return]
 
-    def _given(self, value: Any) -> Any:
-        """Replaces the nodes in an argument by their steps."""
-        return mapped(value, self.known.__getitem__)
-
-    def _call(self, node: Node) -> Any:
+    def _call(self, node: Node, args: Any, kwargs: Any) -> Any:
         """Rewrites one call: to a `Plain` step if nothing is rounded, else by the operator's rule."""
         target: Any = node.target
-        args, kwargs = self._given(node.args), self._given(node.kwargs)
         name = base_name(target)
         found = node.value
         if isinstance(found, Tensor) and found.is_complex():

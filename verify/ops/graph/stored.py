@@ -9,7 +9,7 @@ import torch
 
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
-from verify.ops.graph.recorder import Node, Recorder, Traced, nodes_in
+from verify.ops.graph.recorder import Node, Recorder, Traced
 from verify.ops.graph.reducing import Contract, Running, Spread
 from verify.ops.graph.rewrite import Rewriter, steps_in
 from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
@@ -34,7 +34,7 @@ def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequenc
 def note_narrow(recorder: Recorder, rewriter: Rewriter) -> None:
     """Notes the dtype of each step inside of an operator whose result PyTorch keeps in 16 bits."""
     for node, kind, functions in recorder.narrow:
-        given = set(map(id, steps_in([rewriter.known.get(each) for each in nodes_in((node.args, node.kwargs))])))
+        given = set(map(id, steps_in([rewriter.known.get(each) for each in node.inputs])))
         ahead = list(steps_in([rewriter.known.get(node)]))
         while ahead:
             step = ahead.pop()
