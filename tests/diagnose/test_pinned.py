@@ -28,7 +28,7 @@ def needle(x: torch.Tensor) -> torch.Tensor:
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pyproject.toml").write_text("[tool.verify]\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 12))
+    monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 10))
     return tmp_path
 
 

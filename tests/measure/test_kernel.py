@@ -532,6 +532,7 @@ def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(monkeypa
 
     And mpmath judged every element that could be the maximum, twelve times as many as are printed.
     """
+    few_cases(monkeypatch, "randn", "mean 1e3", "outlier", "spread")
     bits: list[int] = []
     both: list[bool] = []
     settle = exact.settle
