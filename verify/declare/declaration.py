@@ -243,6 +243,8 @@ class Kernel:
             parts.append(f"ties {self.op.meaning.ties}")
         if self.where:
             parts.append(f"sizes: {self.where}")
+        if self.models:
+            parts.append(f"at the sizes of {', '.join(self.models)}")
         if writing := getattr(self.function, "writing", None):
             parts.append("writes " + ", ".join((*writing.writes, *writing.into)))
         if self.op.domains:
