@@ -24,6 +24,7 @@ from kernels.rms_norm import rms_norm
 from tests.oracle import summation
 from verify import backends
 from verify.cli.explain import lines_of_order
+from verify.diagnose import compiled
 from verify.diagnose.compiled import proved
 from verify.diagnose.requests import Order
 
@@ -71,6 +72,12 @@ def compensated_kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + tl.arange(0, BLOCK), total)
 
 
+@triton.jit
+def default_kernel(x, y, n=33, BLOCK: tl.constexpr = 64):
+    cols = tl.arange(0, BLOCK)
+    tl.store(y, tl.sum(tl.load(x + cols, mask=cols < n, other=0.0), 0))
+
+
 def of(*calls: Callable[[], Any]) -> list[Order]:
     def call() -> None:
         for each in calls:
@@ -91,6 +98,7 @@ def orders() -> dict[str, list[Order]]:
         *(lambda kernel=each: kernel(x) for each in (sums.softmax, sums.norm)),
         lambda: sums.columns_sum(x[:, :70].T.contiguous()),
         lambda: sums.row_kernel[(8,)](x.half(), x[:, 0].half().contiguous(), 1000, BLOCK=1024, num_warps=1),
+        lambda: default_kernel[lambda meta: (meta["BLOCK"] // 64,)](x, x[0].clone()),
         lambda: layer_norm(narrow.contiguous(), weight, weight),
         lambda: rms_norm(x[:2], x[0]),
     )
@@ -122,6 +130,7 @@ def test_an_order_is_said_in_words_of_a_kernel(orders: dict[str, list[Order]]) -
     assert words["tiles_kernel f32"] == threads.format(8) + lanes.format(2) + ", then 2 turns of a loop"
     assert "lanes" not in words["columns_kernel f32"] and "turns of a loop" in words["columns_kernel f32"]
     assert {len(orders[name]) for name in ("row_kernel f32", "softmax_kernel f32")} == {1}
+    assert orders["default_kernel f32"][0].terms == 33
     assert orders["rows_kernel f32"][0].rows == 8 and orders["row_kernel f32"][0].result == "y"
     text = "\n".join(lines_of_order(orders["row_kernel f32"][0]))
     assert "1 sum of 1,000 terms of x, added in f32" in text and "at most 11 roundings, |error| <= 6.6e-07" in text
@@ -244,6 +253,15 @@ def test_what_has_no_order_is_refused_by_name() -> None:
     assert [each.unknown for each in found] == list(why.values())
     text = "\n".join(line for each in found for line in lines_of_order(each))
     assert "dot_kernel float32, as compiled: not known\n  tt.dot: the hardware picks" in text
+
+
+def test_a_text_that_is_not_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = compiled.Launch("new_kernel", {}, [1, 1, 1], "a tt.reduce of another form", "", "")
+    monkeypatch.setattr(compiled, "launches_of", lambda *given: [launch])
+    assert [each.unknown for each in of()] == ["no public function, or a cluster of several blocks"]
+    text = 'module {"ttg.num-ctas" = 1 : i32} {\n  tt.func public @k() attributes {} {\n    tt.reduce %x\n  }\n}\n'
+    monkeypatch.setattr(compiled, "launches_of", lambda *given: [launch._replace(ttgir=text)])
+    assert [each.unknown for each in of()] == ["its TTGIR is not read: KeyError: '%x'"]
 
 
 def test_every_layout_of_a_block_adds_as_its_ptx() -> None:

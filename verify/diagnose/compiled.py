@@ -66,7 +66,9 @@ def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[
 
     def recording(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         found = run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        values = dict(zip(inspect.signature(self.fn).parameters, args, strict=False)) | kwargs
+        parameters = inspect.signature(self.fn).parameters
+        values = {name: each.default for name, each in parameters.items()}
+        values |= dict(zip(parameters, args, strict=False)) | kwargs
         sizes = [*(grid(values) if callable(grid) else grid), 1, 1][:3]
         seen.append((self, args, kwargs, values, [int(each) for each in sizes], found))
         return found
@@ -203,6 +205,8 @@ def proved(of: Order, call: Callable[[], Any], backend: Backend, target: str) ->
             sums, refused = sums_of(program)
         except NotUnderstood as why:
             sums, refused = [], [str(why)]
+        except (LookupError, TypeError, ValueError) as error:  # a form of text that `ttgir.py` does not know
+            sums, refused = [], [f"its TTGIR is not read: {type(error).__name__}: {error}"]
         forms: dict[tuple[Any, ...], list[Sum]] = {}
         for each in sums:
             forms.setdefault((tuple(each.additions), each.format, each.zeros, each.products), []).append(each)
