@@ -99,9 +99,10 @@ site:
 	@echo "site: $(abspath build/site/index.html)"
 	@echo "with its search: python3 -m http.server --directory build/site"
 
-# The wheel is tried as somebody installs it, by each Python that is here (EACH=python3.14: by that one). Outside of this
-# folder, since Python would import verify/ from here. Its types have to be found too, also in an editable install.
-EACH ?= $(shell for each in 11 12 13 14; do python3.$$each -c 'import venv' 2>/dev/null && command -v python3.$$each || true; done)
+# The wheel is tried as somebody installs it, by each Python that is here (EACH=python3.14: by that one), outside of this
+# folder, since Python would import verify/ from here. Its types have to be found, also in an editable install.
+EACH ?= $(shell for each in 11 12 13 14; do \
+  python3.$$each -c 'import venv' 2>/dev/null && command -v python3.$$each || true; done)
 TYPED := -m mypy --strict --config-file= -c "import verify; verify.assert_close(1, like=abs, inputs=())"
 dist: $(STAMP)
 	@rm -rf dist build/lib build/try

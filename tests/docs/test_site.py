@@ -69,5 +69,5 @@ def test_colours_have_a_contrast_of_4_5_on_the_pages_and_on_code() -> None:
 def test_the_keyboard_reaches_the_choice_of_colours() -> None:
     """Without a name the theme hides its two buttons from screen readers, though the keyboard reaches them."""
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
-    assert site["extra_css"] == ["site.css"]
+    assert (site["extra_css"], site["extra_javascript"]) == (["site.css"], ["site.js"])
     assert [each["toggle"]["name"] for each in site["theme"]["palette"]] == ["Dark colours", "Light colours"]
