@@ -260,13 +260,15 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         # sums of integers exceed what float32 holds where they are many and large
         of_long = [SIGNS] if has_numbers(kernel.op) else [SIGNS, AT_BOUNDS[1]]
         # a branch of a function may be taken for few numbers of many; a block of a long row may be masked as a whole
-        of_long += [MASKED] * (MASKED in endless_recipes(kernel, dtype)) + ["active"] * (kernel.op.gate == "plain")
+        endless = endless_recipes(kernel, dtype)
+        of_long += [MASKED] * (MASKED in endless) + ["active"] * (kernel.op.gate == "plain")
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in plain]
         chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long]
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in empty_sizes(kernel) if dims not in plain]
         covered = pairs_of(kernel, dtype, scale)
         # other numbers of the same sizes show what a kernel keeps from call to call
         chosen, pairs = [*chosen, *covered.cases, chosen[0]], (covered.covered, covered.pairs)
+        chosen += [Chosen(dims, {"recipe": recipe}) for recipe in endless if recipe != MASKED for dims in long]
     for recipe in SCORE_RECIPES if kernel.op.scores else ():
         lengths = _KEYS_FLOAT64 if dtype == "float64" else _KEYS.get(recipe, _KEYS_ELSE)
         sizes = with_keys(kernel.op, lengths) or sizes_of(kernel.op, 1 << 6)[:1]
