@@ -208,3 +208,15 @@ def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
     assert [line.text for line in present(run).missing] == [f"{stopped.name}: not finished: interrupted"]
     shown = pages.of_run(run, Terminal(100))
     assert "○ interrupted" in shown and "skipped" not in shown
+
+
+def test_what_was_not_measured_is_no_note_besides() -> None:
+    text = "no dx, which PyTorch has; if that is meant, declare gradients=False"
+    run = passing()
+    name, target = run.kernels[0].name, run.kernels[0].target
+    kernels = [msgspec.structs.replace(run.kernels[0], notes=[text, "another"]), *run.kernels[1:]]
+    gap = Gap("no gradient", f"{name}: {text}", target)
+    page = text_page.render(
+        run_table.document(msgspec.structs.replace(run, kernels=kernels, incomplete=[gap])), Terminal(120)
+    )
+    assert page.count(text) == 1 and f"{name}: another" in page

@@ -112,6 +112,7 @@ def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document
     # A missing figure must not look like a figure in order, nor a law that was not tried like one that holds.
     missing = [*facts.missing, *plain([f"next: {hint}" for hint in hints if hint not in ("", next_)])]
     notes = [f"{kernel.run.name}: {note}" for kernel in facts.judged for note in kernel.notes]
+    notes = [each for each in notes if each not in {gap.text for gap in facts.missing}]
     untried = [f"{reason} ({what})" for reason, what in facts.untried_laws]
     wrong = [blocks.unrepeatable(kernel) for kernel in facts.unrepeatable]
     wrong += [blocks.wrong(found, run, record) for found in facts.findings]
