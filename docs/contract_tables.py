@@ -31,9 +31,9 @@ def _seeded(rows: Sequence[dict[str, Any]]) -> str:
     rest = f" Of the rest, the share of bits predicted is {', '.join(few)}." if few else ""
     return (
         f"{len(rows)} seeded contracts in {len({row['program'] for row in rows})} programs of {min(places)} to "
-        f"{max(places)} places: {len(rows) - len(missed)} predict all bits, of the search and of unseen "
-        f"results, and {same} are the planted set.{rest} The median takes {statistics.median(seconds):.1f} s, the "
-        f"longest {max(seconds):.0f} s.\n"
+        f"{max(places)} places: {len(rows) - len(missed)} predict all bits of the search and of a million "
+        f"unseen results, and {same} are the planted set.{rest} The median takes {statistics.median(seconds):.1f} s of "
+        f"a processor, the longest {max(seconds):.0f} s.\n"
     )
 
 

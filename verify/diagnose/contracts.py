@@ -4,22 +4,23 @@
     print(found)
 
 The layer's program has finitely many places to round (`places.py`). A contract gives each place a format. The search
-starts with nothing rounded, with what PyTorch rounds in the layer, and with everything rounded. It then changes the
-format of one place after the other, as long as the predicted bits come closer to the kernel's, and tries pairs of near
-places, and other forms of the program, where single changes help no more. A contract is confirmed on inputs of other
-recipes, and what they refute joins the search. At last each rounding that explains nothing is taken back.
+starts with nothing rounded, with what PyTorch rounds in the layer, and with everything rounded. It then changes formats
+of single places as long as the predicted bits come closer to the kernel's, and of two or three near places, and takes
+other forms of the program, where single changes help no more. Inputs of other recipes that refute a contract join the
+search, and so do inputs chosen to tell it from its rivals, which predict the same bits of all others. At last each
+rounding that explains nothing is taken back.
 """
 
 from __future__ import annotations
 
 import inspect
-import itertools
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import combinations, count, islice, product
 from typing import Any, cast
 
 import msgspec
@@ -34,25 +35,29 @@ from verify.declare.declaration import Kernel
 from verify.declare.discovery import imported
 from verify.declare.target import Target
 from verify.diagnose.forms import forms_of
-from verify.diagnose.places import EXACT, Contract, Program, Rounded, trace
+from verify.diagnose.places import EACH, EXACT, Contract, Program, Rounded, trace
 from verify.diagnose.requests import ContractReport, FoundContract
 from verify.errors import UsageError
 from verify.records.record import ORDINARY
 from verify.truth.formats import named as named_format
 from verify.truth.ulp import bits_of
 
-_FAR = 8  # bits that differ by more units in the last place count as this many
 _ENOUGH = 1 << 13  # elements that a search looks at, if the inputs have as many
 _MOST_SETS = 64
 _REFUTING = 4  # times as many inputs may refute a contract
+_JOIN = 2  # sets of inputs that refute a contract join the search at once
+_ROUNDS = 12  # times that inputs join the search
+_DRAWN = 1 << 26  # numbers that a program computes for inputs, of which those that tell contracts apart are chosen
+_MOST_DRAWN = 1 << 23  # elements that are drawn for them, at most
+_CHUNK = 1 << 16  # elements that are evaluated at once
 _FORMS = 3  # forms of the program that are searched if its own explains too little
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
-_NEXT = 3  # of them, the best after single changes, whose pairs are changed
 _STARTS = 6  # contracts that a search begins with
-_FIRST = 2  # inputs that a search begins with
-_EVALUATIONS = 4_000  # of a search, after which it keeps the best so far
-_ROUNDS = 6  # times that refuting inputs join the search
-_NARROW = ("bfloat16", "float16")
+_NEXT = 3  # of them, the best after single changes, in which several places are changed at once
+_TOGETHER = 3  # places that are changed at once, at most
+_EVALUATIONS = 20_000  # of a search, after which it keeps the best so far
+_PART = 0.125  # changes with less than this part of the largest gain wait
+_NARROW = ("bfloat16", "float16")  # formats of accumulators
 
 
 def contract(
@@ -95,7 +100,7 @@ def contract(
     program = trace(traced, inputs, names)
     own = found_by(program, traced, layer, inputs)
     theirs = found_by(program, traced, call, inputs)
-    tried = [inputs, *(each for kind in _SEEDS for each in _sets(inputs, 2, kind))]
+    tried = [inputs, *(each for kind in _SEEDS for each in islice(sets_like(inputs, kind), 4))]
     pairs = ((each, _results(layer, each), _results(call, each)) for each in tried)
     shown = next(filter(None, (_shown(program, *pair) for pair in pairs)), "")
     return ContractReport(own, theirs, not shown, _first(own, theirs) if shown else "", shown)
@@ -186,72 +191,127 @@ def _layer(kernel: Kernel, text: str) -> Callable[..., Any]:
     return cast(Callable[..., Any], found)
 
 
+@dataclass(frozen=True)
+class _Known:
+    """Holds sets of inputs as one stack, with the results of a function."""
+
+    inputs: tuple[Tensor, ...]
+    results: tuple[Tensor, ...]
+
+    @staticmethod
+    def of(function: Callable[..., Any], sets: Sequence[Sequence[Tensor]]) -> _Known:
+        """Calls the function on each set."""
+        made = [_results(function, each) for each in sets]
+        return _Known(_stack(sets), _stack(made))
+
+    def __add__(self, other: _Known) -> _Known:
+        pairs = (self.inputs, other.inputs), (self.results, other.results)
+        return _Known(*(tuple(map(torch.cat, zip(*pair, strict=True))) for pair in pairs))
+
+    @cached_property
+    def ordinals(self) -> list[Tensor]:
+        """The places of the results in the order of their formats."""
+        return [_ordinals(each) for each in self.results]
+
+    def apart(self, made: Rounded) -> list[Tensor]:
+        """Returns how far the prediction of each element is off, of each result: log2(1 + units in the last place)."""
+        found = []
+        for one, got, order in zip(made.outputs(), self.results, self.ordinals, strict=True):
+            if torch.equal(predicted := one.float().to(got.dtype), got):
+                found.append(torch.zeros_like(got, dtype=torch.float32))
+                continue
+            off = (_ordinals(predicted) - order).abs().float().add(1).log2().reshape(got.shape)
+            found.append(off.masked_fill(torch.isnan(predicted.float()) & torch.isnan(got.float()), 0.0))
+        return found
+
+    def by_set(self, made: Rounded) -> Tensor:
+        """Returns how far the predictions of each set are off."""
+        return torch.stack([each.reshape(len(each), -1).sum(1) for each in self.apart(made)]).sum(0)
+
+    def share(self, program: Program, formats: Contract) -> float:
+        """Returns the share of elements whose bits are predicted."""
+        apart = self.apart(Rounded(program, self.inputs, formats))
+        return sum(int((each == 0).sum()) for each in apart) / max(sum(map(torch.numel, apart)), 1)
+
+
 def found_by(
     program: Program, layer: Callable[..., Any], function: Callable[..., Any], inputs: Sequence[Tensor]
 ) -> FoundContract:
     """Returns the contract of a function, in the form of the program that predicts the most bits."""
-    size = sum(value.numel() for value in _results(function, inputs))
-    count = min(_MOST_SETS, -(-_ENOUGH // max(size, 1)))
-    sets = {kind: list(_sets(inputs, count * (_REFUTING if kind == "others" else 1), kind)) for kind in _SEEDS}
-    sets["search"].insert(0, tuple(inputs))
-    known, others, unseen = ([(x, [*map(_Got, _results(function, x))]) for x in some] for some in sets.values())
-    searched = partial(_searched, known=known, others=others, unseen=unseen)
-    best = searched(program, before=None)
+    size = max(sum(value.numel() for value in _results(function, inputs)), 1)
+    few = min(_MOST_SETS, -(-_ENOUGH // size))
+    known = _Known.of(function, [inputs, *islice(sets_like(inputs, "search"), max(few - 1, len(_SEARCH)))])
+    others = _Known.of(function, [*islice(sets_like(inputs, "others"), _REFUTING * few)])
+    rest = _Known.of(function, [*islice(sets_like(inputs, "unseen"), few)])
+
+    def searched(program: Program, form: str = "") -> FoundContract:
+        return _searched(program, function, known, others, rest, before=best, form=form)
+
+    best: FoundContract | None = None
+    best = searched(program)
     if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
         forms = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
-        least = [min(_Search(other, known).off(start) for start in _starts(other, best)) for _, other in forms]
+        least = [min(_Search(other, known).held(start).off for start in _starts(other, best)) for _, other in forms]
         spent = best.evaluations + _STARTS * len(forms)
         for at in sorted(range(len(forms)), key=least.__getitem__)[:_FORMS]:
-            form, other = forms[at]
-            found = msgspec.structs.replace(searched(other, before=best), form=form)
+            found = searched(forms[at][1], forms[at][0])
             spent += found.evaluations
-            best = found if found.known + found.unseen > best.known + best.unseen else best
+            best = max(best, found, key=lambda each: each.known + each.unseen)
             if min(best.known, best.unseen) >= 1 - _GOOD:
                 break
         best = msgspec.structs.replace(best, evaluations=spent)
     return best
 
 
-Known = list[tuple[tuple[Tensor, ...], list["_Got"]]]  # inputs with the results of a function
-
-
 def _searched(
-    program: Program, *, known: Known, others: Known, unseen: Known, before: FoundContract | None
+    program: Program,
+    function: Callable[..., Any],
+    known: _Known,
+    others: _Known,
+    unseen: _Known,
+    before: FoundContract | None,
+    form: str,
 ) -> FoundContract:
     """Searches for the contract of one form of the program.
 
-    Those of the `others` that refute it join the search. `unseen` inputs never do.
+    Those of the `others` that refute it join the search, and so do inputs that tell it from a contract which predicts
+    the same bits. `unseen` inputs never do.
     """
-    starts, rest = _starts(program, before), [*known[_FIRST:], *others]
-    search = _Search(program, known[:_FIRST])
+    starts, search = _starts(program, before), _Search(program, known)
+    drawn = sets_like([each[0] for each in known.inputs], "telling")
     formats = search.best(starts)
+    rivals: list[Contract] | None = None
     for _ in range(_ROUNDS):
-        wrong = [pair for pair in rest if search.off(formats, [pair]) > 0]
-        fresh = [pair for pair in wrong if all(pair is not each for each in search.known)]
-        if not fresh:
-            break
-        stuck = search.off(formats) > search.good and len(search.known) < len(known)
-        more = known if stuck else [*search.known, fresh[0]]
-        search = _Search(program, more, search.evaluations)
+        if search.held(formats).off > search.enough(search.known):
+            break  # the form of the program is another one
+        apart = others.by_set(Rounded(program, others.inputs, formats))
+        if float(apart.sum()) > search.enough(others):
+            worst = apart.topk(min(_JOIN, len(apart))).indices
+            fresh = _Known(*(tuple(each[worst] for each in some) for some in (others.inputs, others.results)))
+        else:
+            formats = _Search(program, search.known + others).smallest(formats)
+            telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
+            if not telling:
+                break
+            fresh = _Known.of(function, telling)
+        search = _Search(program, search.known + fresh, search.evaluations)
         formats = search.best([formats, *starts])
-    formats = search.smallest(formats, [*known, *others])
-    decided = [*search.known[:2], *others[:2]]
-    least = search.off(formats, decided)
-    undecided = []
-    for place, kind in search.choices():
-        if formats.get(place, program.usual) != kind and search.off({**formats, place: kind}, decided) == least:
-            undecided.append(f"{program.words(place)} in {kind}")
-    own = {place: kind for place, kind in formats.items() if kind != program.usual}
+    smallest = _Search(program, search.known + others).smallest(formats)
+    own = {place: kind for place, kind in smallest.items() if kind != program.usual}
+    rivals = search.rivals(own, others) if rivals is None else rivals
     return FoundContract(
         like=program.text(own),
         formats=own,
         places={place: program.words(place) for place in program.places},
         usual=program.usual,
-        known=_share(program, own, known),
-        unseen=_share(program, own, unseen),
-        elements=sum(got.value.numel() for _, results in unseen for got in results),
+        known=known.share(program, own),
+        unseen=unseen.share(program, own),
+        elements=sum(each.numel() for each in unseen.results),
         evaluations=search.evaluations,
-        undecided=undecided,
+        undecided=[
+            " with ".join(f"{program.words(place)} in {kind}" for place, kind in each.items()) for each in rivals
+        ],
+        form=form,
     )
 
 
@@ -276,123 +336,129 @@ def _starts(program: Program, before: FoundContract | None) -> list[dict[str, st
 class _Held:
     """Holds the values of a contract on all inputs of a search, and how far its bits are off."""
 
-    formats: dict[str, str]
-    values: list[Rounded]
-    off: float
+    values: Rounded
+    off: float  # 0 if all bits are equal
 
 
 class _Search:
     """Looks for the formats of a program's places that predict known results."""
 
-    def __init__(self, program: Program, known: Known, evaluations: int = 0) -> None:
+    def __init__(self, program: Program, known: _Known, evaluations: int = 0) -> None:
         self.program, self.known, self.evaluations = program, known, evaluations
+        wide = any(each.dtype == torch.float32 for each in known.results)
+        kinds = tuple(dict.fromkeys((program.usual, *program.kinds)))
+        contracted = program.contracted if wide else set()
+        added = tuple(kind + EACH for kind in dict.fromkeys((program.narrow, *_NARROW)))
+        self.kinds = {
+            place: kinds + (EXACT,) * (place in contracted) + added * (place in program.added)
+            for place in program.places
+        }
 
-    def choices(self) -> Iterator[tuple[str, str]]:
-        """Yields each place with each format that it may have."""
-        wide = any(got.value.dtype == torch.float32 for _, results in self.known for got in results)
-        for place in self.program.places:
-            for kind in (self.program.usual, *self.program.kinds):
-                yield place, kind
-            if wide and place in self.program.contracted:
-                yield place, EXACT
+    def enough(self, known: _Known) -> float:
+        """Returns the distance that ends a search: functions of other libraries move few elements by a unit."""
+        return _GOOD * sum(map(torch.numel, known.results)) if self.program.differs_by_library else 0.0
 
-    def off(self, formats: Contract, known: Known | None = None) -> float:
-        """Returns how far the predicted bits are off, on average; 0 if all are equal."""
-        chosen = self.known if known is None else known
-        return sum(_off(Rounded(self.program, inputs, formats), results) for inputs, results in chosen)
+    def held(self, contract: Contract, near: _Held | None = None) -> _Held:
+        """Evaluates a contract, or another one with the formats of a contract at some places."""
+        self.evaluations += 1
+        values = near.values.changed(contract) if near else Rounded(self.program, self.known.inputs, contract)
+        return _Held(values, float(self.known.by_set(values).sum()))
 
     def best(self, starts: Sequence[Contract]) -> dict[str, str]:
-        """Returns the best contract: that of the best start, improved by changes of one place, then of two."""
-        held = sorted((self._held(start) for start in starts), key=lambda each: each.off)
-        for at, each in enumerate(held):
-            if held[0].off <= self.good:
+        """Returns the best contract: that of the best start, improved by changes of one place, then of more."""
+        enough, found = self.enough(self.known), list[_Held]()
+        for start in starts:
+            found.append(self._climbed(self.held(start), 1))
+            if not found[-1].off:
                 break
-            held[at] = self._descended(each, self._singles)
-        held.sort(key=lambda each: each.off)
-        enough = self.good if self.program.differs_by_library else 0.0
-        best = self._descended(held[0], self._singles) if 0 < held[0].off <= self.good else held[0]
-        for each in (best, *held[1:_NEXT]):
-            paired = each
-            while min(best.off, paired.off) > enough:
-                before, paired = paired.off, self._descended(paired, self._pairs)
-                if paired.off >= before:
+        for size in range(2, _TOGETHER + 1):
+            found.sort(key=lambda each: each.off)
+            for at, each in enumerate(found[:_NEXT]):
+                if at == 0 or min(one.off for one in found) > enough:
+                    found[at] = self._climbed(each, size)
+        return min(found, key=lambda each: each.off).values.contract
+
+    def _climbed(self, held: _Held, size: int) -> _Held:
+        """Changes so many near places at once, and then single ones, until nothing brings the bits closer.
+
+        While bits are far off, chance brings some closer. So the changes that gain most are made first, and those of a
+        small part of that gain wait. A change that no longer gains what it gained alone is explained by another one.
+        """
+        while held.off and self.evaluations < _EVALUATIONS:
+            flips = [each for group in self._groups(size) for each in self._changes(held.values.contract, group)]
+            gains = [held.off - self.held(each, held).off for each in flips]
+            if not (most := max(gains, default=0.0)) > 0:
+                break
+            for at in sorted(range(len(flips)), key=lambda at: -gains[at]):
+                if gains[at] < _PART * most or not held.off:
                     break
-                paired = self._descended(paired, self._singles)
-            best = min(best, paired, key=lambda one: one.off)
-        return best.formats
-
-    @cached_property
-    def good(self) -> float:
-        """The distance that other functions of a library make: a unit in the last place of few elements."""
-        return _GOOD * sum(got.value.numel() for _, results in self.known for got in results)
-
-    def _held(self, formats: Contract) -> _Held:
-        self.evaluations += 1
-        values = [Rounded(self.program, inputs, formats) for inputs, _ in self.known]
-        off = sum(_off(one, results) for one, (_, results) in zip(values, self.known, strict=True))
-        return _Held(dict(formats), values, off)
-
-    def _descended(self, held: _Held, flips_of: Callable[[], Iterable[dict[str, str]]]) -> _Held:
-        """Takes each change that brings the bits closer, until none does."""
-        before = math.inf
-        while 0 < held.off < before:
-            before = held.off
-            for flips in flips_of():
-                if self.evaluations >= _EVALUATIONS:
-                    return held
-                if any(held.formats.get(place, self.program.usual) != kind for place, kind in flips.items()):
-                    held = self._nearer(held, flips)
+                made = self.held(flips[at], held)
+                held = made if held.off - made.off >= gains[at] / 2 else held
+            held = self._climbed(held, 1) if size > 1 else held
         return held
 
-    def _nearer(self, held: _Held, flips: Contract) -> _Held:
-        """Returns the better of a contract and the same with other formats at some places."""
-        self.evaluations += 1
-        made, total = [], 0.0
-        for one, (_, results) in zip(held.values, self.known, strict=True):
-            made.append(one.changed(flips))
-            total += _off(made[-1], results)
-            if not total < held.off:
-                return held
-        return _Held({**held.formats, **flips}, made, total)
-
-    def _singles(self) -> Iterator[dict[str, str]]:
-        return ({place: kind} for place, kind in self.choices())
-
-    def _pairs(self) -> Iterator[dict[str, str]]:
-        """Yields changes of two places, of which one takes the other's numbers or both reach the same step."""
-        near: set[tuple[str, str]] = set()
-        places = set(self.program.places)
+    def _groups(self, size: int) -> list[tuple[str, ...]]:
+        """Returns groups of near places in order: one takes the other's numbers, or both reach the same step."""
+        if size == 1:
+            return [(place,) for place in self.program.places]
+        near, made = set[frozenset[str]](), dict[fx.Node, set[str]]()  # places that reach a node without another one
         for node in self.program.nodes:
-            family = [*_taken(node, places), *([node.name] if node.name in places else [])]
-            near |= {(a, b) for a, b in itertools.combinations(family, 2) if a != b}
-        for a, b in sorted(near):
-            for one, other in itertools.product((self.program.usual, self.program.narrow), repeat=2):
-                yield {a: one, b: other}
+            taken = set[str]().union(*(made[each] for each in node.all_input_nodes))
+            own = {node.name} & self.kinds.keys()
+            near |= set(map(frozenset, combinations(taken | own, 2)))
+            made[node] = own or taken
+        groups = near
+        for _ in range(size - 2):
+            groups = {one | pair for one in groups for pair in near if len(one & pair) == 1}
+        order = {place: at for at, place in enumerate(self.program.places)}
+        return sorted(
+            (tuple(sorted(each, key=order.__getitem__)) for each in groups), key=lambda g: [order[p] for p in g]
+        )
 
-    def smallest(self, formats: Contract, every: Known) -> dict[str, str]:
-        """Takes back each rounding that explains nothing on any of the inputs."""
-        kept, usual = dict(formats), self.program.usual
-        least, whole = self.off(kept), self.off(kept, every)
+    def smallest(self, formats: Contract) -> dict[str, str]:
+        """Takes back each rounding that explains nothing."""
+        held = self.held(formats)
         for place in reversed(self.program.places):
-            if kept.get(place, usual) != usual:
-                without = {**kept, place: usual}
+            if held.values.contract.get(place, self.program.usual) != self.program.usual:
+                without = self.held({place: self.program.usual}, held)
+                held = without if without.off <= held.off else held
+        return held.values.contract
+
+    def rivals(self, formats: Contract, others: _Known) -> list[Contract]:
+        """Returns the changes of one place, and of two near ones, that no known result refutes."""
+        held, rest = self.held(formats), _Search(self.program, others)
+        groups = [group for size in (1, 2) for group in self._groups(size)]
+        found = [each for group in groups for each in self._changes(formats, group)]
+        for one, start in ((self, held), (rest, rest.held(formats))):
+            found = [each for each in found if one.held(each, start).off <= start.off]
+        return found
+
+    def _changes(self, formats: Contract, group: Sequence[str]) -> Iterator[Contract]:
+        """Yields each change of the formats of all places of a group. Three places have the first three formats."""
+        usual, most = self.program.usual, None if len(group) < _TOGETHER else _TOGETHER
+        others = ([kind for kind in self.kinds[each][:most] if kind != formats.get(each, usual)] for each in group)
+        return (dict(zip(group, kinds, strict=True)) for kinds in product(*others))
+
+    def told_apart(
+        self, formats: Contract, rivals: Sequence[Contract], sets: Iterator[tuple[Tensor, ...]]
+    ) -> tuple[list[tuple[Tensor, ...]], list[Contract]]:
+        """Returns inputs on which rivals of a contract predict other bits, and the rivals that no input tried tells."""
+        size, chosen, tried = sum(each[0].numel() for each in self.known.results), list[tuple[Tensor, ...]](), 0
+        while rivals and tried < min(_MOST_DRAWN, _DRAWN // len(self.kinds)):
+            drawn, left = list(islice(sets, max(1, _CHUNK // size))), list[Contract]()
+            tried += size * len(drawn)
+            base = Rounded(self.program, _stack(drawn), formats)
+            pairs = zip(base.outputs(), self.known.results, strict=True)
+            predicted = _Known((), tuple(one.float().to(each.dtype) for one, each in pairs))
+            for rival in rivals:
                 self.evaluations += 1
-                if self.off(without) <= least and self.off(without, every) <= whole:
-                    kept = without
-        return {place: kind for place, kind in kept.items() if kind != usual}
-
-
-def _taken(node: fx.Node, places: set[str]) -> list[str]:
-    """Returns the places whose numbers reach a node without another place between."""
-    found: list[str] = []
-    ahead = list(node.all_input_nodes)
-    while ahead:
-        each = ahead.pop()
-        if each.name in places:
-            found.append(each.name)
-        else:
-            ahead += each.all_input_nodes
-    return found
+                apart = predicted.by_set(base.changed(rival))
+                if float(apart.max()):
+                    chosen.append(drawn[int(apart.argmax())])
+                else:
+                    left.append(rival)
+            rivals = left
+        return chosen, list(rivals)
 
 
 # -- bits --------------------------------------------------------------------------------------------------
@@ -412,33 +478,14 @@ def _ordinals(value: Tensor) -> Tensor:
     return torch.where(bits >= sign, sign - bits, bits)
 
 
-class _Got:
-    """Holds a result of a function, and what each comparison with a prediction asks of it."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value, self.ordinals, self.nan = value, _ordinals(value), value.float().isnan().reshape(-1)
-
-    def apart(self, predicted: Tensor) -> Tensor:
-        """Returns by how many units in the last place the prediction of each element is off."""
-        made = predicted.float().to(self.value.dtype)
-        far = (_ordinals(made) - self.ordinals).abs_().clamp_(max=_FAR).double()
-        return far.masked_fill_(made.float().isnan().reshape(-1) & self.nan, 0.0)
-
-
-def _off(made: Rounded, results: Sequence[_Got]) -> float:
-    return sum(float(got.apart(one).sum()) for one, got in zip(made.outputs(), results, strict=True))
-
-
-def _share(program: Program, formats: Contract, known: Known) -> float:
-    """Returns the share of elements whose bits are predicted."""
-    made = ((Rounded(program, inputs, formats).outputs(), results) for inputs, results in known)
-    equal = [got.apart(one) == 0 for pair in made for one, got in zip(*pair, strict=True)]
-    return sum(int(each.sum()) for each in equal) / max(sum(map(torch.numel, equal)), 1)
+def _stack(sets: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
+    return tuple(map(torch.stack, zip(*sets, strict=True)))
 
 
 # -- inputs ------------------------------------------------------------------------------------------------
 
-_SEEDS = {"search": 0, "others": 1000, "unseen": 2000}  # the others refute a contract, the unseen ones only count
+# the others refute a contract, the telling ones are chosen from; the unseen ones only count
+_SEEDS = {"search": 0, "others": 1_000, "unseen": 1_000_000, "telling": 2_000_000}
 _SEARCH: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda z: z,  # normal
     lambda z: z * torch.exp2((z * 977).frac() * 6),  # of any size
@@ -449,13 +496,18 @@ _OTHERS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda z: z + 3,  # far from zero
     lambda z: z * 0.03,
 )
+_TELLING = (
+    *_OTHERS,
+    lambda z: z * torch.exp2((z.reshape(-1)[0] * 977).frac() * 12),  # each operand of another size
+    lambda z: z * torch.exp2((z.amax(-1, keepdim=True) * 977).frac() * 12),  # each row
+)
 
 
-def _sets(inputs: Sequence[Tensor], count: int, kind: str) -> Iterator[tuple[Tensor, ...]]:
+def sets_like(inputs: Sequence[Tensor], kind: str) -> Iterator[tuple[Tensor, ...]]:
     """Yields inputs of the same shapes and dtypes: floating-point operands by the recipes, others as they are."""
-    recipes = _SEARCH if kind == "search" else _OTHERS
+    recipes = {"search": _SEARCH, "telling": _TELLING}.get(kind, _OTHERS)
     size = max(each.numel() for each in inputs)
-    for at in range(max(len(recipes), count)):
+    for at in count():
         generator = torch.Generator().manual_seed(_SEEDS[kind] + at)
         made = []
         for each in inputs:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, fx
 from torch._decomp import get_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.node import map_aggregate, map_arg
 
 from verify.errors import UsageError, said_by
 
@@ -30,6 +29,8 @@ EXACT, WIDE = "exact", "float32"
 FORMATS = {
     name: getattr(torch, name) for name in (WIDE, "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 }  # formats that a place may have, beside EXACT
+EACH = " at each addition"  # follows the format of an accumulator, to which each partial sum is rounded
+_TERMS = 1 << 10  # most terms of a sum whose accumulator is searched for: they are added one after the other
 Contract = Mapping[str, str]  # the name of a place -> its format; other places have float32
 
 _aten = torch.ops.aten
@@ -102,18 +103,12 @@ class Program:
     graph: fx.GraphModule
     inputs: tuple[Tensor, ...]
     nearest: bool = False  # True: exp, erf and such are rounded correctly; False: they are PyTorch's in float32
-    more: tuple[str, ...] = ()  # further formats that places may have
     usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
 
     @cached_property
     def nodes(self) -> list[fx.Node]:
         """The nodes in order."""
         return list(self.graph.graph.nodes)
-
-    @cached_property
-    def steps(self) -> list[_Step]:
-        """What is evaluated, in order."""
-        return [_Step(node, self.nearest) for node in self.nodes if node.op == "call_function"]
 
     @cached_property
     def operands(self) -> list[fx.Node]:
@@ -158,14 +153,20 @@ class Program:
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
-        """The formats narrower than float32 that places may have: 8 bits only if PyTorch or an operand has them."""
-        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", *self.stored.values(), *self.more)))
+        """The formats narrower than float32 that places may have."""
+        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", "float8_e4m3fn", *self.stored.values())))
 
     @cached_property
     def contracted(self) -> set[str]:
         """The products that only sums and differences take, which a kernel may leave unrounded."""
         products = [node for node in map(self.by_name.__getitem__, self.places) if named(node) == "mul"]
         return {node.name for node in products if all(named(user) in ("add", "sub") for user in node.users)}
+
+    @cached_property
+    def added(self) -> set[str]:
+        """The sums over one dimension, which a kernel may round at each addition."""
+        sums = [node for node in map(self.by_name.__getitem__, self.places) if named(node) in ("sum", "mean")]
+        return {node.name for node in sums if len(_axes(node)) == 1 and _terms(node) <= _TERMS}
 
     @cached_property
     def by_name(self) -> dict[str, fx.Node]:
@@ -181,6 +182,10 @@ class Program:
                 continue
             text = _text(node, short)
             kind = contract.get(node.name, WIDE)
+            if kind.endswith(EACH):
+                short[node] = f"t{len(lines)}"
+                lines.append(_added_text(node, short, kind.removesuffix(EACH)))
+                continue
             if kind not in (WIDE, EXACT):
                 text = f'verify.rounds({text}, "{kind}")'
             if not _is_place(node) or (_is_cast(node) and node.name not in contract):
@@ -212,39 +217,60 @@ class Program:
 
 
 class Rounded:
-    """Holds the values of all nodes on some inputs under one contract. `changed` evaluates again what depends on it."""
+    """Holds the values of all nodes on some inputs under one contract. `changed` evaluates again what depends on it.
+
+    The inputs may have one dimension more than those that were traced: a stack of several sets of inputs.
+    """
 
     def __init__(self, program: Program, inputs: Sequence[Tensor], contract: Contract) -> None:
         self.program, self.contract = program, dict(contract)
         self.values: dict[fx.Node, Any] = {}
         self.exact: dict[fx.Node, Any] = {}  # of places: before they are rounded
+        self.stacked: set[fx.Node] = set()  # nodes whose values are stacks
         given = iter(inputs)
         for node in program.nodes:
             if node.op in ("placeholder", "get_attr"):
                 value = next(given) if node.op == "placeholder" else getattr(program.graph, str(node.target))
                 self.values[node] = value.double() if value.is_floating_point() else value
-        for step in program.steps:
-            self._evaluate(step)
+                if node.op == "placeholder" and value.ndim > node.meta["val"].ndim:
+                    self.stacked.add(node)
+            elif node.op == "call_function":
+                if not self.stacked.isdisjoint(node.all_input_nodes):
+                    self.stacked.add(node)
+                self._evaluate(node)
 
-    def _evaluate(self, step: _Step) -> None:
-        value = step.value(self.values)
-        if step.is_place:
-            self.exact[step.node] = value
-            value = rounded(value, self.contract.get(step.node.name, self.program.usual))
-        self.values[step.node] = value
+    def _evaluate(self, node: fx.Node) -> None:
+        wide = torch.float32 if not self.program.nearest and named(node) in _FUNCTIONS else torch.float64
+        value = _computed(node, self.values, self.stacked, wide)
+        if _is_place(node):
+            self.exact[node] = value
+            value = self._stored(node)
+        self.values[node] = value
+
+    def _stored(self, node: fx.Node) -> Any:
+        """Returns the numbers of a place in the format that it has in the contract."""
+        kind = self.contract.get(node.name, self.program.usual)
+        if not kind.endswith(EACH):
+            return rounded(self.exact[node], kind)
+        [axis], total = _axes(node), torch.tensor(0.0)
+        for each in self.values[node.args[0]].unbind(axis):
+            total = rounded(total + each, kind.removesuffix(EACH))
+        total = rounded(total / _terms(node), WIDE) if named(node) == "mean" else total
+        return total.unsqueeze(axis) if node.args[2:3] == (True,) else total
 
     def changed(self, flips: Contract) -> Rounded:
         """Returns the values under a contract with other formats at some places."""
         made = object.__new__(Rounded)
-        made.program, made.contract = self.program, {**self.contract, **flips}
+        made.program, made.contract, made.stacked = self.program, {**self.contract, **flips}, self.stacked
         made.values, made.exact = dict(self.values), dict(self.exact)
         moved: set[fx.Node] = set()
-        for step in self.program.steps:
-            node = step.node
-            if not moved.isdisjoint(step.inputs):
-                made._evaluate(step)
+        for node in self.program.nodes:
+            if node.op != "call_function":
+                continue
+            if not moved.isdisjoint(node.all_input_nodes):
+                made._evaluate(node)
             elif node.name in flips:
-                made.values[node] = rounded(made.exact[node], made.contract[node.name])
+                made.values[node] = made._stored(node)
             else:
                 continue
             one, other = made.values[node], self.values[node]
@@ -262,34 +288,43 @@ def rounded(value: Any, kind: str) -> Any:
     if kind == EXACT or not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     wide = value.float()
-    return (wide if kind == WIDE else wide.to(FORMATS[kind]).float()).double()
+    return (wide if kind == WIDE else wide.to(FORMATS[kind])).double()
 
 
-class _Step:
-    """Holds what every evaluation asks of a node: a search evaluates each thousands of times."""
+def _computed(node: fx.Node, values: Mapping[fx.Node, Any], stacked: set[fx.Node], wide: torch.dtype) -> Any:
+    """Evaluates one node in float32 or float64, for each set of a stack; returns float64 numbers."""
+    if _is_cast(node):
+        return values[node.args[0]]
+    nodes = node.all_input_nodes
+    tensors = [values[each] for each in nodes]
+    if wide == torch.float32:
+        tensors[0] = tensors[0].float()
 
-    def __init__(self, node: fx.Node, nearest: bool) -> None:
-        self.node, self.inputs = node, node.all_input_nodes
-        self.args, self.keywords = map_aggregate((node.args, node.kwargs), _constant)
-        self.is_place, self.is_cast = _is_place(node), _is_cast(node)
-        self.narrow = not nearest and named(node) in _FUNCTIONS
+    def called(*given: Any) -> Any:
+        known = dict(zip(nodes, given, strict=True))
 
-    def value(self, values: Mapping[fx.Node, Any]) -> Any:
-        """Evaluates the node in float32 or float64; returns float64 numbers."""
-        args, keywords = map_arg((self.args, self.keywords), values.__getitem__)
-        if self.is_cast:
-            return args[0]
-        if self.narrow:
-            args = (args[0].float(), *args[1:])
-        value = self.node.target(*args, **keywords)
-        return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
+        def argument(each: Any) -> Any:
+            if isinstance(each, fx.Node):
+                return known[each]
+            if isinstance(each, float):  # a kernel has the constants of float32
+                return float(torch.tensor(each, dtype=torch.float32))
+            if isinstance(each, torch.dtype) and each.is_floating_point:
+                return torch.float64
+            return type(each)(map(argument, each)) if isinstance(each, list | tuple) else each
 
+        keywords = {name: argument(each) for name, each in node.kwargs.items()}
+        return node.target(*map(argument, node.args), **keywords)
 
-def _constant(value: Any) -> Any:
-    """Returns a constant as a kernel has it, in float32, and a dtype as it is evaluated in."""
-    if isinstance(value, float):
-        return float(torch.tensor(value, dtype=torch.float32))
-    return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
+    if node in stacked and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        rank = 1 + node.meta["val"].ndim
+        tensors = [
+            value.reshape(len(value), *[1] * (rank - value.ndim), *value.shape[1:]) if each in stacked else value
+            for each, value in zip(nodes, tensors, strict=True)
+        ]
+    elif node in stacked and node.target is not operator.getitem:
+        called = torch.vmap(called, in_dims=tuple(0 if each in stacked else None for each in nodes))
+    value = called(*tensors)
+    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
 
 
 def named(node: Any) -> str:
@@ -297,6 +332,27 @@ def named(node: Any) -> str:
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return ""
     return str(getattr(node.target, "overloadpacket", node.target).__name__)
+
+
+def _axes(node: fx.Node) -> list[int]:
+    """Returns the dimensions that a sum or mean is over, counted from the last one."""
+    rank = node.args[0].meta["val"].ndim
+    axes = node.args[1] if len(node.args) > 1 else None
+    return [axis if axis < 0 else axis - rank for axis in axes] if isinstance(axes, list | tuple) else []
+
+
+def _terms(node: fx.Node) -> int:
+    return math.prod(node.args[0].meta["val"].shape[axis] for axis in _axes(node))
+
+
+def _added_text(node: fx.Node, short: Mapping[fx.Node, str], kind: str) -> str:
+    """Returns a sum that is rounded at each addition as Python."""
+    [axis], name, given = _axes(node), short[node], short[node.args[0]]
+    end = f"{name} / {_terms(node)}" if named(node) == "mean" else name
+    end = f"({end}).unsqueeze({axis})" if node.args[2:3] == (True,) else end
+    lines = [f"{name} = 0.0", f"for each in ({given}).unbind({axis}):"]
+    lines += [f'    {name} = verify.rounds({name} + each, "{kind}")', *([f"{name} = {end}"] if end != name else [])]
+    return "\n".join(f"    {line}" for line in lines)
 
 
 def _is_cast(node: fx.Node) -> bool:
