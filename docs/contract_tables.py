@@ -24,11 +24,8 @@ def _seeded(rows: Sequence[dict[str, Any]]) -> str:
     missed = [row for row in rows if min(row["known"], row["unseen"]) < 1]
     same = sum(row["same"] for row in rows)
     seconds, places = [row["seconds"] for row in rows], [row["places"] for row in rows]
-    few = [
-        f"{100 * min(row['known'], row['unseen']):.2f}% (*{row['program']}*, {row['planted']} planted)"
-        for row in missed
-    ]
-    rest = f" Of the rest, the share of bits predicted is {', '.join(few)}." if few else ""
+    few = [f"*{row['program']}* ({row['planted']} planted)" for row in missed]
+    rest = f" Of the rest, a few of these bits are not predicted: {', '.join(few)}." if few else ""
     return (
         f"{len(rows)} seeded contracts in {len({row['program'] for row in rows})} programs of {min(places)} to "
         f"{max(places)} places: {len(rows) - len(missed)} predict all bits of the search and of a million "
