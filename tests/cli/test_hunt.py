@@ -25,6 +25,11 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")  # no line of a note is broken
+
+
 def test_a_find_beyond_the_limit_fails_with_one_command_that_replays_it(project: Path) -> None:
     done = said("hunt", "k.py::one_exponent", "--evaluations", "40000", "--json", "run.json", cwd=project)
     assert done.returncode == 1, done.stderr

@@ -6,7 +6,6 @@ Each check states the rule and the received value.
 
 from __future__ import annotations
 
-import ast
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,12 +15,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from verify.declare.models import ROLES, models_of, named_by, unnamed
-from verify.errors import UsageError, closest, from_zero, one_of
+from verify.errors import UsageError, from_zero, one_of
 from verify.ops.domain import Domain
 from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate
-from verify.ops.graph.shapes import NamedDims, Related, check, names_in
+from verify.ops.graph.shapes import NamedDims, check
 from verify.ops.op import Largest, Op, as_defined, up_to
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
@@ -51,7 +49,7 @@ def default_noise(dtype: str) -> float:
     return NARROW_NOISE if named(dtype).bits <= 16 else DEFAULT_NOISE
 
 
-def _demand(where: str, what: str, given: Iterable[Any], kind: str, known: Sequence[str], hint: str) -> None:
+def demand(where: str, what: str, given: Iterable[Any], kind: str, known: Sequence[str], hint: str) -> None:
     """Raises UsageError for the first name that a keyword of a declaration gives, and that is not known."""
     for name in given:
         if name not in known:
@@ -64,7 +62,7 @@ def contiguous(about: str, layouts: Any, taken: Sequence[str]) -> tuple[str, ...
     said = layouts if isinstance(layouts, Mapping) else dict.fromkeys(taken, layouts)
     for name, layout in said.items():
         one_of(about, "layouts", layout, ("any", "contiguous"))
-        _demand(about, "layouts", [name], "operands", taken, f"layouts={{{taken[0]!r}: 'contiguous'}}")
+        demand(about, "layouts", [name], "operands", taken, f"layouts={{{taken[0]!r}: 'contiguous'}}")
     return tuple(name for name in taken if said.get(name) == "contiguous")
 
 
@@ -152,7 +150,7 @@ def by_result(where: str, what: str, given: Any, results: Sequence[str]) -> dict
     """Maps a result to a number of at least 0; "" means all other results."""
     each = given if isinstance(given, Mapping) else {} if given is None else {"": given}
     hint = f"{what}={{{results[0]!r}: 1.0}}, or one number for all"
-    _demand(where, what, filter(None, each), "results", results, hint)
+    demand(where, what, filter(None, each), "results", results, hint)
     return {name: from_zero(where, what, one) for name, one in each.items()}
 
 
@@ -161,7 +159,7 @@ def reasons(where: str, given: Any, results: Sequence[str]) -> dict[str, str]:
     each, hint = {} if given is None else given, 'vacuous={"dx": "saturated inputs"}'
     if not isinstance(each, Mapping) or any(not isinstance(text, str) or not text.strip() for text in each.values()):
         raise UsageError(f"{where}: vacuous maps results to reasons; received {given!r}", hint=hint)
-    _demand(where, "vacuous", each, "results", results, hint)
+    demand(where, "vacuous", each, "results", results, hint)
     return {name: " ".join(text.split()) for name, text in each.items()}
 
 
@@ -235,7 +233,7 @@ def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequenc
             )
         each_operand = size if isinstance(size, Mapping) else {operands[0]: size}
         hint = f"largest={{{dtype!r}: {{{operands[0]!r}: 100.0}}}}"
-        _demand(where, f"largest in {dtype}", each_operand, "operands", operands, hint)
+        demand(where, f"largest in {dtype}", each_operand, "operands", operands, hint)
         for one in each_operand.values():
             if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf:
                 raise UsageError(
@@ -352,7 +350,7 @@ def other_dtypes(
     for dtype, some in each.items():
         if not isinstance(some, Mapping) or not some:
             raise UsageError(f"{where}: {what} gives single {kind} a dtype by name; received {some!r}", hint=hint)
-        _demand(where, what, some, kind, names, hint)
+        demand(where, what, some, kind, names, hint)
         for name, item in some.items():
             if str(item).removeprefix("torch.") not in FORMATS:
                 raise UsageError(
@@ -437,42 +435,6 @@ def where(about: str, op: Op, text: str) -> str:
     except UsageError as error:
         raise UsageError(f"{about}: {error.message}", hint="where='n <= 65536', where='rank == 2'") from None
     return text
-
-
-def sizes(about: str, given: Any, op: Op) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Returns the models whose sizes a kernel is measured at, and the roles of dimensions that have other names.
-
-    Raises UsageError for an unknown model, dimension or role, and for dimensions of shapes= that no size is for.
-    """
-    said = dict(given) if isinstance(given, Mapping) else {"model": given} if given else {}
-    models, dims = models_of(f"{about}: sizes", said.pop("model", ())), op.geometry.sizes
-    hint = f'sizes={{"{dims[-1]}": "hidden", "model": "qwen3-moe"}}; verify list --models'
-    _demand(about, "sizes", said, "dimensions", dims, hint)
-    for text in said.values():
-        try:
-            unknown = names_in(ast.parse(text, mode="eval")) - set(ROLES)
-            check(text, [*ROLES, *unknown])
-        except (SyntaxError, TypeError, UsageError):
-            unknown = {repr(text)}
-        if unknown:
-            roles = f"{about}: sizes= is made of {', '.join(ROLES)}, and numbers; received {text!r}"
-            raise UsageError(f"{roles}{closest(min(unknown), ROLES)}", hint=hint)
-    lacking = free_dims(op.geometry, said)[1] if models and isinstance(op.geometry, NamedDims) else []
-    if lacking:
-        raise UsageError(f"{about}: {unnamed(lacking)}", hint=hint)
-    return models, said
-
-
-def free_dims(geometry: NamedDims, said: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Maps dimensions to roles in a model, as `said` or by the names of those that where= makes equal.
-
-    Omits those that where= computes from others. Lists those without a role.
-    """
-    related, named = Related.by(geometry.dims, geometry.where), named_by(geometry.dims, said)
-    found = {related.group[name]: role for name, role in reversed(named.items())}
-    return {root: found[root] for root in related.roots if root in found}, [
-        root for root in related.roots if root not in found
-    ]
 
 
 def rounds(where: str, given: Any, op: Op, other: Any) -> str:
@@ -617,7 +579,7 @@ def relative(about: str, given: Any, op: Op, outputs: Sequence[str]) -> tuple[Op
     hint = "promise=verify.relative_rms(0.02)"
     if not isinstance(found, Mapping) or not all(isinstance(each, RelativeRms) for each in found.values()):
         raise UsageError(f"{about}: promise is a verify.relative_rms, or some by result; received {given!r}", hint=hint)
-    _demand(about, "promise", found, "results", outputs, hint)
+    demand(about, "promise", found, "results", outputs, hint)
     return replace(op, gate="noise", meaning=replace(op.meaning, promised=found)) if found else op, dict(found)  # type: ignore[type-var]
 
 
