@@ -206,7 +206,7 @@ def run(
         judging=timeout,
         memory=memory,
         fail_fast=fail_fast,
-        models=models_of("models", models),
+        models=models_of("models", models) if models else (),
         jobs=jobs,
         laws=profile,
         without=without,

@@ -191,10 +191,11 @@ def test_a_declaration_may_ask_for_models() -> None:
     run = measure_kernel(kernel, Measure("k.py::k"), backends.select())
     assert [result.output for result in run.results] == ["y", "y (gpt2)", "y (qwen3-8b)"] and run.status == "ok"
     assert len(declared(double, {"x": "tokens hidden"}, sizes="all").models) == len(MODELS)
-    norm = verify.kernel(op="rms_norm", dtypes=["bfloat16"], sizes={"n": "hidden", "model": "gpt2"}, name="k")
-    [group] = modelled(norm(lambda x, weight: x), "bfloat16", (), "small", 0).groups
+    declare = verify.kernel(op="rms_norm", dtypes=["bfloat16"], sizes={"n": "hidden", "model": "gpt2"}, name="k")
+    norm = declare(lambda x, weight: x)
+    [group] = modelled(norm, "bfloat16", norm.models, "small", 0).groups
     assert {case.dims[1] for case in group.cases} == {768}
-    assert "; at the sizes of gpt2" in norm(lambda x, weight: x).promise
+    assert "; at the sizes of gpt2" in norm.promise
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def modelled(kernel: Kernel, dtype: str, models: tuple[str, ...], scale: str, se
 
     They have the dtype of the model, or the first one that the kernel promises if it does not promise that.
     """
-    wanted = [MODELS[name] for name in dict.fromkeys((*kernel.models, *models))]
+    wanted = [MODELS[name] for name in dict.fromkeys(models)]
     wanted = [one for one in wanted if dtype == (one.dtype if one.dtype in kernel.dtypes else kernel.dtypes[0])]
     if wanted and (reason := _impossible(kernel)):
         return ModelPlan(impossible=f"not measured at the sizes of a model: {reason}")

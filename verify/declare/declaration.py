@@ -480,7 +480,7 @@ def kernel(
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
         limits |= limits_of_results(relative, promised, of_outputs, None, demanding=False)
         noises = dict.fromkeys(relative, promises.DEFAULT_NOISE) | noises
-        models, roles = models_and_roles(about, sizes, definition)
+        models, roles = models_and_roles(about, sizes, definition) if sizes else ((), {})
         if inputs is not None:
             kinds = {each: _kinds(each, floating, of_operands) for each in promised}
             definition = dataclasses.replace(definition, captured=captured(about, inputs, definition, kinds, file))

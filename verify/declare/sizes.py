@@ -18,7 +18,7 @@ def models_and_roles(about: str, given: Any, op: Op) -> tuple[tuple[str, ...], d
 
     Raises UsageError for an unknown model, dimension or role, and for dimensions of shapes= that no size is for.
     """
-    said = dict(given) if isinstance(given, Mapping) else {"model": given} if given else {}
+    said = dict(given) if isinstance(given, Mapping) else {"model": given}
     models, dims = models_of(f"{about}: sizes", said.pop("model", ())), op.geometry.sizes
     hint = f'sizes={{"{dims[-1]}": "hidden", "model": "qwen3-moe"}}; verify list --models'
     demand(about, "sizes", said, "dimensions", dims, hint)

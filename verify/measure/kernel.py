@@ -255,11 +255,13 @@ class Judging:
         cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
         planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
         self.covered = planned[0].covered
-        of_models = modelled(kernel, dtype, self.models, self.backend.scale, self.seed)
-        self.notes.extend(of_models.notes)
-        if of_models.impossible:
-            self._lost("not possible", of_models.impossible)
-        planned = [*planned, *of_models.groups, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
+        if models := (*kernel.models, *self.models):
+            of_models = modelled(kernel, dtype, models, self.backend.scale, self.seed)
+            self.notes.extend(of_models.notes)
+            if of_models.impossible:
+                self._lost("not possible", of_models.impossible)
+            planned = [*planned, *of_models.groups]
+        planned = [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
         return [GroupFindings(kernel, dtype, group) for group in planned]
 
     def finish(self, judged: Sequence[bytes], cases_of: str) -> None:
