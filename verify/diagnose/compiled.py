@@ -102,12 +102,11 @@ def _texts(compiled: Any) -> tuple[str, str, str]:
 
 def _named(function: Any) -> tuple[str, str]:
     """Returns the module and the name by which another process finds a function."""
-    module = sys.modules[function.fn.__module__]
-    for name, value in vars(module).items():
+    for name, value in function.fn.__globals__.items():
         while value is not function and hasattr(value, "fn"):  # an autotuner has the function that it tunes
             value = value.fn
         if value is function:
-            return module.__name__, name
+            return function.fn.__module__, name
     raise NotUnderstood(f"{function.fn.__name__} is no name of its module, so no other process finds it")
 
 
