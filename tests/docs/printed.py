@@ -26,5 +26,6 @@ def rows(text: str, *, peer: bool = COMPARABLE) -> list[tuple[str, ...]]:
             width = len(cells)
         if place is not None and len(cells) == width and not peer:
             del cells[place]
+            cells = [cell.replace("as PyTorch", "wrong") for cell in cells]  # PyTorch may be right there
         found.append(tuple(cells))
     return found
