@@ -9,6 +9,7 @@ import copy
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -238,6 +239,15 @@ def test_the_file_of_a_command_is_checked(orders: dict[str, list[Order]], tmp_pa
     path.write_bytes(msgspec.json.encode([changed(orders["row_kernel f32"][0], swapped)]))
     assert summation.main(iter([str(path)])) == 1
     assert "not proved: the PTX does not add" in capsys.readouterr().out
+
+
+def test_a_file_of_the_folder_is_not_executed_in_place_of_a_module_of_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "copy.py").write_text("open('executed', 'w').close()\nfrom shutil import copy\n")
+    monkeypatch.chdir(tmp_path)
+    [order] = proved(NAMED, lambda: sums.row_sum(torch.ones(1, 64, device=HERE.device)), HERE, str(sums.__file__))
+    assert order.proof is not None and not (tmp_path / "executed").exists()
 
 
 def test_what_has_no_order_is_refused_by_name() -> None:

@@ -28,6 +28,7 @@ from verify.declare.discovery import imported
 from verify.declare.target import Target
 from verify.diagnose.requests import Order, Proof, ProvedSum
 from verify.diagnose.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
+from verify.workers import start
 
 _FEW = 8  # numbers of memory that name a term
 _OF_ZEROS = {*ADDITIONS, "arith.mulf", "arith.extf", "arith.truncf", PRODUCT}  # give zero for zeros
@@ -132,9 +133,8 @@ def _plain(value: Any) -> Any:
 
 def _compiled_apart(launches: list[Any], target: str) -> list[tuple[str, str, str]]:
     """Returns TTGIR, PTX and target of launches, compiled by another process."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-m", "verify.diagnose.compiled"]
-    text = json.dumps([target, launches])
+    environment = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+    command, text = start.command("verify.diagnose.compiled"), json.dumps([target, launches])
     done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")

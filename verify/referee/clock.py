@@ -171,9 +171,10 @@ class _Clock:
             done = host.chain(self._state, stored, self._varied, key, self._count)
         except KernelError as error:
             raise self._failed(error, stored) from None
-        inputs = self._look(fill, key, done)
+        last = self._look(fill, key, done)
         if not done.raised:
             return done
+        inputs = chain.chain_inputs(stored, self._varied)(torch.tensor(last, device=self._backend.device))
         self._wanted(inputs)
         raise self._failed(KernelError(done.raised), inputs)
 
@@ -191,10 +192,10 @@ class _Clock:
             self.tricks[DEVIATES] = f"{error}, and answers a call that is not timed"
         return error
 
-    def _look(self, fill: str, key: int, done: TimedChain) -> Tensors:
+    def _look(self, fill: str, key: int, done: TimedChain) -> int:
         """Follows the chain again with the answers that came, and compares each with the reference's, on the device.
 
-        Returns the inputs of the call behind them.
+        Returns the key behind them.
         """
         given, device = list[Tensors](), self._backend.device
         placed = [[each.to(device) for each in answer] for answer in done.answers]
@@ -222,15 +223,16 @@ class _Clock:
                 self._furthest[fill] = answer
             if fill == OWN and secrets.randbelow(self._calls + place) == 0:  # each answer so far with equal chances
                 self._any = answer
-        return inputs_by(torch.tensor(last, device=device))
+        return last
 
     def found(self) -> CallTime:
         """Judges two answers exactly, and returns the times."""
         wrong = ""
         for answer in (*self._furthest.values(), *([self._any] if self._any else [])):
-            if reason := self._wrong(answer, answer.results):
+            reason, far = self._wrong(answer, answer.results)
+            if reason:
                 again = self._solution.host.call(self._state, answer.inputs, alone=True)
-                if self._wrong(answer, again) or not self._wrong(answer, answer.results, FAR):
+                if not far or self._wrong(answer, again)[0]:
                     wrong = f"{reason}, with numbers of the problem's own inputs"
                 else:
                     self.tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
@@ -250,14 +252,10 @@ class _Clock:
             tricks=self.tricks,
         )
 
-    def _wrong(self, answer: _Answer, results: list[Tensor], times: float = 1) -> str:
-        """Returns why results are wrong where PyTorch's are not as wrong; empty if they are right.
-
-        Args:
-            times: the limit of each result is so many times the usual one
-        """
+    def _wrong(self, answer: _Answer, results: list[Tensor]) -> tuple[str, bool]:
+        """Returns why results are wrong where PyTorch's are not as wrong, or "", and if they are far off."""
         if [each.shape for each in results] != [each.shape for each in answer.theirs]:
-            return "its results have other shapes"
+            return "its results have other shapes", True
         kernel, tensors = self._kernel, {**self._solution.problem.tensors, **answer.inputs}
         named = {
             by: {name: value.to(self._backend.device) for name, value in zip(kernel.outputs, each, strict=True)}
@@ -265,14 +263,14 @@ class _Clock:
         }
         given = {name: tensors[name] for name in kernel.operands}
         found = judged_results(kernel, self._backend, given, named, answer.fill)
-        wrong = (each for each in found if each.status == "wrong" and not excused(each))
-        return next((each.reason for each in wrong if _beyond(each, times)), "")
+        wrong = [each for each in found if each.status == "wrong" and not excused(each)]
+        return next((each.reason for each in wrong), ""), any(map(_is_far, wrong))
 
 
-def _beyond(result: Result, times: float) -> bool:
-    """True if an error is more than so many times its limit, or no number of it is known, as with an average."""
+def _is_far(result: Result) -> bool:
+    """True if an error is more than FAR times its limit, or has none."""
     errors = [(largest(each.figures, result.gate), each.limit) for each in result.classes if each.reason]
-    return times == 1 or any(limit is None or not error <= times * limit for error, limit in errors)
+    return any(limit is None or not error <= FAR * limit for error, limit in errors)
 
 
 def _apart(results: Sequence[Tensor], theirs: Sequence[Tensor]) -> float:
