@@ -292,6 +292,7 @@ LAWS: Sequence[Law] = (
         check=_check,
         applies=lambda subject: None if _seen(subject) else _ALL_DERIVED,
         examples=plain_cases,
+        of_draws=True,
         share=0.25,
     ),
 )

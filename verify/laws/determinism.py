@@ -125,12 +125,19 @@ def _has_time(subject: Subject) -> bool:
     return subject.backend.scale == "large" or subject.dtype == subject.kernel.dtypes[0]
 
 
+def _reason(subject: Subject) -> str | None:
+    unseeded = "" in subject.kernel.draws.values()
+    return "its random numbers have no seed, so each call draws others" if unseeded else None
+
+
 LAWS: Sequence[Law] = (
     Law(
         name="determinism",
         summary="the same call gives the same bits every time",
         space=partial(space_of, upstream=EITHER_PATH),
         check=_check,
+        applies=_reason,
         examples=_examples,
+        of_draws=True,
     ),
 )

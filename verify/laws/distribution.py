@@ -273,6 +273,7 @@ LAWS: Sequence[Law] = (
         check=_check,
         applies=_reason,
         examples=lambda subject, space: tuple(case for dims in space.shapes for case in space.each_choice([dims])),
+        of_draws=True,
         share=0.1,
         sees=_sees,
     ),

@@ -133,9 +133,6 @@ def has_gradients(subject: Subject) -> str | None:
     return None if subject.kernel.differentiable else "the kernel has no gradients"
 
 
-_OF_DRAWS = ("distribution", "determinism", "memory bounds", "error contract")  # the laws that a sampler can keep
-
-
 @dataclass(frozen=True)
 class Law:
     """Holds one law.
@@ -154,6 +151,7 @@ class Law:
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
     nearest: bool = False  # True: results that are rounded at random need not keep the law
+    of_draws: bool = False  # True: a kernel whose results are drawn at random can keep the law
     share: float = 1.0  # share of a profile's drawn cases; expensive laws take fewer
     sees: Callable[[Subject], str] = lambda subject: ""  # the smallest error that it finds, for the notes of a run
 
@@ -161,10 +159,8 @@ class Law:
         """Returns why the law does not apply to a subject; None if it applies."""
         if subject.kernel.encoding is not None:
             return "it is about numbers; a quantiser has laws of its own, which every run tries"
-        if subject.kernel.draws and self.name not in _OF_DRAWS:
+        if subject.kernel.draws and not self.of_draws:
             return f"{', '.join(subject.kernel.draws)} is drawn at random: the law of distributions is about it"
-        if self.name == "determinism" and "" in subject.kernel.draws.values():
-            return "its random numbers have no seed, so each call draws others"
         if self.nearest and subject.kernel.stochastic:
             return f"{', '.join(subject.kernel.stochastic)} is rounded at random, by the place of an element"
         return self.applies(subject)

@@ -242,6 +242,7 @@ LAWS: Sequence[Law] = (
         summary="nothing is written outside of the results, nor into operands",
         space=_space,
         check=_check_bounds,
+        of_draws=True,
     ),
     Law(
         name="initialised memory",

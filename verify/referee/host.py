@@ -228,10 +228,9 @@ class Host:
             self.process.stop()
             raise KernelError(UNFORGEABLE)
         raised = f"{SAYS}{answer.raised[:MOST_WORDS]}" if answer.raised else ""
-        answered = min(max(answer.answered, 0), count) if raised else count
-        if answer.lazy or len(results) % max(answered, 1):
+        each, rest = divmod(len(results), min(max(answer.answered, 1), count) if raised else count)
+        if answer.lazy or rest:
             raise KernelError(f"it returned {answer.lazy or 'other results in each call'}")
-        each = len(results) // max(answered, 1)
         answers = [results[place : place + each] for place in range(0, len(results), each)] if each else []
         return TimedChain((ended - began) / count, answer.seconds, answers, int(text), raised)
 

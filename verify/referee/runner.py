@@ -132,8 +132,7 @@ class Runner:
             except chain.Broken as broken:
                 if not timed:
                     raise broken.__cause__ or broken from None
-                found, last, raised = broken.answers, 0, _described(broken.__cause__ or broken)
-                given.clear()
+                found, last, raised, given[:] = broken.answers, 0, _described(broken.__cause__ or broken), []
         if timed:
             progress(f"{last}")
         results = [each.cpu() for answer in found for each in answer]
