@@ -265,7 +265,8 @@ def where(condition: Number, a: Number, b: Number) -> Number:
     kept, lost = (a, b) if condition.value else (b, a)
     if condition.open:
         return made(kept.value, ((kept, 1), (lost, 0), (condition, 0)), rounds=False, open=True)
-    if not mp.isfinite(lost.value):  # its gradient of 0 is NaN before it
+    # the gradient of 0 is NaN before an infinity; what takes the place of a sum counts as computed
+    if not mp.isfinite(lost.value) or lost.adds > kept.adds:
         return made(kept.value, ((kept, 1), (lost, 0)), rounds=False)
     return kept
 
@@ -319,9 +320,9 @@ HANDLERS["addcmul"] = lambda out, a, b, c, value=1: one_by_one(lambda x, y, z: x
 
 
 def total(row: Sequence[Number]) -> Number:
-    if len(row) < 2:
-        return row[0] if len(row) else constant(0)
-    found = reduce(lambda a, b: a + b, row)
+    if not len(row):
+        return constant(0)
+    found = reduce(lambda a, b: a + b, row[1:], made(row[0].value, ((row[0], 1),), rounds=False))
     found.adds = True
     return found
 
@@ -351,6 +352,9 @@ def length(row: Sequence[Number]) -> Number:
     return SMOOTH["sqrt"](dot(row, row))
 
 
+WIDEST = 2.0**-9  # of a log-sum-exp: beyond a rounding of bfloat16 no kernel is excused
+
+
 def weights(row: Sequence[Number]) -> tuple[list[Number], Number, Number]:
     top = max((x.value for x in row if not mp.isnan(x.value)), default=NAN)
     shift = constant(top)
@@ -359,7 +363,7 @@ def weights(row: Sequence[Number]) -> tuple[list[Number], Number, Number]:
 
 
 def softmax(row: Sequence[Number]) -> list[Number]:
-    parts, all_of, _ = weights(row)
+    parts, all_of, shift = weights(row)
     found = [part / all_of for part in parts]
     stored: list[Number] = []
     for y, x in zip(found, row, strict=True):
@@ -371,6 +375,11 @@ def softmax(row: Sequence[Number]) -> list[Number]:
             return -stored[at].value * stored[i].value
 
         stored.append(recalled(y, [(x, own), *((each, partial(others, i)) for i, each in enumerate(row))]))
+    run, log_sum = Run.now, shift.value + mp.log(all_of.value) if all_of.value > 0 else mpf(0)
+    if run.source and mp.isfinite(log_sum) and any(x.adds for x in row):
+        # attention over parts of the keys weighs them by exp(x - log_sum), where log_sum is rounded
+        off = mp.exp(run.shaken(log_sum, min(run.inner, WIDEST / max(abs(log_sum), 1))) - log_sum)
+        return [made(y.value * off, ((y, 1),), rounds=False) for y in stored]
     return stored
 
 
@@ -385,6 +394,8 @@ def logsumexp(row: Sequence[Number]) -> Number:
 def log_softmax(row: Sequence[Number]) -> list[Number]:
     _, all_of, shift = weights(row)
     log = SMOOTH["log"](all_of)
+    if Run.now.source and mp.isfinite(shift.value):  # a cross entropy keeps the log-sum-exp, which is the noisier form
+        log, shift = log + shift, constant(0)
     stored: list[Number] = []
     for x in row:
 

@@ -363,7 +363,8 @@ def recalled(x: Number, parents: Sequence[tuple[Number, Callable[[], Any]]]) -> 
     if not Run.now.source or not mp.isfinite(x.value):
         return x
     found = made(x.value, [(each, 0) for each, _ in parents], rounds=False)
-    found.open, found.error, found.saved = x.open, x.error, lambda: [slope() for _, slope in parents]
+    found.open, found.adds, found.error = x.open, x.adds, x.error
+    found.saved = lambda: [slope() for _, slope in parents]
     return found
 
 

@@ -71,7 +71,7 @@ def _as_strided_scatter(
     return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
-@rule("alias", "clone", "detach", "lift_fresh", "lift")
+@rule("alias", "clone", "copy_strided", "detach", "lift_fresh", "lift")
 def _identity(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
     return a
 
