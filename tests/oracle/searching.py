@@ -77,8 +77,11 @@ class Choices:
         """Draws a choice. toward: an input and a place in it, which win or lose in the first; None: all do."""
         source = random.Random(seed + 1)
         drifts = self.direction(source)
-        if source.random() < 0.3:  # equal operands of which only some move apart
+        level = source.random()
+        if level < 0.3:  # equal operands of which only some move apart
             drifts = [drift.round() for drift in drifts]
+        elif level < 0.5:  # or none: each step orders them anew
+            drifts = [drift * 0.0 for drift in drifts]
         if toward is not None and seed < 2:
             drifts[toward[0]][toward[1]] = 4.0 * (-1) ** seed
         elif toward is not None and seed % 2:
@@ -87,8 +90,8 @@ class Choices:
             drifts = [(-1) ** seed * (2.0 + drift) for drift in drifts]
         kept = source.choice([0.0, 0.5, 1.0]) if seed > 3 else float(seed < 2)
         sides = frozenset(side for side in self.sides if source.random() < kept)
-        level, lean = source.random() < 0.5, source.choice([1, -1, 0, 0])
-        return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], level, lean, sides=sides))
+        alike, lean = source.random() < 0.5, source.choice([1, -1, 0, 0])
+        return Try(drifts, Choice(seed, SIZES[seed % len(SIZES)], alike, lean, sides=sides))
 
     def _lines(self, operand: int, place: int, source: random.Random) -> np.ndarray:
         """Returns a direction in which some lines through a place win or lose, each by another amount.
@@ -145,7 +148,7 @@ class Choices:
         if way == "side":
             return Try(drifts, replace(choice, sides=choice.sides ^ {source.choice(self.sides)}))
         drift = source.choice(drifts)
-        drift[source.randrange(len(drift))] = source.choice([2.0, -2.0, source.uniform(-1, 1)])
+        drift[source.randrange(len(drift))] = source.choice([2.0, -2.0, 0.0, source.uniform(-1, 1)])
         return Try(drifts, choice)
 
 
