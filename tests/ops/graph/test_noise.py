@@ -288,6 +288,21 @@ def test_equal_terms_have_the_noise_of_roundings_in_one_direction() -> None:
     assert bool(off > 8 * varied) and bool(sampled < 100 * varied)
 
 
+@pytest.mark.parametrize("to_rows", [False, True])
+def test_equal_terms_that_are_scattered_or_accumulated_round_in_one_direction(to_rows: bool) -> None:
+    count, x = 257, drawn(1, 63).expand(257, 63).contiguous()
+    total = torch.zeros(63)
+    for row in x:
+        total = total + row
+    inputs, function = {"x": x}, lambda x: x.cumsum(0)
+    if to_rows:
+        inputs["at"] = torch.zeros(count, dtype=torch.long)
+        function = lambda x, at: x.new_zeros(2, 63).index_add(0, at, x)  # noqa: E731
+    deviation = noise(function, inputs).deviation[0 if to_rows else -1]
+    apart = (total.double() - count * x[0].double()).abs()
+    assert bool((apart <= 8 * deviation).all()) and deviation.max() < 1e-5 * total.abs().max()
+
+
 def test_a_function_errs_alike_for_equal_numbers() -> None:
     """Errors of 64 equal exponentials add up in their sum, those of 64 others cancel in part."""
     other = torch.linspace(0.2, 0.4, 64, dtype=torch.bfloat16)[None]

@@ -337,7 +337,13 @@ def _scales(step: Step, given: Sequence[Tensor]) -> list[Tensor]:
 def _unless_exact(value: Tensor, quantum: Tensor, squares: Tensor, count: Tensor, format: Rounding) -> Tensor | None:
     """Returns the deviation of sums; None if all are exact in every order."""
     exact = in_every_order(quantum, squares, count, format.unit)
-    return None if bool(exact.all()) else of_sum(value, squares, count, format).masked_fill(exact, 0.0)
+    if bool(exact.all()):
+        return None
+    found = of_sum(value, squares, count, format)
+    # terms are equal if their sum is as large as their squares allow; see `Terms.deviation`
+    equal = count * squares - value * value <= (2 * _CONSTANT * value).square()
+    together = (value.abs() * count * (format.unit / 4)).nan_to_num(0.0, 0.0, 0.0)
+    return torch.where(equal, torch.maximum(found, together), found).masked_fill(exact, 0.0)
 
 
 def _moved(step: Move | Map, run: Run, given: Sequence[Tensor], known: Sequence[Chain | None]) -> Chain:
