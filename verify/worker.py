@@ -16,10 +16,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Union
 
 import msgspec
@@ -31,12 +30,11 @@ from verify.diagnose import requests as diagnose
 from verify.errors import InternalError, UsageError
 from verify.laws import requests as laws
 from verify.measure import requests as measure
-from verify.records.part_store import cache
 from verify.records.record import KernelRun, LawRun
 from verify.referee.plan import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
-from verify.workers import process_tree
+from verify.workers import process_tree, start
 from verify.workers.channel import Channel
 from verify.workers.fork_server import forked
 from verify.workers.machine import usable_cores
@@ -119,45 +117,15 @@ def load(requested: str | None) -> bool:
     visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
     compiles = backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
     with phase("worker: import torch"):
-        reading = threading.Thread(target=_identify_triton)
-        if compiles:
-            reading.start()
-        gc.disable()  # imported objects stay: walking them is a tenth of importing torch
+        start.import_torch(identifies_triton=compiles)
+        gc.disable()  # imported objects stay: walking them is a tenth of the time
         try:
-            with _byte_code():
-                import torch  # noqa: F401
+            import numpy.ma  # noqa: F401  # numpy.unique imports it, which would be in each fork anew
+
             from verify.measure import apart  # noqa: F401
         finally:
             gc.enable()  # before the first fork
-        if compiles:
-            reading.join()
     return compiles
-
-
-@contextmanager
-def _byte_code() -> Iterator[None]:
-    """Lets Python keep the byte code of PyTorch in verify's cache if its installation has none.
-
-    Images often have none, and forbid to write any. Compiling PyTorch's source takes 2.5 s of each start.
-    """
-    found, before = importlib.util.find_spec("torch"), (sys.pycache_prefix, sys.dont_write_bytecode)
-    if found and found.origin and found.cached and not Path(found.cached).exists():
-        with suppress(RuntimeError):  # the user has no home folder
-            at = Path(found.origin).stat().st_mtime_ns  # an image may give all versions of a file the same time
-            sys.pycache_prefix = str(cache("byte-code") / f"torch-{importlib.metadata.version('torch')}-{at}")
-            sys.dont_write_bytecode = False
-    try:
-        yield
-    finally:
-        sys.pycache_prefix, sys.dont_write_bytecode = before
-
-
-def _identify_triton() -> None:
-    """Lets Triton read its own 400 MB before any fork. Otherwise every process with a kernel reads it, for seconds."""
-    with suppress(Exception):  # a failure is harmless: Triton then reads it later
-        from triton.runtime.cache import triton_key
-
-        triton_key()
 
 
 def answer(request: msgspec.Raw | bytes, backend: Backend, progress: OnProgress) -> Any:

@@ -124,6 +124,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     with _folder() as folder, using(pool, settings.backend) as workers:
+        starts = starter.address(RUNNER, settings.backend)  # it imports PyTorch beside the worker, not after it
         about = workers.known or workers.ask(Environment(probed=None), timeout=START_SECONDS)
         name = formats.format_of(problem)
         (folder / "notes").mkdir()
@@ -142,7 +143,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
             build_seconds=settings.seconds / 2,
             memory=settings.memory or (MEMORY if about.device == "cpu" else MEMORY_BESIDE_GPU),
             device=about.device,
-            starter=starter.address(RUNNER, settings.backend),
+            starter=starts,
             gpu_share=min(1.0, GPU_SHARE * about.devices / settings.jobs) if settings.jobs > 1 else 1.0,
             weaker=settings.allow_weaker,
         )

@@ -97,9 +97,10 @@ def stop() -> None:
 
 def main(arguments: list[str]) -> None:
     """Forks a supervisor for each connection until the process that started this one ends."""
+    listener, requested = socket.socket(fileno=int(arguments[0])), arguments[2] or None
+    start.import_torch(identifies_triton=backends.may_compile(requested) and backends.gpu_expected())
     import torch
 
-    listener, requested = socket.socket(fileno=int(arguments[0])), arguments[2] or None
     run = importlib.import_module(arguments[1]).run
     torch.set_num_threads(1)
     with suppress(Exception):  # this asks the driver's library and not the driver: no fork could use CUDA then
