@@ -161,30 +161,31 @@ class Kernel:
         some = [promises.differing(dtype, each.get(dtype, {})) for each in (self.operand_dtypes, self.output_dtypes)]
         return some[0] | some[1]
 
-    def limit(self, dtype: str, result: str = "") -> float:
+    def limit(self, dtype: str, result: str = "", among: int = 0) -> float:
         """Returns the declared error beyond which a result of ordinary inputs in a dtype is wrong.
 
-        Its unit is that of the op's gate: ULP, or multiples of the program's noise.
+        Its unit is that of the op's gate: ULP, or multiples of the program's noise. A default in noise depends on the
+        number of elements `among` which the error is the largest.
         """
         by_noise = self.op.gate_of(result) == "noise"
-        return self.noise_limit(dtype, result) if by_noise else self.ulp_limit(dtype, result)
+        return self.noise_limit(dtype, result, among) if by_noise else self.ulp_limit(dtype, result)
 
-    def limit_of(self, dtype: str, of_class: str, result: str = "") -> float | None:
+    def limit_of(self, dtype: str, of_class: str, result: str = "", among: int = 0) -> float | None:
         """Returns the limit of a class of inputs in the same unit. None: the class has no promise."""
         name = self._limited(dtype, result)
         ulp = self.class_limits.get(name, {}).get(of_class, self.max_ulp[name])
         if ulp is None or self.op.gate_of(result) != "noise":
             return ulp
         ordinary = self.max_ulp[name]
-        return self.noise_limit(dtype, result) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
+        return self.noise_limit(dtype, result, among) * ((ulp - 0.5) / (ordinary - 0.5) if ordinary > 0.5 else 1.0)
 
     def ulp_limit(self, dtype: str, result: str = "") -> float:
         """Returns the limit of ordinary inputs in ULP."""
         return self.max_ulp[self._limited(dtype, result)]
 
-    def noise_limit(self, dtype: str, result: str) -> float:
+    def noise_limit(self, dtype: str, result: str, among: int = 0) -> float:
         """Returns the limit of a result of a program, in units of its noise beyond half a ULP."""
-        default = promises.default_noise(self.result_dtype(dtype, result) or dtype)
+        default = promises.default_noise(self.result_dtype(dtype, result) or dtype, among)
         return self.max_noise.get(result, self.max_noise.get("", default))
 
     def noise_floor(self, dtype: str, result: str) -> float:

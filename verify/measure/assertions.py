@@ -398,7 +398,8 @@ class _Closeness:
 
     def _failure(self, declared: Kernel, question: Question, name: str, findings: Findings, theirs: Findings) -> str:
         """Returns the message about a result that breaks its limits, with its worst element; empty if it keeps them."""
-        found = check_limit(declared, question.case.dtype, name, findings.parts, findings.trivial, theirs.parts)
+        parts, dtype = findings.parts, question.case.dtype
+        found = check_limit(declared, dtype, name, parts, findings.trivial, theirs.parts, findings.whole)
         if found.status == "ok":
             return ""
         reason = found.reason.replace(" on ordinary inputs", "")

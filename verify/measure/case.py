@@ -209,7 +209,7 @@ def judge_case(
         outcome.printed(index)
     own, rules = judged.get(KERNEL, {}), judge.rules.get(KERNEL, {})
     for name, item in own.items():
-        wrong = check_limit(kernel, case.dtype, name, item.parts).status == "wrong"
+        wrong = check_limit(kernel, case.dtype, name, item.parts, among=item.whole).status == "wrong"
         slopes = question.others.get(KERNEL, question).problem.kept.slopes.get(name)
         counts = {} if slopes is None else {slopes.tie: slopes.elements}
         own[name] = msgspec.structs.replace(item, wrong=[wrong], slopes=counts)

@@ -84,17 +84,18 @@ def check_limit(
     parts: Mapping[PartName, Tally],
     trivial: Mapping[str, Tally] | None = None,
     theirs: Mapping[PartName, Tally] | None = None,
+    among: int = 0,
 ) -> LimitCheck:
     """Returns the verdict on the tallies of one result by the kernel's limits. Ordinary inputs come first.
 
     `trivial` has the tallies of trivial answers on ordinary inputs, by name; `theirs` those of PyTorch's result, whose
-    bias excuses one as large.
+    bias excuses one as large. The judged elements have the largest errors `among` so many.
     """
     limits, trivial = _Limits(kernel, dtype, result), trivial or {}
     classes: dict[str, ClassFigures] = {}
     findings: list[tuple[ResultStatus, str, bool]] = []
     for name in CLASSES:
-        counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result)
+        counted, limit = finite(parts, name), kernel.limit_of(dtype, name, result, among)
         if not counted.n:
             continue
         status, reason = limits.verdict(counted, limit, name, finite(theirs or {}, name))
@@ -277,7 +278,7 @@ def result_of(
         dtype=dtype,
         basis=basis,
         gate=gate,
-        limit=kernel.limit(dtype, result),
+        limit=kernel.limit(dtype, result, findings.whole),
         ulp_limit=kernel.ulp_limit(dtype, result) if gate == "noise" else None,
         trivial=verdict.trivial,
         status=verdict.status,
@@ -369,7 +370,8 @@ class GroupFindings:
         if self.left:
             planned = len(group.cases)
             basis = msgspec.structs.replace(basis, cases=planned - self.left, planned=planned)
-        verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, theirs.parts if theirs else None)
+        of_pytorch = theirs.parts if theirs else None
+        verdict = check_limit(kernel, dtype, name, found.parts, found.trivial, of_pytorch, found.whole)
         peer = None if theirs is None else (baseline, theirs)
         entry = result_of(kernel, dtype, name, found, verdict, basis, peer, **more)
         if own:
