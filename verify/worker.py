@@ -275,21 +275,12 @@ def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:
     return kernel, case
 
 
-def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgress) -> diagnose.Replayed:
+def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgress) -> diagnose.Replay:
     from verify.diagnose.replay import replay, replay_smaller
-    from verify.diagnose.snippet import snippet, too_long
 
     kernel, case = _one_case(request.target, request.case, backend)
-    result, index = request.result, request.index
-    found = (replay_smaller if request.shrink else replay)(
-        kernel, request.target, backend, case, result=result, index=index
-    )
-    long = (
-        request.snippet and not request.shrink and not found.judged <= found.limit and too_long(kernel, case, backend)
-    )
-    if long:
-        found = replay_smaller(kernel, request.target, backend, case, result=result, index=index)
-    return diagnose.Replayed(found, snippet(kernel, backend, found) if request.snippet else None)
+    again = replay_smaller if request.shrink else replay
+    return again(kernel, request.target, backend, case, result=request.result, index=request.index)
 
 
 def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> LawRun:

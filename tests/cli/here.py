@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -123,16 +122,3 @@ def as_process(*arguments: str, cwd: Path, without: Sequence[str] = (), **variab
     env = {name: value for name, value in os.environ.items() if name not in without} | variables
     done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     return Said(done.returncode, done.stdout, done.stderr)
-
-
-def script_said(path: Path) -> Said:
-    """Runs a script in this process, in its folder. tests/diagnose/test_snippet.py runs scripts as processes."""
-    out, code = io.StringIO(), 0
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
-        patch.chdir(path.parent)
-        patch.syspath_prepend(str(path.parent))
-        try:
-            runpy.run_path(str(path), run_name="__main__")
-        except SystemExit as ended:
-            code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    return Said(code, out.getvalue(), "")

@@ -7,15 +7,13 @@ narrow it down. A file of the corpus is a target too; who deletes it unpins its 
 
     verify replay --run run.json
     verify replay my_gelu --run run.json --result dx --dtype bfloat16
-    verify replay my_gelu --run run.json --shrink --snippet bug.py
+    verify replay my_gelu --run run.json --shrink
     verify replay reports/corpus/my_gelu/3f9a0c12e7d4.json
 
 target case --result --index --law --run --dtype --regime --backend
 --timeout: the case
 --json: what was found
 --shrink  make the case smaller while it breaks in the same way
---snippet PATH  write a script that shows the error without verify to this file, for a bug report; with - to stdout,
-    and nothing else there
 --pin --reason
 """
 
@@ -61,23 +59,13 @@ class Outcome(NamedTuple):
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    if options.law and options.snippet:
-        raise UsageError(
-            f"a script shows one element and its exact value; the law of {options.law} is not about one",
-            hint="verify replay TARGET CASE --result R --index I --snippet PATH",
-        )
     _unpack(options)
     done = outcome(options)
     if options.pin:
         law, result, index = options.law or "", options.result or "y", options.index or 0
         entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
         done.lines.insert(0, f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}")
-    sinks.deliver(
-        options,
-        lambda: sinks.lines(*done.lines),
-        json=lambda: sinks.as_json(done.data),
-        snippet=lambda: str(done.data["snippet"]).encode(),
-    )
+    sinks.deliver_data(options, done.data, done.lines)
     return done.exit_code
 
 
@@ -99,32 +87,23 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False, "pin": False, "reason": ""}))
     recorded = place(options)
     request = ReplayElement(
-        options.target,
-        options.case,
-        options.result or "y",
-        options.index or 0,
-        shrink=options.shrink,
-        snippet=options.snippet is not None,
+        options.target, options.case, options.result or "y", options.index or 0, shrink=options.shrink
     )
-    reply = ask(options, request, pool)
-    found = reply.replay
+    found = ask(options, request, pool)
     if found.smaller is not None:
         recorded = None  # it is about another element
-    within, snippet = found.within, reply.snippet
-    if within:
+    if found.within:
         said = f"nothing is promised on {found.unpromised}" if found.excused else "within its limit"
         end = sinks.ending(said, _run_again(options))
-    elif snippet is not None:
-        end = sinks.ending("wrong: beyond its limit", f"python {shlex.quote(options.snippet)}  (needs no verify)")
     else:
         then = replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
         end = sinks.ending(
             "wrong: beyond its limit", then if found.smaller else f"verify explain {shlex.join(asked[1:])}"
         )
-    data: dict[str, Any] = dict(msgspec.to_builtins(found)) | ({} if snippet is None else {"snippet": snippet})
+    data: dict[str, Any] = dict(msgspec.to_builtins(found))
     if recorded is not None:
         data["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
-    return Outcome(data, exits.PASS if within else exits.WRONG, [*element_lines(found, recorded), *end])
+    return Outcome(data, exits.PASS if found.within else exits.WRONG, [*element_lines(found, recorded), *end])
 
 
 def _run_again(options: argparse.Namespace) -> str:

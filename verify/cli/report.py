@@ -66,7 +66,7 @@ def main(options: argparse.Namespace) -> int:
         path = options.json if options.json and options.json != "-" else "RUN.json"
     base = compare(load(options.compare), run) if options.compare else None
     found = pages(run, path, base, _gate(options, run))
-    asked = any(getattr(options, name) for name in sinks.SINKS if name != "snippet")
+    asked = any(getattr(options, name) for name in sinks.SINKS)
     sinks.deliver(
         options,
         lambda: "" if asked else "\n".join(text_page.render(each, screen.terminal()) for each in reversed(found)),

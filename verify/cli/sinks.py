@@ -27,7 +27,6 @@ SINKS = {  # and the name of the file in messages
     "markdown": "report",
     "html": "report",
     "schema": "schema",
-    "snippet": "script",
     "sarif": "findings",
     "junit": "checks",
 }

@@ -66,22 +66,14 @@ class Replay(msgspec.Struct, frozen=True):
         return self.within and not self.judged <= self.limit
 
 
-class Replayed(msgspec.Struct, frozen=True):
-    """Holds the replayed element, and the script that shows it, if requested."""
-
-    replay: Replay
-    snippet: str | None = None
-
-
-class ReplayElement(Request[Replayed], frozen=True, tag="replay"):
-    """Replays one element of a case. On request, makes the case smaller and returns a script."""
+class ReplayElement(Request[Replay], frozen=True, tag="replay"):
+    """Replays one element of a case. On request, makes the case smaller."""
 
     target: str
     case: str
     result: str = "y"
     index: int = 0
     shrink: bool = False
-    snippet: bool = False
 
 
 class LawReplayed(msgspec.Struct, frozen=True):

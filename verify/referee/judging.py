@@ -347,7 +347,7 @@ class _Judging:
         worst = result.worst[0]
         asked = ReplayElement(f"{kernel.target}@eager", worst.origin.case, worst.origin.result, worst.origin.index)
         try:
-            theirs = self.workers.ask(asked, timeout=SMALLER_SECONDS).replay.judged
+            theirs = self.workers.ask(asked, timeout=SMALLER_SECONDS).judged
         except VerifyError:
             return False
         mine = worst.ulp if worst.scaled_ulp is None else worst.scaled_ulp
@@ -362,7 +362,7 @@ class _Judging:
                 origin: record.Origin = worst.origin
                 with suppress(VerifyError):
                     asked = ReplayElement(kernel.target, origin.case, origin.result, origin.index, shrink=True)
-                    small = self.workers.ask(asked, timeout=SMALLER_SECONDS).replay
+                    small = self.workers.ask(asked, timeout=SMALLER_SECONDS)
                     worst = small.worst if not small.judged <= small.limit else worst
                 return WrongInput(
                     result=origin.result,
