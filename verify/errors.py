@@ -112,14 +112,6 @@ class RefusedBackward(Refused):
     """Reports that only the backward pass of a kernel refused a case."""
 
 
-class OtherDtype(KernelError):
-    """Reports that an output has another dtype than its declaration."""
-
-    def __init__(self, message: str, output: str, dtype: str) -> None:
-        super().__init__(message)
-        self.output, self.dtype = output, dtype
-
-
 class InternalError(VerifyError):
     """Reports that verify itself failed in a worker with an unexpected exception. The traceback is on stderr."""
 

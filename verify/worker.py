@@ -397,7 +397,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
         _one(it.target), on, it.dtype, it.case, say, it.target
     ),
-    diagnose.Probe: lambda it, on, say: _in("diagnose.domain").probe(_one(it.target), it.target, on, say, it.avoid),
     laws.TryLaw: _try_law,
     sweeps.ListSpaces: lambda it, on, say: _in("search.sweep.serve").spaces(it, on),
     sweeps.SweepChunks: lambda it, on, say: _in("search.sweep.serve").chunks(it, on, say),

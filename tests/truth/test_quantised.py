@@ -16,7 +16,7 @@ from verify.cases.blocks import block_cases, dims_of, filled
 from verify.errors import UsageError
 from verify.truth.codes import code_format
 from verify.truth.formats import floor_log2, named
-from verify.truth.quantised import Encoding, Parts, Value, WrongForm, causes, followed, judge, quantised
+from verify.truth.quantised import Encoding, Parts, Value, WrongForm, causes, judge, quantised
 from verify.truth.ulp import bits_of
 
 TWO = Fraction(2)
@@ -258,17 +258,6 @@ def test_layouts_decode_to_the_same_numbers() -> None:
 def test_another_form_is_refused_with_what_is_wanted(codes: torch.Tensor, scales: torch.Tensor, words: str) -> None:
     with pytest.raises(WrongForm, match=words):
         judge(quantised("e2m1", block=(1, 16), scale="e8m0"), Value.of(torch.zeros(4, 32)), Parts(codes, scales))
-
-
-def test_the_rule_that_a_quantiser_follows_is_found_by_trying() -> None:
-    declared = quantised("e2m1", block=(1, 16), scale="e8m0")
-    fmt = named("bfloat16")
-    (rounding,) = (case for case in block_cases(declared, fmt, lambda dims: True) if case.kind == "rounding")
-    given = [filled(rounding.fill, fmt, rounding.dims), filled("block amax 1x16 from 15901 by 5", fmt, (64, 64))]
-    for rule, ties in (("floor", "even"), ("rceil", "away"), ("even", "to zero")):
-        other = replace(declared, rule=rule, ties=ties)  # type: ignore[arg-type]
-        found = followed(declared, [(Value.of(x), quantise(x, other)) for x in given])
-        assert found and all((each.rule, each.ties) == (rule, ties) for each in found), (rule, ties, found)
 
 
 def test_dims_are_those_that_a_quantiser_takes() -> None:

@@ -24,7 +24,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)  # the 
 # In workflow order.
 COMMANDS = (
     *("doctor", "init", "list", "run", "sweep", "hunt", "bench", "judge", "replay", "explain", "contract", "same"),
-    *("drift", "serve", "probe", "report", "gate", "bounds", "compare", "nightly"),
+    *("drift", "serve", "report", "gate", "bounds", "compare", "nightly"),
 )
 
 

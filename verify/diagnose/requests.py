@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import msgspec
 
@@ -317,20 +317,3 @@ class FindOrders(Request[list[Order]], frozen=True, tag="order"):
     target: str
     dtype: str = ""
     case: str = ""
-
-
-class Probed(msgspec.Struct, frozen=True):
-    """Holds the domain of a kernel: lines about accepted and refused inputs, and the arguments of a declaration."""
-
-    kernel: str
-    lines: list[tuple[str, str]]
-    arguments: dict[str, str]
-
-
-class Probe(Request[Probed], frozen=True, tag="probe"):
-    """Finds what a kernel accepts. The progress names each trial. Trials in `avoid` count as refused."""
-
-    quiet: ClassVar[bool] = True  # the output of a process that a trial ends is useless
-
-    target: str
-    avoid: tuple[str, ...] = ()

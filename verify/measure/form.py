@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
-from verify.errors import KernelError, OtherDtype
+from verify.errors import KernelError
 from verify.truth import formats
 
 
@@ -120,8 +120,7 @@ def check_output(label: str, name: str, tensor: Tensor, required: Required, abou
     if dtype is not None and tensor.dtype != dtype:
         other = formats.of(tensor.dtype).name
         declared = f" (if that is meant: output_dtypes={{{name!r}: {other!r}}})" if hint else ""
-        text = f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}"
-        raise OtherDtype(text, name, other)
+        raise KernelError(f"{label} must return {name} as {dtype}; it returned {tensor.dtype}{declared}")
     if tensor.device.type != torch.device(device).type:
         raise KernelError(f"{label} must return {name} on {device}; it returned a tensor on {tensor.device}")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -73,8 +72,6 @@ def refusals(run: Run) -> list[str]:
 
 def continuing(run: Run) -> str:
     """Returns the command to type after a run with gaps."""
-    if refusing := next((gap.target for gap in run.incomplete if gap.kind == "refused"), ""):
-        return clean(f"verify probe {shlex.quote(refusing)}")
     return clean(run.command) if run.incomplete and run.command else "verify list"
 
 

@@ -10,7 +10,7 @@
 """
 
 from verify.truth.quantised.blocks import Judged, Value, judge
-from verify.truth.quantised.causes import causes, followed
+from verify.truth.quantised.causes import causes
 from verify.truth.quantised.encoding import Encoding, Parts, WrongForm, quantised
 
-__all__ = ["Encoding", "Judged", "Parts", "Value", "WrongForm", "causes", "followed", "judge", "quantised"]
+__all__ = ["Encoding", "Judged", "Parts", "Value", "WrongForm", "causes", "judge", "quantised"]

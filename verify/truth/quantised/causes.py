@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from itertools import product
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from verify.truth.codes import CODE_FORMATS, TIES, code_format
-from verify.truth.quantised.blocks import FREE, WRONG, Judged, Value, in_blocks, judge
-from verify.truth.quantised.encoding import FLOATS, POWERS, By, Encoding, Overflow, Parts, ScaleRule
+from verify.truth.quantised.blocks import WRONG, Judged, Value, in_blocks, judge
+from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding, Overflow, Parts, ScaleRule
 from verify.truth.quantised.operands import tiled
 
 ZEROS = "every code of the wrong blocks is 0"
@@ -184,43 +183,6 @@ def _off(encoding: Encoding, got: torch.Tensor, wanted: torch.Tensor) -> str:
         code = "one code" if set(few) <= {-1, 1} else "some codes"
         return f"the scale is off by {code} ({', '.join(f'{step:+d}' for step in few)}) {blocks}"
     return f"the scale is off {blocks}, by {few[0]:+,} to {few[-1]:+,} codes"
-
-
-def followed(encoding: Encoding, tried: list[tuple[Value, Parts]]) -> list[Encoding]:
-    """Returns declarations like this one, with other layouts and rules, under which no block is wrong.
-
-    Chooses the layout and the rule of the scales first, by the scales alone. Then chooses ties, overflow and zeros. Put
-    small tensors first in `tried`, because they rule out a declaration fastest.
-    """
-    swizzles = ("", "128x4") if encoding.swizzle else ("",)
-    packings = (encoding.packed, _otherwise(encoding.packed)) if encoding.packed else ("",)
-    inner = list(product(packings, TIES, get_args(Overflow), ("signed", "positive", "any")))
-    found = list[Encoding]()
-    for swizzle, rule in product(swizzles, _rules(encoding)):
-        way = replace(encoding, swizzle=swizzle, rule=rule, by="")  # type: ignore[arg-type]
-        if any(_scales_off(way, *each) for each in tried):
-            continue
-        divides = rule in ("rceil", "nearest", "up") and not encoding.second  # amax / largest can change a scale
-        exact = [replace(way, by=by) for by in get_args(By)[1:]] if divides else []
-        kept = [each for each in exact if not any(_scales_off(each, *one) for one in tried)]
-        way = kept[0] if len(kept) == 1 else way
-        if way.by and rule == "up" and encoding.scale == "float32" and any(each.by == way.by for each in found):
-            continue  # a quotient in float32 is its own nearest number
-        if rule == "4over6" and any(each.rule == "nearest" for each in found):
-            continue  # no block has the larger scale
-        for packed, ties, overflow, zero in inner:
-            one = replace(way, packed=packed, ties=ties, overflow=overflow, zero=zero)  # type: ignore[arg-type]
-            if all(judge(one, value, _relaid(one, value, parts), ties=False).wrong == 0 for value, parts in tried):
-                found.append(one)
-                break
-    return found
-
-
-def _scales_off(encoding: Encoding, value: Value, parts: Parts) -> bool:
-    """True if some scale is out of reach, in a block that is promised, finite and not all zeros."""
-    found, x = judge(encoding, value, _relaid(encoding, value, parts), ties=False), in_blocks(value.low, encoding, 0.0)
-    counts = torch.isfinite(x).all(1) & (x != 0).any(1) & (found.kinds.reshape(-1) != FREE)
-    return bool((found.scale_off.reshape(-1) & counts).any())
 
 
 Named = Mapping[str, Tensor]
