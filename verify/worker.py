@@ -382,9 +382,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.ReplayElement: _replay,
     diagnose.ReplayLaw: _law,
     diagnose.Explain: _explain,
-    diagnose.FindBlindSpots: lambda it, on, say: _in("diagnose.explain").every_blind_spot(
-        _one(it.target), on, it.dtypes
-    ),
     diagnose.FindContract: lambda it, on, say: _in("diagnose.contracts").contract_of_target(
         _one(it.target), it.layer, on, it.dtype, it.gradients
     ),

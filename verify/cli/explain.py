@@ -7,14 +7,11 @@ worst of the record in --run. This is a report and no verdict: the exit code is 
 
     verify explain --run run.json
     verify explain my_gelu --run run.json --result dx --regime tail
-    verify explain accuracy.py::my_attention --blind
     verify explain accuracy.py::my_norm --order
 
 target case --result --index --law --run --dtype --regime --backend
 --timeout: the case
 --json: what was found
---blind  instead of an element: every constant and step of the like= definition that could be 1% off, or left out,
-    within the kernel's limits; --dtype chooses one
 --order  instead of an element: the order in which the kernel adds up, at the sizes of a case, probed in its results,
     and proved from what Triton compiled
 """
@@ -25,35 +22,18 @@ import argparse
 from typing import Any
 
 from verify.cli import exits, replay, sinks
-from verify.diagnose.requests import Explain, Explanation, FindBlindSpots, FindOrders, Order
-from verify.errors import UsageError
+from verify.diagnose.requests import Explain, Explanation, FindOrders, Order
 from verify.records.figure import UNIT, shown, signed
 
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    if options.blind or options.order:
-        return _blind(options) if options.blind else _orders(options)
+    if options.order:
+        return _orders(options)
     replay.place(options)
     request = Explain(options.target, options.case, options.result, options.index, options.law or "")
     found = replay.ask(options, request)
     sinks.deliver_data(options, found, lines_of(found))
-    return exits.PASS
-
-
-def _blind(options: argparse.Namespace) -> int:
-    """Prints the blind spots of a kernel's limits."""
-    if not options.target or options.case or options.run:
-        raise UsageError(
-            "--blind is about a kernel: it takes a TARGET, and neither a case nor --run",
-            hint="verify explain FILE.py::KERNEL --blind",
-        )
-    found = replay.ask(options, FindBlindSpots(options.target, (options.dtype,) if options.dtype else ()))
-    lines = []
-    for each in found:
-        lines.append(f"{each.dtype}: {len(each.spots)} of {each.tried} errors of the definition would pass")
-        lines += [f"  {spot}" for spot in each.spots]
-    sinks.deliver_data(options, found, lines)
     return exits.PASS
 
 

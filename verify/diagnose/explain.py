@@ -28,16 +28,11 @@ from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, problem_of
-from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import replay, worst_index
-from verify.diagnose.requests import BlindSpots, Explanation, Replay, Rounded, Whole
+from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
-from verify.measure.case import question_of
-from verify.measure.kernel import SMALL
-from verify.measure.trivial import blind_spots, case_of
-from verify.ops.graph.blind import mutations
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.shipped import operands_of, run_of
 from verify.ops.graph.spans import point
@@ -53,7 +48,6 @@ from verify.truth.ulp import bits_of, pattern_at
 
 Owner = Literal["kernel", "definition"]
 
-_EVERY_CHANGE = 1 << 16  # limit of changed definitions: all of them
 _MOST = 128  # at most this many steps are rounded alone
 BITS = 600  # bits of the exact value
 _RESOLVED = 0.01  # ULP, or share of the error: effects are shown if float64 resolves the element this well
@@ -228,29 +222,6 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
     if not measured.results[result].numel():
         raise UsageError(f"{result} has no elements in this case")
     return worst_index(kernel, case, measured, result)
-
-
-def every_blind_spot(kernel: Kernel, backend: Backend, dtypes: tuple[str, ...]) -> list[BlindSpots]:
-    """Returns the errors of the definition that would pass, by dtype, on the case where a run looks for them."""
-    if kernel.op.gate != "noise":
-        raise UsageError(
-            f"kernel {kernel.name!r}: blind spots exist only for a definition by like= that adds up numbers",
-            hint=f"verify run {kernel.file} says what its limits are",
-        )
-    found = []
-    for dtype in dtypes or kernel.dtypes:
-        cases = [case for group in plan(kernel, dtype, backend.name, 0) for case in group.cases]
-        case = case_of(cases)
-        if case is None:
-            raise UsageError(f"kernel {kernel.name!r} has no case of ordinary inputs in {dtype}", hint="verify list")
-        measured = run_kernel(kernel, case, backend.device)
-        problem = problem_of(kernel.op, case, measured.inputs, measured.upstream, tuple(measured.results))
-        question = question_of(kernel, case, measured, problem, "", 0, SMALL)
-        limits = {name: kernel.limit(case.dtype, name) for name in problem.results}
-        spots = blind_spots([question.judged_by(name) for name in limits], limits, _EVERY_CHANGE)
-        tried = len(mutations(kernel.op.program(problem)[0], list(limits)))
-        found.append(BlindSpots(case.dtype, case.to_json(), tried, [words for _, words in spots]))
-    return found
 
 
 # -- the unit of every figure --------------------------------------------------------------------------

@@ -137,22 +137,6 @@ class Explain(Request[Explanation], frozen=True, tag="explain"):
     law: str = ""  # a law: explains the element that breaks it
 
 
-class BlindSpots(msgspec.Struct, frozen=True):
-    """Holds the errors of a definition that would pass in one dtype. `tried` were tried on one case."""
-
-    dtype: str
-    case: str
-    tried: int
-    spots: list[str]
-
-
-class FindBlindSpots(Request[list[BlindSpots]], frozen=True, tag="blind"):
-    """Finds every blind spot of a kernel's limits. Empty `dtypes` means all that it promises."""
-
-    target: str
-    dtypes: tuple[str, ...] = ()
-
-
 class FoundContract(msgspec.Struct, frozen=True):
     """Holds the contract of one function: the program with its roundings, and how well it predicts."""
 

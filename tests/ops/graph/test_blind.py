@@ -7,7 +7,8 @@ from torch import Tensor
 
 import verify
 from verify import backends
-from verify.diagnose.explain import every_blind_spot
+from verify.measure.kernel import measure_kernel
+from verify.measure.requests import Measure
 from verify.ops.graph.blind import mutated, mutations
 from verify.ops.graph.program import trace
 from verify.ops.graph.steps import Run
@@ -25,7 +26,7 @@ def test_each_constant_and_each_step_is_off_once_and_a_sum_loses_each_of_its_ter
     x, b = X.double(), B.double()
     right = [
         ("the constant 0.125 1% off", x * 0.125 * 1.01 + b),
-        ("multiply at line 19 of _scaled", x * 0.125 * 1.01 + b),
+        ("multiply at line 20 of _scaled", x * 0.125 * 1.01 + b),
         ("add at line", (x * 0.125 + b) * 1.01),
         ("add at line", x * 0.125),  # left out
     ]
@@ -44,12 +45,12 @@ def test_a_temperature_that_a_wide_limit_excuses_is_named_and_one_that_the_defau
     def kernel(q: Tensor, k: Tensor) -> Tensor:
         return scores(q, k)
 
-    seen = verify.kernel(like=scores, shapes=shapes, where="n <= 8 and m <= 8", dtypes=["float32"])(kernel)
-    [found] = every_blind_spot(seen, backends.select("interpreter"), ())
-    assert found.tried > 5 and found.spots == []
-    wide = verify.kernel(like=scores, shapes=shapes, where="n <= 8 and m <= 8", dtypes=["float32"], max_noise=1e9)
-    [found] = every_blind_spot(wide(kernel), backends.select("interpreter"), ())
-    assert found.spots == [], "an error far beyond what noise explains is seen by the root mean square"
-    narrow = verify.kernel(like=scores, shapes=shapes, where="n == 8 and m == 8", dtypes=["bfloat16"], max_noise=1e3)
-    [found] = every_blind_spot(narrow(kernel), backends.select("interpreter"), ())
-    assert any("1% off would pass" in spot for spot in found.spots)
+    def notes(dtype: str, max_noise: float | None) -> list[str]:
+        where = "n == 8 and m == 8"
+        said = {"shapes": shapes, "where": where, "dtypes": [dtype], "max_noise": max_noise, "gradients": False}
+        declared = verify.kernel(like=scores, **said)(kernel)
+        return measure_kernel(declared, Measure("k.py::kernel"), backends.select("interpreter")).notes
+
+    beyond = notes("float32", 1e9)
+    assert not any("would pass on inputs" in note for note in beyond), "the root mean square sees what noise cannot be"
+    assert any("1% off would pass" in note for note in notes("bfloat16", 1e3))
