@@ -394,7 +394,6 @@ def test_the_page_describes_every_column_and_every_argument() -> None:
         "CompletedRun",
         "CompletedGate",
         "assert_close",
-        "assert_ulp",
         "capture",
         "close_to",
         "gate",

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from verify.errors import VerifyError as VerifyError
     from verify.laws.suite import laws_for as laws_for
     from verify.measure.assertions import assert_close as assert_close
-    from verify.measure.assertions import assert_ulp as assert_ulp
     from verify.measure.assertions import close_to as close_to
     from verify.ops.graph.relative import relative_rms as relative_rms
     from verify.ops.graph.rounded import rounds as rounds
@@ -58,7 +57,7 @@ _DEFINED = {
     "verify.diagnose.contracts": "contract",
     "verify.errors": "KernelError TruthError UsageError VerifyError",
     "verify.laws.suite": "laws_for",
-    "verify.measure.assertions": "assert_close assert_ulp close_to",
+    "verify.measure.assertions": "assert_close close_to",
     "verify.ops.graph.relative": "relative_rms",
     "verify.ops.graph.rounded": "rounds",
     "verify.ops.philox": "philox philox_uniform",

@@ -73,7 +73,7 @@ from verify import backends
 from verify.cli import main
 assert all(getattr(verify, name) is not None for name in verify.__all__)
 x = torch.ones(3)
-verify.assert_ulp(torch.nn.functional.silu(x), op="silu", inputs=(x,), max_ulp=4)
+verify.assert_close(torch.nn.functional.silu(x), like=torch.nn.functional.silu, inputs=(x,))
 verify.kernel(op="silu", dtypes=["float32"])(torch.nn.functional.silu)
 try:
     backends.activate(backends.select("interpreter"))

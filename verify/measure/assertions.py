@@ -1,4 +1,4 @@
-"""Compares results with the exact answer in a user's tests: `verify.assert_ulp` and `verify.assert_close`."""
+"""Compares results with the exact answer in a user's tests: `verify.assert_close` and `verify.close_to`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import copy
 import functools
 import inspect
 import math
-import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -16,32 +15,26 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from verify import ops
 from verify.cases import Case, problem_of
-from verify.cases.case import spell
 from verify.cases.plan import Group
 from verify.declare.declaration import Kernel, kernel
-from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, default_noise, differing, of_program
+from verify.declare.promises import DEFAULT_LIMIT, WIDE, default_limit, differing, of_program
 from verify.declare.standin import baseline_of
-from verify.errors import KernelError, UsageError, closest, from_zero, said_by
+from verify.errors import KernelError, UsageError, said_by
 from verify.measure.call import Measured, run_tensors
 from verify.measure.case import Question, judge_case, question_of
-from verify.measure.element import worst_element
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings
 from verify.measure.form import items_of, outputs_of, unlike_plain
-from verify.measure.judge import JudgedBy, judge_by
 from verify.measure.kernel import SMALL
 from verify.measure.result import check_limit, finite
 from verify.measure.tally import BIAS_LIMIT
 from verify.ops.graph.called import name_of
 from verify.ops.graph.like import Definition
-from verify.ops.graph.shapes import NamedDims
-from verify.ops.op import Op, Problem
-from verify.records.figure import UNIT, shown
-from verify.records.record import Origin, Worst, value_of
+from verify.ops.op import Op
+from verify.records.figure import UNIT
+from verify.records.record import Worst
 from verify.truth import formats
-from verify.truth.fast import evaluate
-from verify.truth.ulp import Policy, bits_of
+from verify.truth.ulp import bits_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -62,96 +55,10 @@ def _at_the_callers_line(check: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-@_at_the_callers_line
-def assert_ulp(
-    actual: Tensor,
-    *,
-    op: str | Op,
-    inputs: Sequence[Tensor | None],
-    max_ulp: float,
-    params: Mapping[str, Any] | None = None,
-    result: str = "y",
-    upstream: Tensor | Sequence[Tensor | None] = (),
-    policy: Policy | None = None,
-) -> None:
-    """Raises AssertionError unless every element of `actual` is within `max_ulp` of the exact answer.
-
-        verify.assert_ulp(fast_gelu(x), op="gelu", inputs=(x,), max_ulp=1)
-
-    inputs: the tensors that the kernel received, in the op's order. None marks an absent operand.
-    result: the name of the compared result. For a gradient this is a name such as "dx".
-    upstream: the gradient that arrived at each output, None where none did. Only a gradient needs them.
-
-    As in `verify run`, the scaled error judges ops whose terms cancel, and a program of `like=` is judged by its noise
-    too. The message gives the number of failing elements and the worst input with its bits.
-    """
-    definition = op if isinstance(op, Op) else ops.get(op)
-    max_ulp = from_zero("assert_ulp", "max_ulp", max_ulp)
-    problem, dims = _problem(definition, inputs, params or {}, result, upstream)
-    _demand_compared(definition.name, {result: actual}, _shapes(definition, dims, problem.params))
-    fmt = formats.of(actual.dtype)
-    truth = evaluate(definition, problem, {result: fmt})[result]
-    floor, limit = 0.0, max_ulp
-    if definition.gate_of(result) == "noise":  # the ULP limit also holds where a program's noise is smaller
-        limit = default_noise(fmt.name)
-        floor = (max_ulp - 0.5) / limit
-    by = JudgedBy(definition, problem, result, truth, fmt, policy or Policy(), floor=floor).with_noise_again(actual)
-    outcome = judge_by(by, actual)
-    tally = outcome.tallies[0]
-    upper = value_of(tally.deciding.upper)
-    # not (x <= bound): a NaN must fail
-    if not (upper <= limit) or tally.nan:
-        index, found = tally.leaders[0].place, outcome.errors
-        case = _case(definition, problem, dims, result, index)
-        error = value_of(tally.leaders[0].upper)
-        origin = Origin("FILE.py::KERNEL", case.to_json(), result, index)
-        worst = worst_element(definition, problem, actual, outcome.printed(index), origin)
-        failing = max(1, int((~(found.upper <= limit)).sum()))
-        at = f"[{', '.join(map(str, worst.index))}]"
-        off = f"{shown(error)}{UNIT[definition.gate_of(result)]} off at {at}, the bound is {limit:g}"
-        first = f"{definition.name}.{result} is {off}; {failing:,} of {actual.numel():,} elements fail"
-        raise AssertionError("\n".join([first, *_shown(worst), f"  explain {_explain(result, case, index)}"]))
-
-
 def _shown(worst: Worst, at: str = "") -> list[str]:
     """Returns the lines of a message about one element."""
     inputs = [f"  {name:<7} {text}" for name, text in worst.inputs.items()]
     return [*inputs, f"  got     {worst.got} ({worst.got_hex}){at}", f"  truth   {worst.truth}"]
-
-
-def _problem(
-    op: Op, inputs: Any, params: Mapping[str, Any], result: str, upstream: Any
-) -> tuple[Problem, tuple[int, ...]]:
-    """Returns the question about one result of an op by name, with the dims of its case."""
-    names = (*op.all_outputs, *op.gradients)
-    if result not in names:
-        near = closest(str(result), names)
-        raise UsageError(f"op {op.name!r} has results {', '.join(names)}; received {result!r}{near}")
-    parameter, hint = inspect.Parameter, f"verify list --op {op.name}"
-    defaults = {each.name: None if each.optional else parameter.empty for each in op.operands}
-    of_op = [parameter(name, parameter.POSITIONAL_ONLY, default=each) for name, each in defaults.items()]
-    integers = {each.name for each in op.operands if each.range is not None}
-    given = dict.fromkeys(defaults) | _inputs(f"op {op.name!r}", inspect.Signature(of_op), inputs)
-    if wrong := [name for name, value in given.items() if value is None and defaults[name] is not None]:
-        raise UsageError(f"op {op.name!r} needs {', '.join(wrong)}; received None", hint=hint)
-    for name, value in given.items():
-        if value is not None and not isinstance(value, Tensor):
-            raise UsageError(f"op {op.name!r} takes tensors; received {value!r} as {name}")
-        if value is not None and value.is_floating_point() == (name in integers):
-            form = "integers" if name in integers else "floating-point numbers"
-            raise UsageError(f"op {op.name!r} takes {name} in {form}; received {value.dtype}")
-    shapes = {name: tuple(value.shape) for name, value in given.items() if value is not None}
-    resolved = op.resolve(params)
-    dims = _dims(op, shapes, resolved)
-    if dims is None:
-        words = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
-        raise UsageError(f"op {op.name!r} takes no operands of these shapes: {words}", hint=hint)
-    outputs = op.outputs if isinstance(upstream, Mapping) else op.required_outputs
-    arrived = _arrived(outputs, op.integers, op.result_shapes(dims, resolved), upstream)
-    if result in op.gradients and not arrived:
-        raise UsageError(f"{result} needs upstream=(dy,): the gradient that arrived at the output")
-    held = {name: None if value is None else value.detach() for name, value in given.items()}
-    return Problem(inputs=held, params=resolved, upstream=arrived, results=(result,)), dims
 
 
 @_at_the_callers_line
@@ -167,6 +74,7 @@ def assert_close(
     vacuous: Mapping[str, str] | None = None,
     check_dtype: bool = True,
     as_pytorch: bool = False,
+    max_ulp: float | None = None,
 ) -> None:
     """Raises AssertionError unless `actual` is as close to the exact answer as `like` can be computed.
 
@@ -176,7 +84,7 @@ def assert_close(
     rounding noise of the program and from the format of each result (docs/how-a-verdict-is-made.md). All inputs count
     as ordinary.
 
-    actual: a tensor, or several tensors as `like` returns them.
+    actual: a tensor, or several tensors as `like` returns them. None: the gradients alone are compared.
     inputs: the arguments of `like`, with the tensors that the kernel received.
     grads: one gradient for each input, in their order, or some by name. None omits one, and means an input that
         has none, such as a number.
@@ -187,12 +95,13 @@ def assert_close(
     result is judged in its own dtype.
     as_pytorch: True: an element may be as far from the exact answer as PyTorch's own result of `like` is there, also if
         that is beyond the limits.
+    max_ulp: a limit in ULP in place of the default one, as in `verify.kernel`.
 
     A NaN never passes where the answer is a number. Three kinds of results do not pass either: a vacuous one, which
     zeros or other trivial answers would pass too; an undecided one; and one without elements.
     """
     said = of_program("assert_close", accumulate, intermediate)
-    _Closeness(like, inputs, upstream, said, vacuous, check_dtype, as_pytorch).demand(actual, grads)
+    _Closeness(like, inputs, upstream, said, vacuous, check_dtype, as_pytorch, max_ulp).demand(actual, grads)
 
 
 @_at_the_callers_line
@@ -205,6 +114,7 @@ def close_to(
     vacuous: Mapping[str, str] | None = None,
     check_dtype: bool = True,
     as_pytorch: bool = False,
+    max_ulp: float | None = None,
 ) -> Callable[..., None]:
     """Returns a check of results for one set of inputs. The exact answer is computed once.
 
@@ -216,7 +126,7 @@ def close_to(
     answer is known.
     """
     said = of_program("close_to", accumulate, intermediate)
-    found = _Closeness(like, inputs, None, said, vacuous, check_dtype, as_pytorch)
+    found = _Closeness(like, inputs, None, said, vacuous, check_dtype, as_pytorch, max_ulp)
 
     @_at_the_callers_line
     def check(actual: Any, expected: Any = None) -> None:
@@ -236,7 +146,8 @@ class _Closeness:
         said: Mapping[str, Any],
         vacuous: Mapping[str, str] | None,
         check_dtype: bool,
-        as_pytorch: bool = False,
+        as_pytorch: bool,
+        max_ulp: float | None,
     ) -> None:
         hint = "verify.assert_close(got, like=torch.nn.functional.gelu, inputs=(x,))"
         if not callable(like):
@@ -250,7 +161,7 @@ class _Closeness:
         if not self.inputs:
             raise UsageError(f"inputs are the arguments of like=, at least one tensor; received {inputs!r}", hint=hint)
         self.check_dtype, self.like, self.given, self.vacuous = check_dtype, like, list(copied.values()), vacuous
-        self.as_pytorch = as_pytorch
+        self.as_pytorch, self.max_ulp = as_pytorch, max_ulp
         self.op = Definition(like, list(self.inputs), examples=[tuple(self.given)], **said).op()
         self.shapes = _shapes(self.op, (0,), {})
         self.slots = {name: f"d{name}" in self.op.gradients for name in bound}  # True: the input has a gradient
@@ -259,14 +170,13 @@ class _Closeness:
 
     def demand(self, actual: Any, grads: Any) -> None:
         """Raises AssertionError unless every result keeps its limits."""
-        results = outputs_of(actual, self.op.outputs, "what is compared", self.op.integers)
-        kinds = {
-            name: value.dtype for name, value in zip(self.op.outputs, items_of(actual, self.op.outputs), strict=True)
-        }
+        outputs = () if actual is None else self.op.outputs
+        results = outputs_of(actual, outputs, "what is compared", self.op.integers) if outputs else {}
+        kinds = {name: value.dtype for name, value in zip(outputs, items_of(actual, outputs), strict=False)}
         results = {name: value.detach() for name, value in results.items()}
         results |= {f"d{name}": value for name, value in _matched("grads", self.slots, grads).items()}
         _demand_compared(self.label, results, self.shapes)
-        if len(results) > len(self.op.outputs) and not self.upstream:
+        if len(results) > len(outputs) and not self.upstream:
             self.upstream = self._one()
         if self.check_dtype:
             self._demand_dtypes({name: value.dtype for name, value in results.items()} | kinds)
@@ -377,17 +287,22 @@ class _Closeness:
         outputs = {name: kind for name, kind in of_results.items() if name in self.op.outputs}
         numbers = {name: kind for name, kind in outputs.items() if name not in self.op.integers}
         wide = WIDE if self.op.gate == "plain" else DEFAULT_LIMIT
+
+        def limit(kind: str, wide: float) -> float:
+            return default_limit(kind, wide) if self.max_ulp is None else self.max_ulp
+
         declared = kernel(
             op=self.op,
             name=self.label,
             dtypes=[dtype],
-            max_ulp={kind: default_limit(kind, wide) for kind in (dtype, *kinds.values(), *numbers.values())},
+            max_ulp={kind: limit(kind, wide) for kind in (dtype, *kinds.values(), *numbers.values())},
             operand_dtypes={dtype: differing(dtype, kinds)} if differing(dtype, kinds) else None,
             output_dtypes={dtype: differing(dtype, numbers)} if differing(dtype, numbers) else None,
             vacuous=self.vacuous,
         )(lambda *tensors: None)
-        alone = {f"{name} {kind}": default_limit(kind, WIDE) for name in self.op.unsummed for kind in declared.max_ulp}
-        declared = replace(declared, beside_noise=self.op.gate == "plain", max_ulp={**declared.max_ulp, **alone})
+        alone = {f"{name} {kind}": limit(kind, WIDE) for name in self.op.unsummed for kind in declared.max_ulp}
+        beside = self.op.gate == "plain" and self.max_ulp is None
+        declared = replace(declared, beside_noise=beside, max_ulp={**declared.max_ulp, **alone})
         # the recipe marks the inputs as ordinary; no values are drawn from it
         case = Case(dtype=dtype, dims=(0,), fill="normal", upstream="normal" if self.upstream else "")
         group = Group((case,))
@@ -504,60 +419,3 @@ def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[
             raise AssertionError(f"{label}.{name} has no elements: nothing was compared, which is no pass")
     if not results:
         raise AssertionError(f"{label} has no results: nothing was compared, which is no pass")
-
-
-# -- the case of a message ----------------------------------------------------------------------------------------
-
-
-def _case(op: Op, problem: Problem, dims: tuple[int, ...], result: str, index: int) -> Case:
-    """Returns a case for the message's command.
-
-    For an elementwise op, it has the worst element alone. Otherwise it has all tensors, if they are short.
-    """
-    tensors = {name: value for name, value in problem.inputs.items() if value is not None}
-    upstream = {"d" + name: value for name, value in problem.upstream.items()} if result in op.gradients else {}
-    given = tensors | upstream
-    if op.geometry.by_element and len({value.shape for value in given.values()}) == 1:
-        given, dims = {name: value.reshape(-1)[index : index + 1] for name, value in given.items()}, (1,)
-    kinds = {name: formats.of(value.dtype).name for name, value in tensors.items() if value.is_floating_point()}
-    dtype = next(iter(kinds.values()), "float32")
-    params = {name: value for name, value in problem.params.items() if op.resolve({}).get(name) != value}
-    derived = [operand.name for operand in op.derived]
-    # a case cannot store integer inputs
-    short = len(kinds) == len(tensors) and sum(value.numel() for value in given.values()) <= SPELLED
-    return Case(
-        dtype=dtype,
-        dims=dims,
-        fill=op.geometry.fill,
-        params=params,
-        upstream="normal" if upstream else "",
-        absent=tuple(name for name, value in problem.inputs.items() if value is None),
-        dtypes={name: kind for name, kind in kinds.items() if kind != dtype},
-        values={name: spell(value) for name, value in given.items() if name not in derived} if short else {},
-    )
-
-
-def _dims(op: Op, shapes: Mapping[str, tuple[int, ...]], params: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Returns the dims of a case whose operands have these shapes; None if no dims fit."""
-    geometry, first = op.geometry, next(iter(shapes.values()))
-    tried = [
-        (*first[:-1], first[-1] // geometry.halves) if first else (),
-        *((*first, *each[:1]) for each in shapes.values()),
-        *((*first, each[0] // 2) for each in shapes.values() if each),  # a gate reads two halves of the columns
-    ]
-    if isinstance(geometry, NamedDims):
-        tried = [(place,) for place in range(len(geometry.numbered))] or [geometry.dims_of_shapes(shapes)]
-    for dims in tried:
-        with suppress(LookupError, TypeError, ValueError, UsageError):
-            wanted = op.shapes(dims, params)
-            if {name: wanted[name] for name in shapes} == dict(shapes):
-                return dims
-    return None
-
-
-def _explain(result: str, case: Case, index: int) -> str:
-    """Returns the command that finds the step with the error. The user must declare the kernel first."""
-    if not case.values:
-        return "verify run FILE.py --json run.json, then verify explain --run run.json (FILE.py declares the kernel)"
-    place = ["--result", result, "--index", "0" if case.dims == (1,) else str(index)]
-    return shlex.join(["verify", "explain", "FILE.py::KERNEL", case.to_json(), *place])
