@@ -47,8 +47,6 @@ MUTANTS: list[tuple[str, str, Callable[[pytest.MonkeyPatch], None]]] = [
     ("lgamma", "a slope too flat", _function("lgamma", slope=lambda lo, hi: torch.digamma(lo).abs() / 2)),
     ("digamma", "no error beside its zero", _function("digamma", spread=0.0, ulps=1.0)),
     ("polygamma 1", "PyTorch's own", _function("polygamma 1", torch=lambda x: torch.polygamma(1, x))),
-    ("bessel_j0", "PyTorch's own", _function("bessel_j0", torch=torch.special.bessel_j0)),
-    ("bessel_y1", "the slope of another", _function("bessel_y1", slope=FUNCTIONS["bessel_j1"].slope)),
     ("i0", "ends not exchanged", _function("i0", shape="even down")),
     ("sum over a dimension", "no slack", _constant("_EPSILON", 0.0)),
     ("running", "no slack", _constant("_EPSILON", 0.0)),

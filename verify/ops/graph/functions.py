@@ -5,9 +5,8 @@ that the libraries state: the CUDA C++ Programming Guide (mathematical functions
 special functions, it is at least twice the largest error seen against Arb, over all magnitudes. tests/ops/graph
 compares every entry with Arb.
 
-Where PyTorch is too inaccurate, a formula replaces it: its Bessel functions of the first and second kind err by up to
-4e-7 between 3 and 30, and its trigamma by 5e-10. Polygamma has no float64 bound at negative arguments; Arb decides
-there.
+Where PyTorch is too inaccurate, a formula replaces it: its trigamma errs by 5e-10. Polygamma has no float64 bound at
+negative arguments; Arb decides there.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal
 
 import flint
@@ -418,101 +416,7 @@ _add("erfinv", _NAN, domain=(-1.0, 1.0), exact=(0.0,), ulps=32.0)
 _add("ndtri", _NAN, arb=lambda p: -(2 * p).erfcinv() * arb(2).sqrt(), mp=_mp_ndtri, domain=(0.0, 1.0), exact=(0.5,),
      ulps=64.0, spread=8.0)  # fmt: skip
 
-# -- Bessel functions -------------------------------------------------------------------------------------
-
-_NODES = 80  # of the trapezoidal rule over half a turn, whose error is about J_160(|x|)
-_FAR = 32.0  # PyTorch's asymptotic series is used from here on
-
-
-@lru_cache(maxsize=1)
-def _nodes() -> tuple[list[float], list[float]]:
-    """Returns sin(t), and the sum of (-1)^k / k cos(2 k t), at the midpoints t of equal parts of a quarter turn."""
-    with mp.workprec(120):
-        turns = [mp.pi * (place + mp.mpf(0.5)) / _NODES for place in range(_NODES // 2)]
-        weights = [mp.fsum((-1) ** k * mp.cos(2 * k * t) / k for k in range(1, _NODES // 2)) for t in turns]
-        return [float(mp.sin(t)) for t in turns], [float(weight) for weight in weights]
-
-
-def _bessel(order: int, second: bool) -> Callable[[Tensor], Tensor]:
-    """Returns the Bessel function J (or Y if `second`) of order 0 or 1 in float64.
-
-    Uses Bessel's integral and Neumann's series below 32, and PyTorch's asymptotic series from there on.
-    """
-    far = getattr(_special, f"bessel_{'jy'[second]}{order}")
-
-    def function(x: Tensor) -> Tensor:
-        near = x.clamp(-_FAR, _FAR)
-        j0, j1, series, slope = (torch.zeros_like(near) for _ in range(4))
-        for sine, weight in zip(*_nodes(), strict=True):
-            wave, turned = torch.cos(near * sine), torch.sin(near * sine) * sine
-            j0, j1 = j0 + wave, j1 + turned
-            series, slope = series + weight * wave, slope + weight * turned
-        j0, j1, series, slope = (each * (2 / _NODES) for each in (j0, j1, series, slope))
-        if second:
-            log = torch.log(near) - 0.11593151565841245  # log(x / 2) + Euler's constant
-            y0 = (log * j0 - 2 * series) * (2 / math.pi)
-            found = y0 if order == 0 else (log * j1 - j0 / near - 2 * slope) * (2 / math.pi)
-            found = torch.where(near == 0, -math.inf, found)
-        else:
-            found = j1 if order else j0
-        return torch.where(x.abs() < _FAR, found, far(x))
-
-    return function
-
-
-def _bessel_spread(second: bool, order: int) -> Callable[[Tensor], Tensor]:
-    """Returns a function that bounds the absolute error of `_bessel`, in units of 2^-52."""
-
-    def spread(x: Tensor) -> Tensor:
-        size = x.abs()
-        reach = 8.0 * size + 1e-290 if order and not second else 8.0 * (1 + size)  # sines of subnormal numbers are 0
-        if second:
-            reach = reach * (1 + torch.log(size.clamp(min=1e-300)).abs()) + (8 / size if order else 0.0)
-        return torch.where(size < _FAR, reach, torch.where(size < 1e9, 32 + 4 * size.sqrt(), math.inf))
-
-    return spread
-
-
-J0, J1, Y0, Y1 = (_bessel(order, second) for second in (False, True) for order in (0, 1))
-
-
-def _steep(lo: Tensor) -> Tensor:
-    """Returns a bound of |Y0| and |Y1| above `lo`."""
-    return 0.64 / lo.abs() + 0.6
-
-
-_SLOPES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "bessel_j0": lambda lo, hi: J1((lo + hi) / 2).abs() + (hi - lo),
-    "bessel_j1": lambda lo, hi: _quotient_slope(J0, J1, (lo + hi) / 2) + (hi - lo),
-    "bessel_y0": lambda lo, hi: Y1((lo + hi) / 2).abs() + (hi - lo) * _steep(lo) * (1 + 1 / lo.abs()),
-    "bessel_y1": lambda lo, hi: (
-        _quotient_slope(Y0, Y1, (lo + hi) / 2) + (hi - lo) * 2 * _steep(lo) * (1 + 1 / lo.abs()) ** 2
-    ),
-}
-
-
-def _quotient_slope(zeroth: Callable[[Tensor], Tensor], first: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """Returns |f0(x) - f1(x) / x|, the slope of the function of order 1."""
-    return torch.where(x == 0, 0.5, (zeroth(x) - first(x) / x).abs())
-
-
-for _place, (_name, _function) in enumerate(zip(_SLOPES, (J0, J1, Y0, Y1), strict=True)):
-    _first, _second = _place % 2, _place > 1
-    _add(
-        _name,
-        (math.nan if _second else 0.0, 0.0),
-        "bent",
-        torch=_function,
-        arb=lambda x, kind=_name[-2], order=_first: getattr(x, f"bessel_{kind}")(order),
-        mp=lambda x, kind=_name[-2], order=_first: getattr(mp, f"bessel{kind}")(order, x),
-        slope=_SLOPES[_name],
-        spread=_bessel_spread(_second, _first),
-        codomain=(-math.inf, 0.53) if _second else (-0.6, 1.0),
-        domain=_POSITIVE if _second else _INFINITE,
-        ulps=16.0,
-        exact=() if _second else (0.0,),
-    )
-
+# -- modified Bessel functions ----------------------------------------------------------------------------
 
 for _name, _limits, _shape, _codomain in (
     ("i0", (math.inf, math.inf), "even up", (1.0, math.inf)),
@@ -543,52 +447,3 @@ def _sinc_pi(x: Tensor) -> Tensor:
 
 _add("sinc", (0.0, 0.0), "bent", torch=_sinc_pi, arb=lambda x: x.sinc_pi(), mp=mp.sincpi, codomain=(-0.22, 1.0),
      ulps=16.0, slope=lambda lo, hi: torch.full_like(lo, 1.4), exact=lambda x, y: x == x.round())  # fmt: skip
-
-
-def _sinc(x: Tensor) -> Tensor:
-    divisor = torch.where(x == 0, 1.0, x)
-    return torch.where(x == 0, 1.0, torch.sin(divisor) / divisor)
-
-
-_add("spherical_bessel_j0", (0.0, 0.0), "waves", torch=_sinc, arb=arb.sinc, mp=mp.sinc, codomain=(-0.22, 1.0),
-     exact=(0.0,))  # fmt: skip
-
-
-def _arb_k(order: int, scaled: bool) -> Callable[[Any], Any]:
-    """Returns the modified Bessel function K, by a confluent hypergeometric function.
-
-    Arb's own K takes a second where its sum cancels.
-    """
-
-    def function(x: Any) -> Any:
-        found = (2 * x).hypgeom_u(arb(order) + arb(0.5), arb(2 * order + 1)) * arb.pi().sqrt() * (2 * x) ** order
-        return found if scaled else found * (-x).exp()
-
-    return function
-
-
-def _near_zero(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Replaces K of order 0 by its logarithm near 0, where PyTorch halves subnormal numbers."""
-    return lambda x: torch.where(x < 1e-30, 0.11593151565841245 - torch.log(x), function(x))
-
-
-_K0, _K1 = _special.modified_bessel_k0, _special.modified_bessel_k1
-_K0E, _K1E = _special.scaled_modified_bessel_k0, _special.scaled_modified_bessel_k1
-for _name, _function, _slope in (
-    ("modified_bessel_k0", _near_zero(_K0), lambda lo, hi: _K1(lo)),
-    ("modified_bessel_k1", _K1, lambda lo, hi: _K0(lo) + _K1(lo) / lo),
-    ("scaled_modified_bessel_k0", _near_zero(_K0E), lambda lo, hi: (_K1E(lo) - _K0E(lo)).abs()),
-    ("scaled_modified_bessel_k1", _K1E, lambda lo, hi: (_K0E(lo) - _K1E(lo) + _K1E(lo) / lo).abs()),
-):
-    _first, _is_scaled = int(_name[-1]), "scaled" in _name
-    _add(
-        _name,
-        (math.nan, 0.0),
-        "down",
-        torch=_function,
-        arb=_arb_k(_first, _is_scaled),
-        mp=lambda x, order=_first, scaled=_is_scaled: mp.besselk(order, x) * (mp.exp(x) if scaled else 1),
-        slope=_slope,
-        domain=_POSITIVE,
-        ulps=32.0,
-    )
