@@ -314,7 +314,6 @@ def hunt(
     width: int = 0,
     largest: float | None = None,
     strategy: Literal["hunt", "random"] = "hunt",
-    pin: bool = False,
     backend: str | None = None,
     timeout: float = TIMEOUT,
     gpus: str | None = None,
@@ -343,7 +342,6 @@ def hunt(
             backend=backend,
             dtypes=dtypes,
             results=results,
-            pin=pin,
             timeout=timeout,
             pool=pool,
             progress=lambda name, going: progress(

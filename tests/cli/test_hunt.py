@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from xml.etree import ElementTree as Xml
 
@@ -105,13 +106,15 @@ def test_a_peer_is_measured_and_not_judged(project: Path) -> None:
 
 
 def test_pinned_finds_are_replayed(project: Path) -> None:
-    command = ("hunt", "k.py::one_exponent", "--evaluations", "20000", "--pin")
-    first, again = (said(*command, cwd=project).stdout for _ in range(2))
+    said("hunt", "k.py::one_exponent", "--evaluations", "20000", "--json", "hunt.json", cwd=project)
+    find = files.load(project / "hunt.json").kernels[0].results[0].worst[0]
+    pinned = said(
+        *shlex.split(record.replay_command(find.origin))[1:], "--pin", "--reason", "found by a hunt", cwd=project
+    )
     (path,) = (project / "pinned").glob("one_exponent/*.json")
-    assert f"pinned as pinned/one_exponent/{path.name}" in first
-    assert f"pinned before as pinned/one_exponent/{path.name}" in again
+    assert pinned.returncode == 1 and f"pinned pinned/one_exponent/{path.name}" in pinned.stdout
     entry = json.loads(path.read_text())
-    assert entry["result"] == "y" and entry["index"] == 0 and "seed 0" in entry["why"]
+    assert entry["result"] == "y" and entry["index"] == 0 and entry["why"] == "found by a hunt"
 
     assert said("replay", str(path), cwd=project).returncode == 1
     mended = KERNELS.replace("1e-6 + 1e-4 * slope**8", "0.0 * slope")

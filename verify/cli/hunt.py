@@ -5,7 +5,6 @@ exactly and comes with a command that replays it. A hunt proves that an error ex
 
     verify hunt accuracy.py::my_norm --result dx --duration 5m
     verify hunt accuracy.py --evaluations 1000000 --seed 7 --json hunt.json
-    verify hunt accuracy.py --pin                          # keep the finds
 
 targets --dtype ... --result ...
 --duration TIME  how long to search for each result of each dtype, e.g. 90s, 20m or 1h30m (default 1m)
@@ -14,7 +13,7 @@ targets --dtype ... --result ...
 --width N = 0  length of rows and dot products, numbers of a case of like= (default 128; 16 in float64 and of sums)
 --largest X  search inputs of at most this magnitude
 --strategy {hunt,random} = hunt  random: draw every candidate fresh, for comparison
---pin --backend
+--backend
 --timeout: a search that is past its duration
 --gpus | --scheduler
 --json: the run record

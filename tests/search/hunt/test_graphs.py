@@ -181,18 +181,17 @@ def test_what_cannot_be_hunted_says_the_rule(backend: Backend) -> None:
 def test_on_the_command_line_a_find_is_pinned_replayed_and_made_smaller(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text('[tool.verify]\nkernels = ["k.py"]\ncorpus = "pinned"\n')
     (tmp_path / "k.py").write_text(FILE.read_text())
-    done = said(
-        "hunt", "k.py::plain_mean", "--evaluations", "16", "--result", "y", "--pin", "--json", "run.json", cwd=tmp_path
-    )
+    done = said("hunt", "k.py::plain_mean", "--evaluations", "16", "--result", "y", "--json", "run.json", cwd=tmp_path)
     assert done.returncode == 1, done.stderr
     assert json.loads((tmp_path / "run.json").read_text())["kernels"][0]["results"][0]["source"] == "hunt"
-    [pinned] = tmp_path.glob("pinned/*/*.json")
-    again = said("replay", str(pinned), cwd=tmp_path)
-    assert again.returncode == 1 and "wrong: beyond its limit" in again.stdout
     from verify.records import files
 
     worst = files.load(tmp_path / "run.json").kernels[0].results[0].worst[0]
     words = shlex.split(replay_command(worst.origin))[2:]
+    said("replay", *words, "--pin", cwd=tmp_path)
+    [pinned] = tmp_path.glob("pinned/*/*.json")
+    again = said("replay", str(pinned), cwd=tmp_path)
+    assert again.returncode == 1 and "wrong: beyond its limit" in again.stdout
     small = said("replay", *words, "--shrink", cwd=tmp_path)
     assert small.returncode == 1 and '"dims":[8,16]' not in small.stdout.split("original")[0], small.stderr
     why = said("explain", *words, cwd=tmp_path)

@@ -110,7 +110,6 @@ class DoHunt(Request[HuntReply], frozen=True, tag="hunt"):
     hunt: Hunt
     settings: Settings
     stop: str
-    pin: bool = False
 
 
 class Pin(Request[Pinned], frozen=True, tag="pin"):

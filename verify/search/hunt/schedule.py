@@ -35,7 +35,6 @@ class HuntSession(SourceSettings):
     settings: Settings
     dtypes: list[str] = field(default_factory=list)
     results: list[str] = field(default_factory=list)
-    pin: bool = False
     contain: bool = False
     stopping: Callable[[], None] = lambda: None  # called once, when the first Ctrl-C arrives
     asked: Mapping[str, Hunts] | None = None  # the hunts by target, if the caller has already requested them
@@ -135,7 +134,7 @@ class _Hunts(Units[_Hunting, HuntReply]):
         if part.share is not None:
             seconds = max(1.0, min(part.share, settings.seconds or part.share))
             settings = replace(settings, seconds=round(seconds, 1))
-        return DoHunt(part.target, part.hunt, settings, os.fspath(self.stop), self.session.pin)
+        return DoHunt(part.target, part.hunt, settings, os.fspath(self.stop))
 
     def timeout(self, part: _Hunting) -> float:
         """Returns the seconds until a hunt without reply is late: its own time, and time to judge its finds."""

@@ -57,7 +57,7 @@ def allowed(kernel: Kernel, dtypes: list[str], results: list[str]) -> Hunts:
 
 
 def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgress) -> HuntReply:
-    """Runs one hunt and pins its worst find if requested."""
+    """Runs one hunt."""
     done = hunt(
         kernel,
         request.target,
@@ -67,16 +67,6 @@ def serve(kernel: Kernel, request: DoHunt, backend: Backend, progress: OnProgres
         watch=_Reporter(progress),
         stop=lambda: os.path.exists(request.stop),
     )
-    find = next((find for find in done.finds if find.alone), None) if request.pin else None
-    if find is not None:
-        counted = f"{done.search.evaluations:,} evaluations, seed {request.settings.seed}"
-        said = f"worst found by {done.search.space.sentence} in {counted}"
-        index = find.worst.origin.index or 0
-        again = Pin(request.target, find.case.to_json(), said, result=request.hunt.result, index=index)
-        pinned = pin(kernel, again, backend)
-        path = os.path.relpath(pinned.path, config.find().root)
-        about = f"{request.hunt.result} {request.hunt.dtype}"
-        done.notes.append(f"{about}: pinned {'' if pinned.new else 'before '}as {path}")
     return HuntReply(done.result, done.notes)
 
 
