@@ -20,7 +20,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +75,7 @@ class Night:
     lost: str = ""  # why finished work could not be stored; empty: it could
     # answers that are valid for the whole night, because no declaration changes meanwhile
     known: Known = field(default_factory=dict)
-    spaces: dict[str, tuple[tuple[str, ...], str]] | None = None
+    spaces: dict[str, tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -255,31 +254,23 @@ def sweep(night: Night, until: float | None) -> Run:
     if backends.named(about.backend).gpu:
         jobs = min(SWEPT_AT_ONCE * night.pool.devices, night.jobs or night.pool.room(about))
 
-    def sweep_shape(shape: str, targets: list[str]) -> Run:
-        """Sweeps the kernels whose inputs have one shape, such as "unary"."""
+    try:
+        night.pool.begin(jobs)
         settings = drive.SweepSettings(
-            spaces=ListSpaces(targets, pairs=True, baseline=True),
+            spaces=ListSpaces(list(spaces), pairs=True, baseline=True),
             jobs=jobs,
             timeout=night.timeout,
             pool=night.pool.first(jobs) if jobs else night.pool,
             until=until,
             contain=True,
-            kept=PartStore(night.folder / f"sweep-{shape}.parts"),
+            kept=PartStore(night.folder / "sweep.parts"),
             progress=lambda space, done, total: night.progress(
                 f"sweep {space.target} {space.dtype} {done / total:.0%}"
             ),
         )
-        return drive.sweep(settings, "verify nightly: sweep")
-
-    by_shape: dict[str, list[str]] = {}
-    for target, (_, shape) in spaces.items():
-        by_shape.setdefault(shape, []).append(target)
-    try:
-        night.pool.begin(jobs)
-        made = [unit(night, f"sweep {shape}", partial(sweep_shape, shape, found)) for shape, found in by_shape.items()]
+        return unit(night, "sweep", lambda: drive.sweep(settings, "verify nightly: sweep"))
     finally:
         _shrink(night)
-    return merge(made, command="verify nightly: sweep", profile=night.profile)
 
 
 def hunt(night: Night, until: float | None) -> Run:
@@ -409,19 +400,21 @@ def _shrink(night: Night) -> None:
         night.pool.stop(keep=night.pool.devices)
 
 
-def _spaces(night: Night) -> dict[str, tuple[tuple[str, ...], str]]:
-    """Maps each kernel that can be swept here to its dtypes and to the shape of its inputs."""
+def _spaces(night: Night) -> dict[str, tuple[str, ...]]:
+    """Maps each kernel that can be swept here to its dtypes, those of few inputs first."""
     if night.spaces is not None:
         return night.spaces
-    found: dict[str, tuple[tuple[str, ...], str]] = {}
+    unary: dict[str, tuple[str, ...]] = {}
+    paired: dict[str, tuple[str, ...]] = {}
     # an interpreter would take a day for 2^32 pairs
     pairs = backends.named(night.pool.about().backend).scale == "large"
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
             if spaces := night.pool.ask(ListSpaces([kernel.target], pairs=pairs), timeout=START_SECONDS).spaces:
-                found[kernel.target] = tuple(space.dtype for space in spaces), spaces[0].shape
-    night.spaces = found
-    return found
+                shape = unary if spaces[0].shape == "unary" else paired
+                shape[kernel.target] = tuple(space.dtype for space in spaces)
+    night.spaces = unary | paired
+    return night.spaces
 
 
 def _hunts(night: Night) -> dict[str, Hunts]:
@@ -431,8 +424,7 @@ def _hunts(night: Night) -> dict[str, Hunts]:
     for kernel in _judged(night):
         with suppress(UsageError, KernelError):
             asked = night.pool.ask(ListHunts(kernel.target, [], []), timeout=START_SECONDS)
-            dtypes, _ = swept.get(kernel.target, ((), ""))
-            if hunts := [hunt for hunt in asked.hunts if hunt.dtype not in dtypes]:
+            if hunts := [hunt for hunt in asked.hunts if hunt.dtype not in swept.get(kernel.target, ())]:
                 found[kernel.target] = Hunts(hunts, asked.left_out)
     return found
 

@@ -148,7 +148,7 @@ def test_a_night_whose_folder_takes_nothing_measures_all_and_says_so(
     assert found.verdict == "pass" and {result.source for result in found.kernels[0].results} == {"run", "sweep"}
     assert [law.status for law in found.kernels[0].laws if law.law == "shapes"] == ["ok"]
     said = capsys.readouterr().err
-    assert "cannot write" in mine.lost and all(name in said for name in ("night.parts", "laws.parts", "unary"))
+    assert "cannot write" in mine.lost and all(name in said for name in ("night.parts", "laws.parts", "sweep.parts"))
 
 
 @pytest.mark.usefixtures("here")
