@@ -4,6 +4,10 @@
     python docs/generate_findings.py --check               exit 1 if it differs
     python docs/generate_findings.py --measure PATH        measure every kernel on this machine, write the answers
     python docs/generate_findings.py --merge PATH          add such answers to findings.json, and write the page
+    python docs/generate_findings.py --scripts FOLDER --to docs/findings/answers.json
+
+`--scripts FOLDER` runs the script of each page in docs/findings/ on one GPU. FOLDER has the packages, or the files of
+their kernels (benchmarks/kernel_files.py). It needs torch and triton only.
 
 `--measure PATH --only ID ...` measures some findings. Merged answers are added to those of the same environment, and
 replace those of another environment of the same backend.
@@ -16,8 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
+import re
 import shlex
+import subprocess
 import sys
 import tomllib
 from importlib import metadata
@@ -27,6 +34,7 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 TEXT, ANSWERS, PAGE = HERE / "findings.toml", HERE / "findings.json", HERE / "findings.md"
+REPORTS, FOUND = HERE / "findings", HERE / "findings" / "answers.json"
 PACKAGES = (
     "triton",
     "liger-kernel",
@@ -40,6 +48,7 @@ PACKAGES = (
 HEAD = """# Findings
 
 Errors that `verify` found in PyTorch and other packages. Each entry has the `verify replay` command that shows it.
+[Reports for trackers](#reports-for-trackers) show 16 more without `verify`.
 
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
 is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU, with Triton kernels
@@ -174,6 +183,56 @@ def holds(finding: dict[str, Any], answer: dict[str, Any]) -> bool:
     return not float(answer["figures"][name]) <= 1.0
 
 
+# -- reports for trackers -------------------------------------------------------------------------------
+
+
+def script(report: Path) -> str:
+    """Returns the script of a page of docs/findings/. Its last line fails while the fault is there."""
+    [text] = re.findall(r"```python\n(.*?)```", report.read_text(encoding="utf-8"), re.DOTALL)
+    return str(text)
+
+
+def run_scripts(packages: str) -> dict[str, Any]:
+    """Runs each script in a process of its own. Returns what it printed, and whether the fault is there."""
+    import torch
+    import triton
+
+    found = {}
+    for report in sorted(REPORTS.glob("*.md")):
+        command = [sys.executable, "-c", script(report)]
+        environment = os.environ | {"PYTHONPATH": str(Path(packages).resolve())}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        last = ([""] + done.stderr.strip().splitlines())[-1]
+        printed = ([""] + done.stdout.strip().splitlines())[-1]
+        broken = True if last == "AssertionError" else None  # an assertion of the package has a message
+        found[report.stem] = {"there": broken if done.returncode else False, "printed": printed, "error": last}
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
+    return {"where": f"{where}, torch {torch.__version__}, triton {triton.__version__}", "found": found}
+
+
+def reports_table() -> list[str]:
+    """Returns the section that lists the pages of docs/findings/, with what their scripts printed."""
+    answers = json.loads(FOUND.read_text(encoding="utf-8")) if FOUND.exists() else {"where": "", "found": {}}
+    lines = [
+        "",
+        "## Reports for trackers",
+        "",
+        "Each page has a script of at most ten lines, the cause and a suggested change.",
+    ]
+    if answers["where"]:
+        lines += ["", f"What the scripts print is of {answers['where']}."]
+    lines += ["", "| report | of | fault there | the script prints |", "|---|---|---|---|"]
+    for report in sorted(REPORTS.glob("*.md")):
+        text = report.read_text(encoding="utf-8")
+        package = re.findall(r"^`(.+?)`\. The script", text, re.MULTILINE)[0]
+        answer = answers["found"].get(report.stem, {"there": None, "printed": ""})
+        there = {True: "yes", False: "no", None: "-"}[answer["there"]]
+        lines.append(
+            f"| [{text[2:].splitlines()[0]}](findings/{report.name}) | {package} | {there} | {answer['printed']} |"
+        )
+    return lines
+
+
 # -- the page -------------------------------------------------------------------------------------------
 
 
@@ -190,6 +249,7 @@ def page() -> str:
             about = finding["about"]
             parts += ["", f"## {about}"]
         parts += _section(finding, places)
+    parts += reports_table()
     return "\n".join(parts) + "\n"
 
 
@@ -288,6 +348,8 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--measure", metavar="PATH")
     parser.add_argument("--only", metavar="ID", nargs="+", help="with --measure: these findings")
     parser.add_argument("--merge", metavar="PATH")
+    parser.add_argument("--scripts", metavar="FOLDER")
+    parser.add_argument("--to", metavar="PATH", default=str(FOUND), help="with --scripts: where the answers go")
     parser.add_argument("--backend", choices=("cuda", "interpreter", "cpu"))
     options = parser.parse_args(arguments)
     if options.measure:
@@ -296,6 +358,11 @@ def main(arguments: list[str]) -> int:
         backend = backends.select(options.backend)
         backends.activate(backend)
         Path(options.measure).write_text(json.dumps(measure(backend, options.only), indent=1) + "\n", encoding="utf-8")
+        return 0
+    if options.scripts:
+        answers = run_scripts(options.scripts)
+        Path(options.to).write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+        print(json.dumps(answers, indent=1))
         return 0
     if options.merge:
         places = json.loads(ANSWERS.read_text(encoding="utf-8")) if ANSWERS.exists() else {}

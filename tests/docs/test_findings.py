@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +75,23 @@ def test_every_command_of_the_page_is_one_that_verify_takes() -> None:
         options = parser().parse_args(words[1:])
         target = options.target if words[1] == "replay" else options.targets[0]
         assert (ROOT / target.partition("::")[0]).is_file()
+
+
+@pytest.mark.parametrize("report", sorted(GENERATOR.REPORTS.glob("*.md")), ids=lambda path: path.stem)
+def test_a_report_has_a_short_script_that_ends_in_what_is_right(report: Path) -> None:
+    lines = [line for line in GENERATOR.script(report).splitlines() if line]
+    assert len(lines) <= 10 and all(len(line) <= 120 for line in lines)
+    assert isinstance(ast.parse("\n".join(lines)).body[-1], ast.Assert)
+    for part in ("**Cause.**", "**Suggested change.**", "**Read in.**", "**Threads.**"):
+        assert part in report.read_text()
+
+
+def test_scripts_say_if_a_fault_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A script whose last line fails shows the fault, one that ends shows none, another error is no answer."""
+    (tmp_path / "given.py").write_text("right = 1\n")
+    for name, last in (("there", "assert given.right == 2"), ("gone", "assert given.right"), ("broken", "given.x")):
+        (tmp_path / f"{name}.md").write_text(f"# T\n\n```python\nimport given\nprint(7)\n{last}\n```\n")
+    monkeypatch.setattr(GENERATOR, "REPORTS", tmp_path)
+    found = GENERATOR.run_scripts(str(tmp_path))["found"]
+    assert {name: answer["there"] for name, answer in found.items()} == {"broken": None, "gone": False, "there": True}
+    assert found["there"]["printed"] == "7" and "has no attribute 'x'" in found["broken"]["error"]
