@@ -20,6 +20,8 @@ INT4 = verify.quantised("int4", block=(1, 32), scale="bfloat16", packed="low fir
 INT4_ROWS = verify.quantised("int4", block=(32, 1), scale="bfloat16", packed="low first by rows")
 UINT4 = verify.quantised("uint4", block=(1, 32), scale="bfloat16", zero_point="uint4", packed="low first")
 HQQ = verify.quantised("uint4", block=(1, 64), scale="bfloat16", zero_point="bfloat16", packed="high first")
+AWQ = verify.quantised("uint4", block=(32, 1), scale="float16", zero_point="uint4", packed="awq")
+GPTQ = verify.quantised("uint4", block=(32, 1), scale="float16", zero_point="uint4", packed="gptq")
 INT8_TOKENS = verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8")
 INT8_ROWS = verify.quantised("int8", block=(1, 0), scale="float32")
 FP8_TOKENS = verify.quantised("e4m3", block=(1, 128), scale="float32")  # DeepSeek-V3: activations
@@ -29,6 +31,7 @@ PRODUCT = {"like": lambda a, b: a @ b.mT, "shapes": {"a": "m k", "b": "n k"}, "l
            "gradients": False}  # fmt: skip
 WEIGHTS = {"like": lambda x, w: x @ w.mT, "shapes": {"x": "m k", "w": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"]}
 TURNED = {**WEIGHTS, "like": torch.matmul, "shapes": {"x": "m k", "w": "k n"}}
+HALF = {**TURNED, "dtypes": ["float16"]}
 
 
 # -- what codes and scales mean -----------------------------------------------------------------------------
@@ -136,6 +139,30 @@ def halves_of_rows(codes):
 def w4a16_rows(x, w_codes, w_scales):
     """A product with weights of INT4 in groups of 32 rows. A byte has the codes of two rows, as GPTQ packs them."""
     w = signed(halves_of_rows(w_codes)).to(x.dtype) * w_scales.repeat_interleave(32, 0)
+    return (x.float() @ w.float()).to(x.dtype)
+
+
+def in_words(words, order=range(8)):
+    """The eight codes of each int32, as columns; `order` has their places."""
+    return torch.stack([words >> 4 * place & 15 for place in order], -1).flatten(-2)
+
+
+def of_words(codes, scales, zeros):
+    """(code - zero point) * scale, for groups of 32 rows."""
+    return (codes - zeros.repeat_interleave(32, 0)) * scales.repeat_interleave(32, 0)
+
+
+@verify.kernel(**HALF, operands={"w": AWQ})
+def w4a16_awq(x, w_codes, w_scales, w_zeros):
+    """A product with weights as AWQ packs them: codes and zero points of eight columns in an int32."""
+    order = (0, 4, 1, 5, 2, 6, 3, 7)
+    return (x.float() @ of_words(in_words(w_codes, order), w_scales, in_words(w_zeros, order)).float()).to(x.dtype)
+
+
+@verify.kernel(**HALF, operands={"w": GPTQ})
+def w4a16_gptq(x, w_codes, w_scales, w_zeros):
+    """A product with weights as GPTQ packs them: codes of eight rows in an int32, and zero points less one."""
+    w = of_words(in_words(w_codes.mT).mT, w_scales, in_words(w_zeros) + 1)
     return (x.float() @ w.float()).to(x.dtype)
 
 

@@ -480,40 +480,27 @@ def lora_shrink(x, a, which, y):
 # -- quantised products and quantisers ---------------------------------------------------------------------
 
 
-def nibbles(words):
-    """The eight numbers of a word of AWQ, in its order."""
-    return torch.stack([(words >> 4 * place) & 15 for place in (0, 4, 1, 5, 2, 6, 3, 7)], -1).flatten(-2)
-
-
-def of_awq(words, scales, zeros):
-    """Groups of 32 rows share a scale and a zero point."""
-    wide = zeros.repeat_interleave(32, 0), scales.repeat_interleave(32, 0)
-    return (nibbles(words) - nibbles(wide[0])) * wide[1]
-
-
 AWQ = {
-    "integers": {name: f"-2**31 <= {name} < 2**31" for name in ("words", "zeros")},
-    "operand_dtypes": {"words": "int32", "zeros": "int32"},
+    "operands": {"w": verify.quantised("uint4", block=(32, 1), scale="float16", zero_point="uint4", packed="awq")},
     "layouts": "contiguous",
     "dtypes": ["float16"],
 }
-WORDS = {"words": "32*g n", "scales": "g 8*n", "zeros": "g n"}
 
 
-@theirs(like=of_awq, shapes=WORDS, **AWQ)
-def awq_dequantize(words, scales, zeros):
+@theirs(like=lambda w: w, shapes={"w": "k n"}, **AWQ)
+def awq_dequantize(w_codes, w_scales, w_zeros):
     """Weights of AWQ: eight 4-bit numbers in an int32."""
     from vllm.model_executor.layers.quantization.awq_triton import awq_dequantize_triton
 
-    return awq_dequantize_triton(words, scales, zeros)
+    return awq_dequantize_triton(w_codes, w_scales, w_zeros)
 
 
-@theirs(like=lambda x, words, scales, zeros: x @ of_awq(words, scales, zeros), shapes={"x": "m 32*g", **WORDS}, **AWQ)
-def awq_gemm(x, words, scales, zeros):
+@theirs(like=torch.matmul, shapes={"x": "m k", "w": "k n"}, largest=8.0, **AWQ)
+def awq_gemm(x, w_codes, w_scales, w_zeros):
     """A product with weights of AWQ. It adds up in float16."""
     from vllm.model_executor.layers.quantization.awq_triton import awq_gemm_triton
 
-    return awq_gemm_triton(x, words, scales, zeros, 1)
+    return awq_gemm_triton(x, w_codes, w_scales, w_zeros, 1)
 
 
 FP8_GROUPS = verify.quantised("e4m3", block=(1, 128), scale="float32", least=1e-10, nan="any")

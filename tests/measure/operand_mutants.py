@@ -94,6 +94,27 @@ def swapped_rows(x, w_codes, w_scales):
     return (x.float() @ (codes.to(x.dtype) * w_scales.repeat_interleave(32, 0)).float()).to(x.dtype)
 
 
+@verify.kernel(**right.HALF, operands={"w": right.AWQ})
+def awq_in_order(x, w_codes, w_scales, w_zeros):
+    """The codes and zero points of a word of AWQ are read from the lowest bits on."""
+    w = right.of_words(right.in_words(w_codes), w_scales, right.in_words(w_zeros))
+    return (x.float() @ w.float()).to(x.dtype)
+
+
+@verify.kernel(**right.HALF, operands={"w": right.AWQ})
+def awq_zeros_in_order(x, w_codes, w_scales, w_zeros):
+    """Only the zero points are read from the lowest bits on."""
+    w = right.of_words(right.in_words(w_codes, (0, 4, 1, 5, 2, 6, 3, 7)), w_scales, right.in_words(w_zeros))
+    return (x.float() @ w.float()).to(x.dtype)
+
+
+@verify.kernel(**right.HALF, operands={"w": right.GPTQ})
+def gptq_as_stored(x, w_codes, w_scales, w_zeros):
+    """GPTQ stores zero points less one, and this kernel adds nothing."""
+    w = right.of_words(right.in_words(w_codes.mT).mT, w_scales, right.in_words(w_zeros))
+    return (x.float() @ w.float()).to(x.dtype)
+
+
 @mutant(right.mxfp8_product, "fnuz")
 def fnuz(a_codes, a_scales, b_codes, b_scales):
     """The codes of b are read as e4m3fnuz, which is half as large."""
@@ -130,6 +151,10 @@ CAUSES = [
     (nothing, "every element is 0", right.dequantised_mxfp8),
     (next_group, "w: the scale is that of the next block in a row", right.w4a16),
     (swapped_rows, "w: the codes of a byte are swapped: they lie low first by rows", right.w4a16_rows),
+    (awq_in_order, "w: the codes of an int32 lie in the order 0 4 1 5 2 6 3 7, the kernel reads 0 1 2 3",
+     right.w4a16_awq),
+    (awq_zeros_in_order, "w: the zero points of an int32 lie in the order 0 4 1 5 2 6 3 7", right.w4a16_awq),
+    (gptq_as_stored, "w: the zero point is off by one (-1)", right.w4a16_gptq),
     (fnuz, "a or b: the codes are read as e4m3fnuz, they are e4m3fn", right.mxfp8_product),
     (first_scale, "b: the scale is that of the first block in a row", fp8_product),
     (unswizzled_product, "b: the scales are read in the order of the blocks, they lie in 128x4 tiles",

@@ -52,7 +52,9 @@ def test_a_wrong_reading_is_found_and_named(
     assert told and all(reason.startswith(cause) for reason in told), told
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) for n in TWINS if n != "w4a16"] + ["w4a16"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in ("w4a16", "w4a16_awq") else pytest.mark.slow) for n in TWINS]
+)
 def test_its_twin_passes(name: str, backend: Backend) -> None:
     run = measured(TWINS[name], backend)
     assert (run.status, run.message) == ("ok", ""), run

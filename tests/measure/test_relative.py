@@ -66,6 +66,7 @@ def test_int8_scores_keep_a_promise_of_two_percent(monkeypatch: pytest.MonkeyPat
     (note,) = [each for each in done.notes if each.startswith("y bfloat16: the error is ")]
     own, theirs = (float(words.split()[0].strip(",")) for words in note.partition("error is ")[2].split("PyTorch's "))
     assert 0.001 < theirs < own < 0.02
+    assert "where rounding to bfloat16 gives about 0.0015; promised within 0.02" in note
 
 
 @pytest.mark.parametrize(

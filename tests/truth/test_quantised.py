@@ -17,6 +17,7 @@ from verify.errors import UsageError
 from verify.truth.codes import code_format
 from verify.truth.formats import floor_log2, named
 from verify.truth.quantised import Encoding, Parts, Value, WrongForm, causes, judge, quantised
+from verify.truth.quantised.operands import drawn, laid, meant
 from verify.truth.ulp import bits_of
 
 TWO = Fraction(2)
@@ -245,6 +246,51 @@ def test_layouts_decode_to_the_same_numbers() -> None:
     assert causes(packed, Value.of(x), Parts(low, in_rows)) == [
         "the scales are in the order of the blocks, the declaration says in 128x4 tiles"
     ]
+
+
+@pytest.mark.parametrize(
+    ("packed", "places"),
+    [("int32", range(8)), ("awq", (0, 4, 1, 5, 2, 6, 3, 7)), ("gptq", range(8)), ("gptq v2", range(8))],
+)
+def test_eight_codes_share_an_int32_and_so_do_zero_points(packed: Any, places: Any) -> None:
+    plain = quantised("uint4", block=(4, 1), scale="float16", zero_point="uint4")
+    x = torch.randn(16, 24) + torch.linspace(-1, 1, 24)
+    parts = drawn(replace(plain, packed=packed), x)
+    codes, zeros = parts["codes"].tolist(), parts["zeros"].tolist()
+    less = packed == "gptq"
+    rows = [[0] * 3 for _ in codes]
+    columns = [[0] * 24 for _ in range(2)]
+    for row, column in product(range(16), range(24)):
+        rows[row][column // 8] |= codes[row][column] << 4 * places[column % 8]
+        columns[row // 8][column] |= codes[row][column] << 4 * (row % 8)
+    stored = [[sum(line[8 * at + i] - less << 4 * places[i] for i in range(8)) for at in range(3)] for line in zeros]
+    as_int32 = lambda words: torch.tensor(words).to(torch.int32)  # noqa: E731
+    wanted = Parts(
+        as_int32(columns if packed.startswith("gptq") else rows), parts["scales"].half(), zeros=as_int32(stored)
+    )
+    encoding = replace(plain, packed=packed)
+    assert torch.equal(laid(encoding, "codes", parts["codes"]), wanted.codes)
+    assert wanted.zeros is not None and torch.equal(laid(encoding, "zeros", parts["zeros"]), wanted.zeros)
+    assert torch.equal(encoding.decode(wanted, (16, 24)), meant(encoding, parts))
+    with pytest.raises(WrongForm, match=r"zeros has the shape \(4, 3\)"):
+        encoding.demand_form(replace(wanted, zeros=parts["zeros"]), (16, 24))
+    with pytest.raises(WrongForm, match=r"codes is int32 \(uint4\); received torch.uint8"):
+        encoding.demand_form(replace(wanted, codes=wanted.codes.to(torch.uint8)), (16, 24))
+
+
+def test_the_other_order_of_an_int32_is_named() -> None:
+    awq = quantised("e2m1", block=(1, 16), scale="e8m0", packed="awq")
+    x = draw(5)
+    parts = quantise(x, replace(awq, packed=""))
+    words = laid(replace(awq, packed="int32"), "codes", parts.codes.long())
+    assert causes(awq, Value.of(x), replace(parts, codes=words))[0] == (
+        "the codes of an int32 lie in another order: int32, the declaration says awq"
+    )
+
+
+def test_packed_zero_points_need_a_block_of_one_column() -> None:
+    with pytest.raises(UsageError, match=r"packed='awq' packs zero points of 4 bits, one for each column; received"):
+        quantised("uint4", block=(1, 32), scale="float16", zero_point="uint4", packed="awq")
 
 
 @pytest.mark.parametrize(

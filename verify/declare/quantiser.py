@@ -56,9 +56,8 @@ def quantiser(
         return replace(encoding, fused=True), like, shapes, where, operands, {}
     rows, columns = encoding.block
     divided = [f"m % {rows} == 0"] * (rows > 1) + [f"k % {columns} == 0"] * (columns > 1)
-    if encoding.packed:
-        token, size = ("m", rows) if encoding.is_packed_by_rows else ("k", columns)
-        divided += [f"{token} % 2 == 0"] * (size == 0 or size % 2 == 1)
+    shared = zip("mk", encoding.block, encoding.packs, strict=True)
+    divided += [f"{token} % {count} == 0" for token, size, count in shared if count > 1 and (size == 0 or size % count)]
     if not encoding.random:
         return encoding, _itself, {"x": "m k"}, _and(divided, where), ("x",), {}
     integers = {"bits": f"0 <= bits < {2**encoding.random_bits}"}
@@ -197,12 +196,10 @@ def encoded(
 
 
 def _divided(tokens: tuple[str, ...], encoding: Encoding) -> list[str]:
-    """Lists the conditions on sizes: whole blocks, and whole bytes."""
+    """Lists the conditions on sizes: whole blocks, and whole integers of packed codes."""
     rows, columns = encoding.block
     rows = 0 if rows * columns > _LARGE_BLOCK else rows
-    if encoding.packed and encoding.is_packed_by_rows:
-        rows = math.lcm(rows or 1, 2)
-    elif encoding.packed:
-        columns = math.lcm(columns or 1, 2)
+    shared = zip((rows, columns), encoding.packs, strict=True)
+    sizes = [math.lcm(size or 1, count) if count > 1 else size for size, count in shared]
     matrix = ("1", *tokens)[-2:]
-    return [f"({token}) % {size} == 0" for token, size in zip(matrix, (rows, columns), strict=True) if size > 1]
+    return [f"({token}) % {size} == 0" for token, size in zip(matrix, sizes, strict=True) if size > 1]

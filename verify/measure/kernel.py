@@ -44,6 +44,7 @@ from verify.records.record import (
     Result,
     SpecialValue,
 )
+from verify.truth.formats import named
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
 from verify.workers.phases import phase
@@ -477,7 +478,10 @@ class Judging:
             promise, theirs = self.kernel.relative[name], group.found[BASELINE].get(name)
             figures = [finite(each.parts, ORDINARY).figures().rms or 0.0 for each in (own[name], theirs) if each]
             shares = ", PyTorch's ".join(f"{promise.share * rms:.2g}" for rms in figures)
+            fmt = named(self.kernel.result_dtype(group.dtype, name) or group.dtype)
+            alone = 2.0 ** (1 - fmt.precision) / math.sqrt(28)  # ulp / sqrt(12), of numbers spread evenly over a binade
             words = f"the error is {shares} of the root mean square on ordinary inputs"
+            words += f", where rounding to {fmt.name} gives about {alone:.2g}"
             self.notes.append(f"{name} {group.dtype}: {words}; promised {promise.words}")
         for name, item in own.items():
             for tie, count in item.slopes.items():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from verify.truth.codes import CODE_FORMATS, TIES, code_format
 from verify.truth.quantised.blocks import WRONG, Judged, Value, in_blocks, judge
-from verify.truth.quantised.encoding import FLOATS, POWERS, Encoding, Overflow, Parts, ScaleRule
+from verify.truth.quantised.encoding import FLOATS, PACKINGS, POWERS, Encoding, Overflow, Parts, ScaleRule
 from verify.truth.quantised.operands import tiled
 
 ZEROS = "every code of the wrong blocks is 0"
@@ -22,6 +22,7 @@ _MOST = 0.5  # largest part of the wrong blocks that may stay wrong under a chan
 _NEARLY = 0.99  # part of the elements whose code an explanation must give
 _WORDS = {
     "packed": "the codes of a byte are swapped: they lie {0}, the declaration says {1}",
+    "words": "the codes of an int32 lie in another order: {0}, the declaration says {1}",
     "swizzle": "the scales are {0}, the declaration says {1}",
     "rule": "scales follow the rule {0}, the declaration says {1}",
     "by": "amax / largest is computed by {0}, the declaration says by {1}",
@@ -57,7 +58,7 @@ def causes(encoding: Encoding, value: Value, parts: Parts, found: Judged | None 
     whole = [words for left, words in explained if not left]
     # A full explanation comes first. If it is a layout, it also explains the scales, so no other reason follows.
     if whole:
-        return whole[:2] + ([] if any(name in whole[0] for name in ("byte", "order of the blocks")) else seen)
+        return whole[:2] + ([] if any(name in whole[0] for name in ("byte", "int32", "order of the blocks")) else seen)
     return seen + [f"{words} (explains all but {left:,} blocks)" for left, words in explained[:2]] or [UNKNOWN]
 
 
@@ -69,13 +70,13 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
         if left <= _MOST * wrong and left < wrong:
             values = (getattr(changed, name), getattr(encoding, name))
             said = (_VALUES.get(name, {}).get(value, value) for value in values)
-            yield left, _WORDS[name].format(*said)
+            phrase = "words" if name == "packed" and changed.packing and changed.packing.is_word else name
+            yield left, _WORDS[phrase].format(*said)
 
 
 def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     """Yields the fields of a declaration to try, with another value."""
-    if encoding.packed:
-        yield "packed", _otherwise(encoding.packed)
+    yield from (("packed", other) for other in _packings(encoding)[1:])
     yield "swizzle", "" if encoding.swizzle else "128x4"
     for rule in _rules(encoding):
         if rule != encoding.rule:
@@ -90,9 +91,10 @@ def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     yield from (("zero", each) for each in ("signed", "positive") if encoding.zero not in (each, "any"))
 
 
-def _otherwise(packed: str) -> str:
-    """Returns the packing with the other code first."""
-    return packed.replace("low", "high") if packed.startswith("low") else packed.replace("high", "low")
+def _packings(encoding: Encoding) -> list[str]:
+    """Returns the packing of a declaration, and the one whose codes lie in the order that is taken for it."""
+    mistaken = encoding.packing and encoding.packing.mistaken
+    return [encoding.packed, *(name for name, each in PACKINGS.items() if each == mistaken)]
 
 
 def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
@@ -191,12 +193,8 @@ Mistake = tuple[str, Named, Encoding]  # in words, and the parts and the encodin
 
 def misread(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
     """Yields each mistake that changes something."""
-    codes, scales = parts["codes"], parts["scales"]
-    if encoding.packed:
-        columns = codes.shape[-1] if encoding.is_packed_by_rows else 1  # codes between the two of a byte
-        swapped = codes.reshape(*codes.shape[:-2], -1, 2, columns).flip(-2).reshape(codes.shape)
-        words = f"the codes of a byte are swapped: they lie {encoding.packed}, the kernel reads them the other way"
-        yield words, {**parts, "codes": swapped}, encoding
+    scales = parts["scales"]
+    yield from _other_order(encoding, parts)
     if encoding.swizzle:
         line = tiled(scales, math.nan if encoding.scale in FLOATS else 255)
         in_order = line[..., : math.prod(scales.shape[-2:])].reshape(scales.shape)
@@ -220,6 +218,21 @@ def misread(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
         yield from _other_zeros(encoding, parts)
     if encoding.second:
         yield "the second scale is left out", {**parts, "second": torch.ones_like(parts["second"])}, encoding
+
+
+def _other_order(encoding: Encoding, parts: Named) -> Iterator[Mistake]:
+    """Yields the readings of packed codes, and of zero points that are packed likewise, in another order."""
+    if (packing := encoding.packing) is None:
+        return
+    axes = {"codes": packing.axis, **({"zeros": -1} if encoding.packs_zeros else {})}
+    seen = {name: packing.mistaken.unpack(packing.pack(parts[name], axis).long(), axis) for name, axis in axes.items()}
+    words = f"the codes of a byte are swapped: they lie {encoding.packed}, the kernel reads them the other way"
+    if packing.is_word:
+        words = f"the codes of an int32 lie in the order {packing.words}, the kernel reads {packing.mistaken.words}"
+    yield words, {**parts, "codes": seen["codes"]}, encoding
+    if "zeros" in seen:
+        yield words, {**parts, **seen}, encoding
+        yield words.replace("codes", "zero points"), {**parts, "zeros": seen["zeros"]}, encoding
 
 
 def _other_zeros(encoding: Encoding, parts: Named) -> Iterator[Mistake]:

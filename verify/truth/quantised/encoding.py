@@ -6,7 +6,7 @@ x[i, j] = (table[code[i, j]] - zero point[block of i, j]) * scale[block of i, j]
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -21,7 +21,9 @@ Overflow = Literal["saturate", "nan", "inf"]
 Nan = Literal["kept", "block", "element", "any"]
 Zero = Literal["any", "signed", "positive"]
 Random = Literal["", "add", "less"]
-Packed = Literal["", "low first", "high first", "low first by rows", "high first by rows"]
+Packed = Literal[
+    "", "low first", "high first", "low first by rows", "high first by rows", "int32", "awq", "gptq", "gptq v2"
+]
 Swizzle = Literal["", "128x4"]
 Second = Literal["", "float32"]
 Before = Literal["", "float32", "bfloat16"]
@@ -34,6 +36,58 @@ TILE = (128, 4)  # rows and columns of scales that lie together, in 512 bytes
 
 class WrongForm(ValueError):
     """Raised if codes or scales do not have the shape or dtype of the declaration."""
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Holds how 4-bit codes share an integer. Integers of 32 bits also hold the zero points of eight columns."""
+
+    dtype: torch.dtype
+    order: tuple[int, ...]  # the place of each code in the integer, counted from the lowest four bits
+    axis: int = -1  # -1: the codes of an integer are neighbours in a row; -2: in a column
+    less: int = 0  # subtracted from a zero point before it is stored
+
+    @property
+    def is_word(self) -> bool:
+        """True if the integers have 32 bits."""
+        return len(self.order) == 8
+
+    @property
+    def words(self) -> str:
+        """The order, as AWQ's documents write it: 0 4 1 5 2 6 3 7."""
+        return " ".join(map(str, self.order))
+
+    @property
+    def mistaken(self) -> Packing:
+        """The packing in another order: the order of the codes, or if this is it, the one that other kernels use."""
+        plain = tuple(range(len(self.order)))
+        return replace(self, order=plain if self.order != plain else _AWQ if self.is_word else (1, 0))
+
+    def pack(self, codes: Tensor, axis: int) -> Tensor:
+        """Returns the integers of codes, which are neighbours along an axis, -1 or -2."""
+        places = self._places(axis, codes.device)
+        groups: Tensor = torch.unflatten(codes, axis, (-1, len(self.order)))
+        return (groups << places).sum(axis).to(self.dtype)
+
+    def unpack(self, held: Tensor, axis: int) -> Tensor:
+        """Returns the codes of integers, which are given as int64."""
+        return (held.unsqueeze(axis) >> self._places(axis, held.device) & 15).flatten(axis - 1, axis)
+
+    def _places(self, axis: int, device: torch.device) -> Tensor:
+        return torch.tensor(self.order, device=device).mul(4).reshape(-1, *[1] * (-1 - axis))
+
+
+_AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
+PACKINGS = {
+    "low first": Packing(torch.uint8, (0, 1)),
+    "high first": Packing(torch.uint8, (1, 0)),
+    "low first by rows": Packing(torch.uint8, (0, 1), axis=-2),
+    "high first by rows": Packing(torch.uint8, (1, 0), axis=-2),
+    "int32": Packing(torch.int32, tuple(range(8))),
+    "awq": Packing(torch.int32, _AWQ),
+    "gptq": Packing(torch.int32, tuple(range(8)), axis=-2, less=1),
+    "gptq v2": Packing(torch.int32, tuple(range(8)), axis=-2),
+}
 
 
 @dataclass(frozen=True)
@@ -97,9 +151,20 @@ class Encoding:
         return self.data.largest - (self.data.numbers[0] if self.zero_point else 0.0)
 
     @property
-    def is_packed_by_rows(self) -> bool:
-        """True if a byte has the codes of two rows of one column."""
-        return self.packed.endswith("rows")
+    def packing(self) -> Packing | None:
+        """How codes share an integer; None if each has its own."""
+        return PACKINGS.get(self.packed)
+
+    @property
+    def packs_zeros(self) -> bool:
+        """True if zero points share an integer as codes do."""
+        return bool(self.zero_point) and self.packing is not None and self.packing.is_word
+
+    @property
+    def packs(self) -> tuple[int, int]:
+        """The number of rows, and of columns, that share an integer."""
+        count, axis = (len(self.packing.order), self.packing.axis) if self.packing else (1, 0)
+        return count if axis == -2 else 1, count if axis == -1 or self.packs_zeros else 1
 
     @property
     def words(self) -> str:
@@ -141,15 +206,16 @@ class Encoding:
         grid = self.grid(shape)
         tiles = tuple(-(-size // tile) for size, tile in zip(grid, TILE, strict=True))
         scales = (math.prod(tiles) * math.prod(TILE),) if self.swizzle else grid
-        codes = shape
-        if self.packed:
-            codes = (shape[0] // 2, shape[1]) if self.is_packed_by_rows else (shape[0], shape[1] // 2)
-        return {"codes": codes, "scales": scales, "zeros": grid, "second": (1,)}
+        rows, columns = self.packs
+        codes = (shape[0] // rows, shape[1] // (columns if rows == 1 else 1))
+        zeros = (grid[0], grid[1] // columns) if self.packs_zeros else grid
+        return {"codes": codes, "scales": scales, "zeros": zeros, "second": (1,)}
 
     # -- reading ----------------------------------------------------------------------------------
 
     def demand_form(self, parts: Parts, shape: tuple[int, int]) -> None:
         """Raises WrongForm unless each part has its shape and a dtype that can hold it."""
+        words = {"codes": self.packing.dtype.itemsize if self.packing else 1, "zeros": 4 if self.packs_zeros else 1}
         for name, wanted in self.shapes(shape).items():
             part = getattr(parts, name)
             if name not in self.names:
@@ -159,25 +225,22 @@ class Encoding:
             if part is None or (math.prod(part.shape) != math.prod(wanted) if is_flat else tuple(part.shape) != wanted):
                 given = "nothing" if part is None else str(tuple(part.shape))
                 raise WrongForm(f"{name} has the shape {wanted} for data of {shape} ({self.words}); received {given}")
-            if FLOATS.get(kind, part.dtype) != part.dtype or (kind not in FLOATS and part.element_size() != 1):
-                wanted_dtype = kind if kind in FLOATS else f"one byte each ({kind})"
+            size = words.get(name, 1)
+            if FLOATS.get(kind, part.dtype) != part.dtype or (kind not in FLOATS and part.element_size() != size):
+                wanted_dtype = kind if kind in FLOATS else f"{'int32' if size == 4 else 'one byte each'} ({kind})"
                 raise WrongForm(f"{name} is {wanted_dtype}; received {part.dtype}")
 
     def codes_of(self, parts: Parts) -> Tensor:
         """Returns the codes as int64, one in each element."""
-        held = _bytes(parts.codes)
-        if self.packed:
-            low, high = held & 15, held >> 4
-            pair = [low, high] if self.packed.startswith("low") else [high, low]
-            held = (
-                torch.stack(pair, dim=1).flatten(0, 1) if self.is_packed_by_rows else torch.stack(pair, -1).flatten(-2)
-            )
+        held = _integers(parts.codes)
+        if self.packing:
+            held = self.packing.unpack(held, self.packing.axis)
         return held & ((1 << self.data.bits) - 1)
 
     def scales_of(self, parts: Parts, shape: tuple[int, int]) -> Tensor:
         """Returns the scales as float64, in the order of the blocks."""
         held, (rows, columns) = parts.scales, self.grid(shape)
-        values = self.numbers_of("scales", held if self.scale in FLOATS else _bytes(held))
+        values = self.numbers_of("scales", held if self.scale in FLOATS else _integers(held))
         if self.swizzle:
             high, wide = -(-rows // TILE[0]), -(-columns // TILE[1])
             tiles = values.reshape(high, wide, 32, 4, 4).transpose(2, 3).reshape(high, wide, *TILE)
@@ -191,8 +254,10 @@ class Encoding:
             return torch.zeros((), dtype=torch.float64, device=parts.codes.device)
         if self.zero_point in FLOATS:
             return held.double()
-        table = code_format(self.zero_point)
-        return table.decode(_bytes(held) & len(table.table) - 1)
+        codes, table = _integers(held), code_format(self.zero_point)
+        if self.packing and self.packs_zeros:
+            codes = self.packing.unpack(codes, -1) + self.packing.less
+        return table.decode(codes & len(table.table) - 1)
 
     def second_of(self, parts: Parts) -> Tensor:
         """Returns the scale of the whole tensor as float64; 1 if there is none."""
@@ -217,9 +282,9 @@ class Encoding:
         return whole[..., : shape[0], : shape[1]]
 
 
-def _bytes(part: Tensor) -> Tensor:
-    """Returns the bytes of a tensor as int64."""
-    return part.contiguous().view(torch.uint8).long()
+def _integers(part: Tensor) -> Tensor:
+    """Returns the bytes, or the integers of 32 bits, of a tensor as int64."""
+    return part.long() if part.element_size() == 4 else part.contiguous().view(torch.uint8).long()
 
 
 def quantised(
@@ -253,7 +318,9 @@ def quantised(
         scale: The format of the scales: "e8m0", "e4m3", "float32" and others.
         second: "float32" if a second scale multiplies the whole tensor. The quantiser returns it as a third tensor.
         packed: Two 4-bit codes share a byte. The first is in the low half ("low first") or in the high half. They are
-            neighbours in a row, or in a column ("low first by rows").
+            neighbours in a row, or in a column ("low first by rows"). Or eight share an int32, and so do the zero
+            points of eight columns: in a row with the first in the lowest bits ("int32"), in AWQ's order 0 4 1 5 2 6 3
+            7 ("awq"), or in a column ("gptq v2"). "gptq" stores each zero point less one.
         swizzle: "128x4" if the scales are stored in tiles of 128 x 4, as tensor cores read them.
         rule: How amax, the largest magnitude of a block, gives the scale. "floor", "ceil" and "even" give
             2^(exponent of amax - exponent of the largest number). They first round amax down to a power of two, up to
@@ -328,4 +395,10 @@ def quantised(
         )
     if packed and table.bits != 4:
         raise UsageError(f"quantised: packed is about codes of 4 bits; {table.name} has {table.bits}", hint='packed=""')
+    if made.packs_zeros and (block[1] != 1 or zero_point in FLOATS or code_format(zero_point).bits != 4):
+        raise UsageError(
+            f"quantised: packed={packed!r} packs zero points of 4 bits, one for each column; received "
+            f"zero_point={zero_point!r} and block={block!r}",
+            hint=f'quantised("uint4", block=(128, 1), scale="float16", zero_point="uint4", packed={packed!r})',
+        )
     return made

@@ -83,6 +83,8 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     whole = encoding.spread(scale, shape) * second
     quotient = torch.where(whole > 0, finite / whole, 0.0)
     zeros = reach_of_zero(encoding, least, least, scale).nominal if encoding.zero_point else None
+    if zeros is not None and encoding.packing:
+        zeros = zeros.clamp(min=encoding.packing.less)  # a zero point of 0 less one is not a code
     shift = None if zeros is None else encoding.spread(zeros, shape)
     at = place(encoding, quotient, shift)
     codes = torch.tensor([encoding.data.code_of[number] for number in encoding.data.numbers])[at]
@@ -138,11 +140,10 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
 
     A kernel that uses the padding then returns NaN.
     """
-    if part == "codes" and encoding.packed:
-        rows = encoding.is_packed_by_rows
-        first, then = (values[..., at::2, :] if rows else values[..., at::2] for at in (0, 1))
-        low, high = (first, then) if encoding.packed.startswith("low") else (then, first)
-        return (low | high << 4).to(torch.uint8)
+    if part == "codes" and encoding.packing:
+        return encoding.packing.pack(values, encoding.packing.axis)
+    if part == "zeros" and encoding.packing and encoding.packs_zeros:
+        return encoding.packing.pack(values - encoding.packing.less, -1)
     if part == "scales" and encoding.swizzle:
         values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
     return values if values.is_floating_point() else _in_own_dtype(values, encoding.format_of(part))
