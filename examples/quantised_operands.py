@@ -25,6 +25,8 @@ GPTQ = verify.quantised("uint4", block=(32, 1), scale="float16", zero_point="uin
 INT8_TOKENS = verify.quantised("int8", block=(1, 0), scale="float32", zero_point="int8")
 INT8_ROWS = verify.quantised("int8", block=(1, 0), scale="float32")
 FP8_TOKENS = verify.quantised("e4m3", block=(1, 128), scale="float32")  # DeepSeek-V3: activations
+FP8_ROWS = verify.quantised("e4m3", block=(1, 0), scale="float32")
+FP8_WHOLE = verify.quantised("e4m3", block=(0, 0), scale="float32")
 FP8_SQUARES = verify.quantised("e4m3", block=(128, 128), scale="float32")  # and weights
 ALONE = {"like": lambda w: w, "shapes": {"w": "n k"}, "gradients": False}
 PRODUCT = {"like": lambda a, b: a @ b.mT, "shapes": {"a": "m k", "b": "n k"}, "largest": 8.0, "dtypes": ["bfloat16"],
@@ -68,6 +70,10 @@ def of_mxfp8(codes, scales):
     return codes.float() * over_columns(powers(scales), 32)
 
 
+def of_mxfp4(codes, scales):
+    return E2M1.to(codes.device)[halves(codes).long()] * over_columns(powers(scales), 32)
+
+
 def of_nvfp4(codes, scales, second):
     numbers = E2M1.to(codes.device)[halves(codes).long()]
     matrix = unswizzled(scales, numbers.shape[0], numbers.shape[1] // 16)
@@ -85,7 +91,7 @@ def of_fp8_squares(codes, scales):
 @verify.kernel(**ALONE, operands={"w": MXFP4}, dtypes=["float32"])
 def dequantised_mxfp4(w_codes, w_scales):
     """Numbers of MXFP4."""
-    return E2M1.to(w_codes.device)[halves(w_codes).long()] * over_columns(powers(w_scales), 32)
+    return of_mxfp4(w_codes, w_scales)
 
 
 @verify.kernel(**ALONE, operands={"w": MXFP8}, dtypes=["float32"])
@@ -166,6 +172,32 @@ def w4a16_gptq(x, w_codes, w_scales, w_zeros):
     return (x.float() @ w.float()).to(x.dtype)
 
 
+@verify.kernel(**WEIGHTS, operands={"w": MXFP4})
+def w4a16_mxfp4(x, w_codes, w_scales):
+    """A product with weights of MXFP4, as gpt-oss has them."""
+    return (x.float() @ of_mxfp4(w_codes, w_scales).mT).to(x.dtype)
+
+
+@verify.kernel(**WEIGHTS, operands={"w": INT8_ROWS})
+def w8a16(x, w_codes, w_scales):
+    """A product with weights of INT8, and a scale for each row."""
+    return ((x.float() @ w_codes.float().mT) * w_scales.mT).to(x.dtype)
+
+
+@verify.kernel(**PRODUCT, operands={"a": INT8_ROWS, "b": INT4})
+def w4a8(a_codes, a_scales, b_codes, b_scales):
+    """A product of rows of INT8 and weights of INT4."""
+    b = signed(halves(b_codes)).float() * over_columns(b_scales.float(), 32)
+    return ((a_codes.float() @ b.mT) * a_scales).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": FP8_TOKENS, "b": INT4})
+def w4a8_fp8(a_codes, a_scales, b_codes, b_scales):
+    """A product of FP8 and weights of INT4."""
+    b = signed(halves(b_codes)).float() * over_columns(b_scales.float(), 32)
+    return ((a_codes.float() * over_columns(a_scales, 128)) @ b.mT).bfloat16()
+
+
 @verify.kernel(**PRODUCT, operands={"a": INT8_ROWS, "b": INT8_ROWS})
 def w8a8(a_codes, a_scales, b_codes, b_scales):
     """A product of rows of INT8, added up exactly in float64: PyTorch has no product of integers on a GPU."""
@@ -184,6 +216,30 @@ def fp8_blocks(a_codes, a_scales, b_codes, b_scales):
     """A product of FP8 with scales for 1 x 128 and 128 x 128, as DeepGEMM has it."""
     a = a_codes.float() * over_columns(a_scales, 128)
     return (a @ of_fp8_squares(b_codes, b_scales).mT).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": FP8_ROWS, "b": FP8_ROWS})
+def fp8_rows(a_codes, a_scales, b_codes, b_scales):
+    """A product of FP8 with a scale for each token and for each channel."""
+    return ((a_codes.float() @ b_codes.float().mT) * a_scales * b_scales.mT).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": FP8_WHOLE, "b": FP8_WHOLE})
+def fp8_whole(a_codes, a_scales, b_codes, b_scales):
+    """A product of FP8 with one scale for each operand."""
+    return ((a_codes.float() @ b_codes.float().mT) * (a_scales * b_scales)).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": MXFP4, "b": MXFP4})
+def mxfp4_product(a_codes, a_scales, b_codes, b_scales):
+    """A block-scaled product of MXFP4, emulated."""
+    return (of_mxfp4(a_codes, a_scales) @ of_mxfp4(b_codes, b_scales).mT).bfloat16()
+
+
+@verify.kernel(**PRODUCT, operands={"a": MXFP8, "b": MXFP4})
+def mxfp8_mxfp4(a_codes, a_scales, b_codes, b_scales):
+    """A block-scaled product of MXFP8 and MXFP4, emulated."""
+    return (of_mxfp8(a_codes, a_scales) @ of_mxfp4(b_codes, b_scales).mT).bfloat16()
 
 
 @verify.kernel(**PRODUCT, operands={"a": MXFP8, "b": MXFP8})
@@ -209,9 +265,30 @@ EXPERTS = {**PRODUCT, "like": of_experts, "shapes": {"x": "t k", "w": "3 n k", "
            "integers": {"lengths": "0 <= lengths <= t, sum t"}}  # fmt: skip
 
 
+def grouped(x, w, lengths):
+    """Each group of rows by its matrix."""
+    return torch.cat([part @ w[at].mT for at, part in enumerate(x.split(lengths.tolist()))]).bfloat16()
+
+
 @verify.kernel(**EXPERTS, operands={"x": FP8_TOKENS, "w": FP8_SQUARES})
 def grouped_fp8(x_codes, x_scales, w_codes, w_scales, lengths):
     """A grouped product of FP8 with block scales."""
-    x, w = x_codes.float() * over_columns(x_scales, 128), of_fp8_squares(w_codes, w_scales)
-    parts = x.split(lengths.tolist())
-    return torch.cat([part @ w[expert].mT for expert, part in enumerate(parts)]).bfloat16()
+    return grouped(x_codes.float() * over_columns(x_scales, 128), of_fp8_squares(w_codes, w_scales), lengths)
+
+
+@verify.kernel(**EXPERTS, operands={"x": MXFP8, "w": MXFP8})
+def grouped_mxfp8(x_codes, x_scales, w_codes, w_scales, lengths):
+    """A grouped product of MXFP8."""
+    return grouped(of_mxfp8(x_codes, x_scales), of_mxfp8(w_codes, w_scales), lengths)
+
+
+@verify.kernel(**EXPERTS, operands={"w": MXFP4})
+def grouped_mxfp4(x, w_codes, w_scales, lengths):
+    """A grouped product with weights of MXFP4."""
+    return grouped(x.float(), of_mxfp4(w_codes, w_scales), lengths)
+
+
+@verify.kernel(**EXPERTS, operands={"w": INT4})
+def grouped_w4a16(x, w_codes, w_scales, lengths):
+    """A grouped product with weights of INT4, which are rounded to bfloat16 before it."""
+    return grouped(x.float(), (signed(halves(w_codes)).to(x.dtype) * over_columns(w_scales, 32)).float(), lengths)

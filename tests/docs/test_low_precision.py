@@ -13,6 +13,8 @@ from benchmarks import public_quantisers
 from benchmarks.quantisers import LEAST, MAGNITUDES
 from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
+from verify.declare.discovery import load
+from verify.declare.target import Target
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records import files
@@ -28,6 +30,13 @@ def declared(name: str) -> Any:
     scope: dict[str, Any] = {"__name__": "page"}
     exec(next(block for block in BLOCKS if f"def {name}(" in block), scope)
     return scope[name]
+
+
+def test_the_page_names_each_template() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE.split("### Templates")[1].split("### ")[0]))
+    assert len(named) == 21
+    there = {kernel.name for kernel in load(Target(str(ROOT / "examples" / "quantised_operands.py")))}
+    assert named == {name for name in there if not name.startswith("dequantised")}
 
 
 def test_the_quantiser_of_the_page_has_the_figures_of_the_page(backend: Backend) -> None:

@@ -26,6 +26,7 @@ from verify.records.record import KernelRun
 
 pytestmark = pytest.mark.usefixtures("warm")
 
+PRODUCTS = Target(str(Path(examples.__file__)))
 TWINS = {twin.name: twin for _, _, twin in CAUSES}
 
 
@@ -86,6 +87,17 @@ def test_a_result_is_that_of_the_exact_numbers(backend: Backend) -> None:
     wanted = measured_.inputs["x"].double() @ shown(measured_.inputs).mT
     fast = examples.w4a16.op.fast(Problem(measured_.inputs))["y"]
     assert torch.allclose(fast.value, wanted, rtol=1e-12), "like= has no rounding of its own"
+
+
+@pytest.mark.parametrize("kernel", [each for each in load(PRODUCTS) if len(each.operands) > 3 or "x" in each.operands],
+                         ids=lambda kernel: kernel.name)  # fmt: skip
+def test_a_template_gives_the_product_of_the_exact_numbers(kernel: verify.Kernel) -> None:
+    dtype = kernel.dtypes[0]
+    dims = tuple({"k": 128, "t": 7}.get(name, 8) for name in kernel.op.geometry.dims)
+    measured_ = run_kernel(kernel, case_of(kernel, dtype, dims=dims, upstream=""), "cpu")
+    wanted, got = kernel.op.fast(Problem(measured_.inputs))["y"].value, measured_.results["y"].double()
+    assert wanted.abs().max() > 0.1
+    assert (got - wanted).square().mean() <= 1e-4 * wanted.square().mean(), "within one per cent"
 
 
 def test_a_kernel_that_writes_into_codes_is_in_error() -> None:

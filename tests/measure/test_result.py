@@ -19,6 +19,7 @@ from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.result import FEWEST, LimitCheck, check_limit
 from verify.measure.tally import FEWEST_TRUTHS, Bias, Maximum, Tally
+from verify.ops.op import Problem
 from verify.records.readings import NONFINITE
 from verify.records.record import DEMANDING, EXTREME, ORDINARY, ClassFigures, Result
 from verify.records.recorded import deciding
@@ -73,6 +74,30 @@ def test_the_worst_of_more_elements_may_be_larger(among: int, worst: float, stat
     parts = {("all", ORDINARY): noisy([worst, *[0.5] * 99])}
     assert check_limit(declared(), "float32", "y", parts, among=among).status == status
     assert check_limit(declared(max_noise=8), "float32", "y", parts, among=among).status == "wrong", "as declared"
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "1"), (3, "at most 3"), (30, "")])
+def test_a_verdict_on_few_elements_says_so(count: int, told: str) -> None:
+    figures = torch.zeros(10_000)
+    figures[:count] = 8.9
+    found = check((ORDINARY, noisy(figures)))
+    rest = f"; in {told} of 10,000 elements" if told else ""
+    assert (found.status, found.reason) == ("wrong", f"8.9\u00d7 noise on ordinary inputs, the limit is 8{rest}")
+
+
+def test_a_limit_in_ulp_beside_one_in_noise_leaves_its_unit() -> None:
+    """PyTorch's own figure would change with the unit."""
+    given = {"shapes": {"x": "n d"}, "dtypes": ["bfloat16"], "like": lambda x: (x.sin() + 1).square().sum(-1)}
+
+    def unit(**limits: Any) -> Tensor:
+        kernel = verify.kernel(**given, **limits)(summed)
+        inputs = {"x": torch.linspace(1, 2, 24, dtype=torch.bfloat16).reshape(1, 24)}
+        noise = kernel.op.fast(Problem(inputs))["y"].noise
+        assert noise is not None
+        return noise
+
+    assert torch.equal(unit(), unit(max_ulp=64, max_noise=300))
+    assert (unit(max_ulp=64) < unit()).all()
 
 
 def test_the_root_mean_square_of_a_class_is_at_most_three() -> None:

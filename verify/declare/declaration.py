@@ -332,7 +332,7 @@ def kernel(
         "14 bits" allows sums of 14 bits, as Hopper's tensor cores add products of FP8, and "14 bits, promoted every
         128" the same for 128 products at a time, whose sums are added in float32.
     intermediate: with like=, the format between operators: "eager", the dtype of the case, or "float32", as in a fused
-        kernel. Default "eager", and "float32" if max_ulp= promises a number of ULP.
+        kernel. Default "eager", and "float32" if max_ulp= promises a number of ULP without max_noise=.
     max_bias: the mean error away from zero beyond which a result is wrong, in ULP: an element that is rounded wrongly
         counts one. One number, or one per result; default 0.25 up to 16 bits, none beyond.
     vacuous: results whose limit trivial answers would keep, and the reason to accept that, {"dx": "saturated"}.
@@ -439,7 +439,7 @@ def kernel(
             all_derived = {**(derive or {}), **quantised.derive}
             written = by_operand(about, called, quantised.like, quantised.shapes, all_derived, quantised.raw)
             called = written.function
-            fused = promises.intermediate(rounds, max_ulp, stochastic or draws)
+            fused = promises.intermediate(rounds, max_ulp, max_noise, stochastic or draws)
             said = {
                 "derive": all_derived,
                 "where": quantised.where,

@@ -455,11 +455,15 @@ def rounds(where: str, given: Any, op: Op, other: Any) -> str:
     return str(one_of(where, "rounds", given, ("", AS_LIKE, ONCE)))
 
 
-def intermediate(rounds: str, max_ulp: Any, stochastic: Any) -> str:
-    """Returns the default of intermediate=: in the format that a kernel promises to keep numbers in."""
+def intermediate(rounds: str, max_ulp: Any, max_noise: Any, stochastic: Any) -> str:
+    """Returns the default of intermediate=: the format in which a kernel promises to keep numbers.
+
+    A limit in ULP promises more than eager PyTorch keeps. Beside a limit in noise it leaves the unit of noise as it is.
+    """
     if rounds:
         return "eager" if rounds == AS_LIKE else "float32"
-    return "" if max_ulp is None and stochastic is None else "float32"
+    in_ulp = max_ulp is not None and max_noise is None
+    return "float32" if in_ulp or stochastic is not None else ""
 
 
 def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from verify.measure.curve import excess, recorded
 from verify.measure.digest import Digest
 from verify.measure.element import by_accuracy
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName
-from verify.measure.tally import BIAS_LIMIT, Tally, rms_limit
+from verify.measure.tally import BIAS_LIMIT, Tally, beyond, rms_limit
 from verify.measure.trivial import EMPTY, rungs
 from verify.ops.geometry import Geometry
 from verify.ops.op import Regime
@@ -49,6 +49,7 @@ _STEPS = (16, 32, 64, 128)
 
 Tried = tuple[Case, Mapping[str, int]]  # a case with its sizes by name
 _TELL_SECONDS = 1.0  # between two verdicts in the line of progress
+RARE = 1_000  # a verdict that rests on fewer than one element in so many says so
 KEEP_RIGHT = 3  # worst elements in the record of a result within its limit, and of a peer's result
 RANDOMLY = 1.5  # times the limits of the root mean square for results that are rounded at random
 _UNBOUNDED = Regime("", math.nan, math.nan)
@@ -144,6 +145,10 @@ class _Limits:
             return "wrong", f"{counted.rows:,} of {figures.n:,} elements {on} lie in rows that are not {promise}"
         if not judged(figures, self.gate) <= limit:  # a NaN must fail
             status, reason = self._over(figures, limit, inputs)
+            in_ulp = self.gate == "plain" or counted.scaled is None
+            few = beyond(counted.counts if in_ulp else counted.scaled_counts, limit)
+            if 0 < RARE * few <= figures.n and not figures.nonfinite:  # that reason has its number
+                reason += f"; in {f'at most {few:,}' if few > 1 else '1'} of {figures.n:,} elements"
         elif figures.open:
             status, reason = "undecided", f"nothing is known of {figures.open:,} of {figures.n:,} elements {on}"
         elif self.gate == "noise" and figures.weighed >= FEWEST and not (figures.rms or 0.0) <= self.rms:

@@ -274,6 +274,11 @@ def quantile(counts: BinCounts, share: float) -> float:
     return 0.0
 
 
+def beyond(counts: BinCounts, limit: float) -> int:
+    """Returns at most how many elements have a larger magnitude: those of all bins that reach beyond it."""
+    return sum(count for index, count in counts if bin_edge(index % BINS + 1) > limit)
+
+
 def bin_edge(index: int) -> float:
     """Returns the lower edge of a bin. The edge above the last bin is infinity."""
     if index <= 0:
