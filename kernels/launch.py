@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import torch
@@ -13,6 +14,20 @@ from kernels.arithmetic import neg
 #: True if TRITON_INTERPRET=1 was set when the kernels were imported: Triton's interpreter runs them
 INTERPRETED = not isinstance(neg, triton.runtime.JITFunction)
 INTERPRETER_BLOCK = 1 << 16  # most elements of a program there: the interpreter runs programs one by one
+
+
+_thread = threading.local()
+
+
+def trace(on: bool) -> bool:
+    """Sets whether a compiler traces the launches of this thread. Returns what it was."""
+    before, _thread.traced = traced(), on
+    return before
+
+
+def traced() -> bool:
+    """True if a compiler traces the launches of this thread: its tensors have no addresses."""
+    return getattr(_thread, "traced", False)
 
 
 def check_device(op: str, name: str, t: torch.Tensor) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.launch import traced
+
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:
     """True if two tensors have the same memory order: equal strides in each dimension of two elements or more."""
@@ -16,8 +18,11 @@ def dense_like(t: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def aligned(t: torch.Tensor) -> torch.Tensor:
-    """Returns t, or a contiguous copy if t starts off a multiple of 16 bytes. t need not be contiguous."""
-    return t if t.data_ptr() % 16 == 0 else t.clone(memory_format=torch.contiguous_format)
+    """Returns t, or a contiguous copy if t starts off a multiple of 16 bytes. t need not be contiguous.
+
+    Inductor copies operands of compiled programs that start elsewhere.
+    """
+    return t if traced() or t.data_ptr() % 16 == 0 else t.clone(memory_format=torch.contiguous_format)
 
 
 def dense(t: torch.Tensor) -> torch.Tensor:

@@ -17,6 +17,11 @@ of torch.func, tensor subclasses and tensors with a pending negation. The regist
 for an absent result.
 
 Forward-mode derivatives raise NotImplementedError, because the registered operator would return zeros for them.
+
+torch.compile sees a registered operator as one opaque node. With `show_launches(True)` it sees the allocations and the
+launches of operators made with `visible=True` instead, as of torch.library.triton_op, and Inductor plans their memory
+with its own. These are the norms. Inductor compiles a kernel without enable_fp_fusion=False and without descriptors, so
+GELU, the gates and the linear layers stay opaque: their bits would change. A visible program is of one number of rows.
 """
 
 from __future__ import annotations
@@ -29,10 +34,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
+from kernels.launch import INTERPRETED, trace
 from kernels.plans import Plan, Planned, form_of, waiting
 
 _transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state
+_shown = False
+
+
+def show_launches(on: bool) -> None:
+    """Chooses what programs compiled from now on see of visible operators: their launches, or opaque nodes."""
+    global _shown
+    _shown = on
 
 
 def _differentiates() -> bool:
@@ -48,7 +61,7 @@ class Operator:
 
     __name__: str
 
-    def __init__(self, name: str, launcher: Any) -> None:
+    def __init__(self, name: str, launcher: Any, visible: bool = False) -> None:
         self.launcher = Planned(launcher)
         schema = torch.library.infer_schema(launcher, mutates_args=())
         self._definition = torch.library.custom_op(name, self._filled(self.launcher), mutates_args=(), schema=schema)
@@ -58,6 +71,23 @@ class Operator:
         self.function: type[torch.autograd.Function] | None = None  # of the registered operator, for transforms
         self._apply: Any = self.registered  # of plain calls that record for a backward pass
         functools.update_wrapper(self, launcher)
+        if visible and not INTERPRETED:
+            from torch._subclasses.functional_tensor import FunctionalTensorMode
+
+            self._definition.register_torch_dispatch(FunctionalTensorMode, self._decomposed)
+
+    def _decomposed(self, mode: Any, op: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Lets a compiler trace the launcher, as torch.library.triton_op does, or the operator itself."""
+        from torch.export._trace import custom_triton_ops_decomposition_disabled
+
+        if not _shown or custom_triton_ops_decomposition_disabled():
+            return mode.__torch_dispatch__(op, types, args, kwargs)
+        before = trace(True)
+        try:
+            with mode:
+                return self._filled(self.launcher.launcher)(*args, **(kwargs or {}))
+        finally:
+            trace(before)
 
     @staticmethod
     def _filled(launcher: Any) -> Any:
@@ -165,6 +195,11 @@ def launcher_of(of: Operator) -> Any:
     return of.launcher.launcher
 
 
-def operator(name: str) -> Any:
-    """Returns a decorator that makes an Operator of a launcher; `name` is "namespace::name"."""
-    return functools.partial(Operator, name)
+def operator(name: str, visible: bool = False) -> Any:
+    """Returns a decorator that makes an Operator of a launcher.
+
+    Args:
+        name: "namespace::name"
+        visible: a compiler may see the launches: see show_launches
+    """
+    return functools.partial(Operator, name, visible=visible)

@@ -35,7 +35,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import JITFunction
 
-from kernels.launch import INTERPRETED
+from kernels.launch import INTERPRETED, traced
 
 FORMS = 1024  # a launcher drops all its plans when it has this many
 KNOWN = 8  # forms that a launcher recognises, at most, for one number of elements of the first argument
@@ -96,8 +96,21 @@ class _Recorder(TorchDispatchMode):
         return result
 
 
+@functools.cache
+def _tuned(kernel: Any, **limits: int) -> Any:
+    """Returns the kernel with one configuration: a launch that is traced takes registers and warps from there alone."""
+    return triton.autotune([triton.Config({}, **limits)], key=[])(kernel)
+
+
 def run(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Launches kernel[grid](*args, **options), and adds the launch to the recorder of this thread if there is one."""
+    """Launches kernel[grid](*args, **options), and adds the launch to the recorder of this thread if there is one.
+
+    While a compiler traces, the launch becomes a node of its graph.
+    """
+    if traced():
+        limits = {name: options.pop(name) for name in ("num_warps", "maxnreg") if name in options}
+        torch.library.wrap_triton(_tuned(kernel, **limits))[grid](*args, **options)
+        return
     recorder = getattr(_thread, "recorder", None)
     if recorder is None:
         kernel[grid](*args, **options)
