@@ -6,6 +6,7 @@
     times_pow2, pow2_halves, scaled64, product64, exponent, power_of_two, power_of_two_32
                             powers of two by exponent bits
     float64_of              a float64 argument, passed as its bits
+    narrowed                a number rounded to another format
 
 A float64 n + MAGIC (a float32 n + MAGIC32) has the integer n in its low bits. So the sum rounds to an integer, and a
 shift moves the integer into the field of an exponent.
@@ -123,3 +124,9 @@ def power_of_two_32(n):
 def float64_of(bits):
     """Returns the float64 with these bits: Triton would pass a Python float as float32."""
     return bits.to(tl.int64).to(tl.float64, bitcast=True)
+
+
+@triton.jit
+def narrowed(value, TYPE: tl.constexpr):
+    """Returns `value` rounded to TYPE by way of float32, as PyTorch rounds to 16 bits, in its own format."""
+    return value.to(tl.float32).to(TYPE).to(value.dtype)

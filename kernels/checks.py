@@ -2,13 +2,40 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
+Contract = Literal["once", "model"]
+MODEL = "model "  # the prefix of a form or activation that an operator computes by contract="model"
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_contract(op: str, contract: str) -> None:
+    """Raises ValueError if `contract` is neither "once" nor "model"."""
+    if contract not in ("once", "model"):
+        raise ValueError(
+            f'{op}: contract must be "once", one rounding at the end, or "model", the roundings of the layer that it '
+            f"replaces; got {contract!r}"
+        )
+
+
+def under(contract: str, op: str, form: str) -> str:
+    """Returns the argument by which an operator computes `form` under a contract. Raises ValueError for others."""
+    if contract == "once":
+        return form
+    check_contract(op, contract)
+    return MODEL + form
+
+
+def rounds_as_model(form: str, dtype: torch.dtype) -> bool:
+    """True if a form rounds as eager PyTorch does. float32 and float64 have one contract, "once"."""
+    return form.startswith(MODEL) and dtype.itemsize == 2
 
 
 def check_approximate(op: str, approximate: str) -> None:
     """Raises ValueError if `approximate` is neither "none" nor "tanh"."""
+    approximate = approximate.removeprefix(MODEL)
     if approximate not in ("none", "tanh"):
         raise ValueError(f'{op}: approximate must be "none" or "tanh", got {approximate!r}')
 

@@ -32,7 +32,8 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import check_approximate, check_dtype, check_like
+from kernels.checks import Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
+from kernels.eager_math import eager_times_slope, eager_value
 from kernels.gelu_autograd import make_differentiable_twice
 from kernels.gelu_math import curvature, slope_times, value
 from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, few_float64
@@ -49,12 +50,17 @@ def _forward_kernel(
     TANH: tl.constexpr,
     BLOCK: tl.constexpr,
     PAIRS: tl.constexpr = False,  # float32, erf form: in float32 pairs, for GPUs with few float64 units
+    MODEL: tl.constexpr = False,  # 16 bits: eager PyTorch's formula
 ):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
     mask = offset < tl.minimum(n - start, BLOCK).to(tl.int32)
     x = tl.load(x_ptr + start + offset, mask=mask, other=0.0)
-    tl.store(y_ptr + start + offset, value(x, TANH, PAIRS).to(x.dtype), mask=mask)  # the one rounding
+    if MODEL:
+        y = eager_value(x.to(tl.float32), 1 + TANH)
+    else:
+        y = value(x, TANH, PAIRS)
+    tl.store(y_ptr + start + offset, y.to(x.dtype), mask=mask)  # the one rounding
 
 
 @triton.jit
@@ -66,6 +72,7 @@ def _backward_kernel(
     TANH: tl.constexpr,
     DY_SCALAR: tl.constexpr,
     BLOCK: tl.constexpr,
+    MODEL: tl.constexpr = False,
 ):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
@@ -75,7 +82,11 @@ def _backward_kernel(
         dy = tl.load(dy_ptr)
     else:
         dy = tl.load(dy_ptr + start + offset, mask=mask, other=0.0)
-    tl.store(dx_ptr + start + offset, slope_times(dy, x, TANH).to(x.dtype), mask=mask)
+    if MODEL:
+        dx = eager_times_slope(dy.to(tl.float32), x.to(tl.float32), 1 + TANH)
+    else:
+        dx = slope_times(dy, x, TANH)
+    tl.store(dx_ptr + start + offset, dx.to(x.dtype), mask=mask)
 
 
 @triton.jit
@@ -138,9 +149,10 @@ def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], n: int, backward: bo
 def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
     y = torch.empty_like(x)  # the layout that torch's elementwise operators give
     x = dense_like(x, y)  # copies an x with gaps or overlap
-    tanh = approximate == "tanh"
+    tanh = approximate.endswith("tanh")
     pairs = x.dtype == torch.float32 and not tanh and few_float64(x.device)
-    _launch(_forward_kernel, (x, y), x.numel(), False, TANH=tanh, PAIRS=pairs)
+    model = rounds_as_model(approximate, x.dtype)
+    _launch(_forward_kernel, (x, y), x.numel(), False, TANH=tanh, PAIRS=pairs, MODEL=model)
     return y
 
 
@@ -150,8 +162,8 @@ def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tens
     x = dense_like(x, dx)
     scalar = not any(dy.stride()) and dy.numel() > 0  # y.sum().backward(): one element, read once
     dy = dy if scalar else dense_like(dy, dx)
-    tanh = approximate == "tanh"
-    _launch(_backward_kernel, (dy, x, dx), x.numel(), True, TANH=tanh, DY_SCALAR=scalar)
+    tanh, model = approximate.endswith("tanh"), rounds_as_model(approximate, x.dtype)
+    _launch(_backward_kernel, (dy, x, dx), x.numel(), True, TANH=tanh, DY_SCALAR=scalar, MODEL=model)
     return dx
 
 
@@ -160,18 +172,23 @@ def second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str)
     """Returns g dy gelu''(x), the product rounded once."""
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))
-    _launch(_second_kernel, (g, dy, x, out), x.numel(), True, TANH=approximate == "tanh")
+    _launch(_second_kernel, (g, dy, x, out), x.numel(), True, TANH=approximate.endswith("tanh"))
     return out
 
 
 make_differentiable_twice(_forward, _backward, second)
 
 
-def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
-    """Returns GELU of x, elementwise, with the signature and layout rules of torch.nn.functional.gelu."""
-    return _forward.checked(_check, x, approximate)
+def gelu(x: torch.Tensor, approximate: str = "none", *, contract: Contract = "once") -> torch.Tensor:
+    """Returns GELU of x, elementwise, with the signature and layout rules of torch.nn.functional.gelu.
+
+    contract="model" gives the bits of torch.nn.functional.gelu in 16 bits: the digits that its formula loses too.
+    """
+    return _forward.checked(_check, x, under(contract, "gelu", approximate))
 
 
-def gelu_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str = "none") -> torch.Tensor:
+def gelu_backward(
+    dy: torch.Tensor, x: torch.Tensor, approximate: str = "none", *, contract: Contract = "once"
+) -> torch.Tensor:
     """Returns dy * gelu'(x), the product rounded once."""
-    return _backward.checked(_check_backward, dy, x, approximate)
+    return _backward.checked(_check_backward, dy, x, under(contract, "gelu_backward", approximate))

@@ -43,6 +43,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
+from kernels.arithmetic import narrowed
+from kernels.checks import MODEL, Contract, rounds_as_model, under
+from kernels.eager_math import eager_times_slope, eager_value
 from kernels.gelu import second
 from kernels.gelu_autograd import derivatives
 from kernels.gelu_of_sums import gelu_slope, gelu_value, unlifted
@@ -74,12 +77,16 @@ _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
 # A kernel's MODE is the number of the activation plus any of these.
 GRAD: tl.constexpr = tl.constexpr(4)  # multiply the sum by act'(the saved pre-activation)
 SAVE: tl.constexpr = tl.constexpr(8)  # also store the rounded pre-activation
+ROUNDED: tl.constexpr = tl.constexpr(16)  # contract="model": round the sum first, as a layer of two operators does
 
 
 @triton.jit
-def _value(x, ACT: tl.constexpr, OUT: tl.constexpr):
+def _value(x, MODE: tl.constexpr, OUT: tl.constexpr):
     """Returns act(x) of a float32 or float64 sum, not yet rounded to OUT."""
-    if ACT == 0:
+    ACT: tl.constexpr = MODE % 4
+    if ROUNDED & MODE:
+        y = eager_value(narrowed(x, OUT), ACT)
+    elif ACT == 0:
         y = x
     elif ACT == 3:
         r = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
@@ -92,9 +99,12 @@ def _value(x, ACT: tl.constexpr, OUT: tl.constexpr):
 
 
 @triton.jit
-def _times_slope(m, x, ACT: tl.constexpr, OUT: tl.constexpr):
+def _times_slope(m, x, MODE: tl.constexpr, OUT: tl.constexpr):
     """Returns m act'(x) of float32 or float64 numbers, not yet rounded to OUT."""
-    if ACT == 0:
+    ACT: tl.constexpr = MODE % 4
+    if ROUNDED & MODE:
+        y = eager_times_slope(narrowed(m, OUT), x, ACT)
+    elif ACT == 0:
         y = m
     elif ACT == 3:
         y = m * (2.0 * tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL))
@@ -156,9 +166,9 @@ def _tile_kernel(
     if SAVE & MODE:
         tl.store(pre_ptr + offsets, acc.to(out), mask=mask)
     if GRAD & MODE:
-        y = _times_slope(acc, tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(wide), MODE % 4, out)
+        y = _times_slope(acc, tl.load(gate_ptr + offsets, mask=mask, other=0.0).to(wide), MODE, out)
     else:
-        y = _value(acc, MODE % 4, out)
+        y = _value(acc, MODE, out)
     tl.store(y_ptr + offsets, y.to(out), mask=mask)
 
 
@@ -173,7 +183,6 @@ def _finish(
     WG: gl.constexpr, LATE: gl.constexpr, PART: gl.constexpr, MODE: gl.constexpr,
 ):  # fmt: skip
     """Finishes 64 x 64 of a tile's sums: activation or slope, rounding, store."""
-    ACT: gl.constexpr = MODE % 4
     out: gl.constexpr = y_desc.dtype
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
     lo, hi = halves(x)
@@ -189,9 +198,9 @@ def _finish(
         cols = col + gl.arange(0, 64, layout=gl.SliceLayout(0, layout))
         at = rows.to(gl.int64)[:, None] * N + cols[None, :]
         gate = gl.load(extra + at, mask=(rows < M)[:, None] & (cols < N)[None, :], other=0.0)
-        v = _times_slope(v, gate.to(gl.float32), ACT, out)
+        v = _times_slope(v, gate.to(gl.float32), MODE, out)
     else:
-        v = _value(v, ACT, out)
+        v = _value(v, MODE, out)
     if SAVE & MODE:
         send(v, y_desc, out_bufs.index(2 * WG + 1), row, col)
     else:
@@ -206,9 +215,10 @@ def _gradient_kernel(
     dy_ptr,  # [M, N]; this and all pointers here: contiguous, at a multiple of 16 bytes (see dense)
     pre_ptr,  # [M, N], contiguous; not read if the activation is "id"
     g_ptr,  # [M, N], contiguous: dy * act'(pre), rounded once; only with STORE
-    part_ptr,  # [ceil(M / ROWS), N], float32 or float64: sums of ROWS rows of g before rounding; only with SUM
+    part_ptr,  # [ceil(M / ROWS), N], float32 or float64: sums of ROWS rows of g; only with SUM
     M, N,
-    ACT: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MODE: tl.constexpr,  # the activation; with ROUNDED the sums are of g after its rounding, else of g before it
+    STORE: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     wait_for_previous(OVERLAP)
@@ -223,8 +233,10 @@ def _gradient_kernel(
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         at = rows[:, None] * N + cols[None, :]
         g = tl.load(dy_ptr + at, mask=mask, other=0.0).to(wide)
-        if ACT != 0:
-            g = _times_slope(g, tl.load(pre_ptr + at, mask=mask, other=0.0).to(wide), ACT, out)
+        if MODE != 0:
+            g = _times_slope(g, tl.load(pre_ptr + at, mask=mask, other=0.0).to(wide), MODE, out)
+        if ROUNDED & MODE:
+            g = narrowed(g, out)
         if STORE:
             tl.store(g_ptr + at, g.to(out), mask=mask)
         if SUM:
@@ -234,6 +246,11 @@ def _gradient_kernel(
 
 
 # ---------------------------------------------------------------------------------------- launchers
+
+
+def _mode(activation: str, dtype: torch.dtype) -> int:
+    """Returns the MODE of an activation, with ROUNDED if it is that of contract="model"."""
+    return _ACTIVATIONS[activation.removeprefix(MODEL)] + ROUNDED.value * rounds_as_model(activation, dtype)
 
 
 def _configs(dtype: torch.dtype, allow_tf32: bool) -> list[Config]:
@@ -371,7 +388,7 @@ def _linear(
 ) -> tuple[Tensor, Tensor]:
     """Returns act(x @ weight^T + bias), and the pre-activation if `save_pre`, else None."""
     y, pre = _layer_outputs(x, weight, bias, activation, save_pre, allow_tf32)
-    mode = _ACTIVATIONS[activation] + (SAVE.value if save_pre else 0)
+    mode = _mode(activation, x.dtype) + (SAVE.value if save_pre else 0)
     bias = None if bias is None else bias.contiguous()
     _launch_tiles(matrix(x), weight, bias, None, matrix(y), matrix(pre) if save_pre else None, mode, allow_tf32)
     return y, pre
@@ -384,7 +401,7 @@ _linear.register_fake(_layer_outputs)
 def _data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, allow_tf32: bool) -> Tensor:
     """Returns (dy @ weight) * act'(pre)."""
     dx = dy.new_empty((*dy.shape[:-1], weight.shape[1]))
-    mode, pre = _ACTIVATIONS[activation] + GRAD.value, matrix(pre).contiguous()
+    mode, pre = _mode(activation, dy.dtype) + GRAD.value, matrix(pre).contiguous()
     _launch_tiles(matrix(dy), weight.t(), None, pre, matrix(dx), None, mode, allow_tf32)
     return dx
 
@@ -402,8 +419,8 @@ def _gradient(dy: Tensor, pre: Tensor, activation: str, store: bool, total: bool
     tile = (32, 64, 2) if rows_of_part(m, n) == 32 else (8, 128, 4) if m * n >= 1 << 26 else (16, 128, 4)
     if dy.dtype.itemsize > 2:  # float64 has no registers for two warps
         tile = (*tile[:2], 4)
-    act = _ACTIVATIONS[activation]
-    return activation_gradient(_gradient_kernel, tile, dy, dy if act == 0 else pre, n, store, total, ACT=act)
+    mode = _mode(activation, dy.dtype)
+    return activation_gradient(_gradient_kernel, tile, dy, dy if mode == 0 else pre, n, store, total, MODE=mode)
 
 
 @_gradient.register_fake
@@ -420,7 +437,7 @@ _OF_GELU = {"gelu": "none", "gelu_tanh": "tanh"}  # the forms of gelu.py
 
 def _times_curvature(u: Tensor, m: Tensor, pre: Tensor, act: str) -> Tensor:
     """Returns u m act''(pre) in differentiable operations, for second derivatives."""
-    x = pre.double()
+    x, act = pre.double(), act.removeprefix(MODEL)
     if act in _OF_GELU:
         bend = derivatives(x, _OF_GELU[act])[2]
     else:
@@ -527,8 +544,9 @@ def _data_gradients(
         of_w = call(weight_gradient)(dy, v, allow_tf32) if need_w else None
     if need_pre:
         product = linear(dy, weight.t(), None, "id", False, allow_tf32)[0]
-        if call is launcher_of and act in _OF_GELU:
-            of_pre = call(second)(u, product, pre, _OF_GELU[act])
+        form = _OF_GELU.get(act.removeprefix(MODEL))
+        if call is launcher_of and form:
+            of_pre = call(second)(u, product, pre, form)
         else:
             of_pre = _times_curvature(u, product, pre, act)
         of_pre = shaped(of_pre, shapes[1])
@@ -551,7 +569,9 @@ def _(u: Tensor, dy: Tensor, weight: Tensor, pre: Tensor, act: str, *flags: bool
 def _differentiate_data_grad(ctx: Any, u: Tensor) -> tuple[Any, ...]:
     needs, (act, allow_tf32) = ctx.needs_input_grad[:3], ctx.values
     arguments = (u, *ctx.saved_tensors, act, *needs, allow_tf32)
-    if torch.is_grad_enabled() or (needs[2] and act not in _OF_GELU):  # not launches alone, which have a plan
+    if torch.is_grad_enabled() or (
+        needs[2] and act.removeprefix(MODEL) not in _OF_GELU
+    ):  # not launches alone, which have a plan
         found = _data_gradients(lambda operator: operator, *arguments)
     else:
         found = _data_grad_backward(*arguments)
@@ -577,6 +597,7 @@ _gradient.register_autograd(_differentiate_gradient)
 
 
 def _check_activation(op: str, activation: str) -> None:
+    activation = activation.removeprefix(MODEL)
     if activation not in _ACTIVATIONS:
         names = ", ".join(_ACTIVATIONS)
         raise ValueError(f"{op}: activation must be one of {names}, got {activation!r}")
@@ -611,21 +632,27 @@ def linear_act(
     return_pre: bool = False,
     recompute: bool = False,
     allow_tf32: bool = False,
+    contract: Contract = "once",
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Returns act(x @ weight.T + bias), rounded once. return_pre=True adds the rounded pre-activation.
 
     x: [..., K] and weight: [N, K] may have any strides; weight.t() of a [K, N] matrix is read in place. If a gradient
     is needed, the pre-activation is stored, rounded to x's dtype. recompute=True stores nothing and computes it again.
+    contract="model" rounds the pre-activation before its activation too, as act(torch.nn.functional.linear(...)) does.
     """
+    how = under(contract, "linear_act", activation) if activation != "id" else activation
     x, weight, bias = autocast(x, weight, bias)
     wanted = not recompute and activation != "id" and wants_gradient(x, weight, bias)
-    y, pre = _linear.checked(_check_linear, x, weight, bias, activation, return_pre or wanted, allow_tf32)
+    y, pre = _linear.checked(_check_linear, x, weight, bias, how, return_pre or wanted, allow_tf32)
     return (y, pre) if return_pre else y
 
 
-def linear_data_grad(dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *, allow_tf32: bool = False) -> Tensor:
+def linear_data_grad(
+    dy: Tensor, weight: Tensor, pre: Tensor, activation: str, *, allow_tf32: bool = False, contract: Contract = "once"
+) -> Tensor:
     """Returns (dy @ weight) * act'(pre) in one kernel: the gradient that the previous layer needs.
 
     dy: [..., N], weight: [N, K]; pre: [..., K], the pre-activation whose activation was this layer's input.
     """
-    return _data_grad.checked(_check_data_grad, dy, weight, pre, activation, allow_tf32)
+    how = under(contract, "linear_data_grad", activation) if activation != "id" else activation
+    return _data_grad.checked(_check_data_grad, dy, weight, pre, how, allow_tf32)

@@ -35,7 +35,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from kernels import hopper_product
-from kernels.checks import check_approximate
+from kernels.arithmetic import narrowed
+from kernels.checks import MODEL, Contract, check_approximate, rounds_as_model, under
+from kernels.eager_math import eager_gated, eager_gated_gradients
 from kernels.gelu_autograd import derivatives
 from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
 from kernels.hopper_product import halves, send
@@ -60,6 +62,7 @@ from kernels.plans import run
 
 # A kernel's MODE: 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation
+ROUNDED: tl.constexpr = tl.constexpr(8)  # contract="model": round p and gelu(p2), as a layer of three operators does
 
 
 # -------------------------------------------------------------------------- the kernel for any device
@@ -115,7 +118,9 @@ def _tile_kernel(
         at = rows[:, None] * (2 * N) + cols[None, :]
         tl.store(pre_ptr + at, first.to(out), mask=mask)
         tl.store(pre_ptr + at + N, second.to(out), mask=mask)
-    if out == tl.float32:
+    if ROUNDED & MODE:
+        y = eager_gated(narrowed(first, out), narrowed(second, out), MODE % 4, out)
+    elif out == tl.float32:
         y = times_gelu(first.to(tl.float64), second.to(tl.float64), MODE % 4 == 2, False)
     else:
         y = times_gelu(first, second, MODE % 4 == 2, out == tl.bfloat16)
@@ -136,7 +141,10 @@ def _finish(
     if PART == 0:
         lo, hi = halves(x)
         at = col + 64 * LATE
-        v = times_gelu(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
+        if ROUNDED & MODE:
+            v = eager_gated(narrowed(lo, y_desc.dtype), narrowed(hi, y_desc.dtype), MODE % 4, y_desc.dtype)
+        else:
+            v = times_gelu(lo, hi, MODE % 4 == 2, y_desc.dtype == gl.bfloat16)
         send(v, y_desc, out_bufs.index(2 * WG + LATE), row, at)
         if SAVE & MODE:
             send(lo, pre_desc, out_bufs.index(2 * WG + 1 - LATE), row, at)
@@ -154,6 +162,7 @@ def _gradient_kernel(
     part_ptr,  # [ceil(M / ROWS), 2N], float32 or float64: column sums of ROWS rows, unrounded; only with SUM
     M, N,
     TANH: tl.constexpr, STORE: tl.constexpr, SUM: tl.constexpr, ROWS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    MODEL: tl.constexpr = False,  # contract="model": the sums are of rounded numbers too
     OVERLAP: tl.constexpr = False,
 ):  # fmt: skip
     wait_for_previous(OVERLAP)
@@ -173,12 +182,17 @@ def _gradient_kernel(
         at = rows[:, None] * (2 * N) + cols[None, :]
         p1 = tl.load(pre_ptr + at, mask=mask, other=0.0).to(math)
         p2 = tl.load(pre_ptr + at + N, mask=mask, other=0.0).to(math)
-        d1 = times_gelu(dy, p2, TANH, out == tl.bfloat16)
-        slope = gelu_slope(p2, TANH, True)
-        if out == tl.bfloat16:  # dy p1 may leave float32's range; both products are exact in float64
-            d2 = unlifted(dy.to(tl.float64) * p1.to(tl.float64) * slope.to(tl.float64), p2, TANH, True).to(tl.float32)
+        if MODEL:
+            d1, d2 = eager_gated_gradients(dy, p1, p2, 1 + TANH, out)
+            d1, d2 = narrowed(d1, out), narrowed(d2, out)
         else:
-            d2 = unlifted(dy * p1, p2, TANH, True) * slope
+            d1 = times_gelu(dy, p2, TANH, out == tl.bfloat16)
+            slope = gelu_slope(p2, TANH, True)
+            if out == tl.bfloat16:  # dy p1 may leave float32's range; both products are exact in float64
+                d2 = dy.to(tl.float64) * p1.to(tl.float64) * slope.to(tl.float64)
+                d2 = unlifted(d2, p2, TANH, True).to(tl.float32)
+            else:
+                d2 = unlifted(dy * p1, p2, TANH, True) * slope
         if STORE:
             tl.store(dp_ptr + at, d1.to(out), mask=mask)
             tl.store(dp_ptr + at + N, d2.to(out), mask=mask)
@@ -273,7 +287,8 @@ def _linear_geglu(
 ) -> tuple[Tensor, Tensor]:
     """Returns GEGLU of p = x @ weight^T + bias, and p if `save_pre`, else None."""
     y, pre = _layer_outputs(x, weight, bias, approximate, save_pre, allow_tf32)
-    mode = (2 if approximate == "tanh" else 1) + (SAVE.value if save_pre else 0)
+    mode = (2 if approximate.endswith("tanh") else 1) + (SAVE.value if save_pre else 0)
+    mode += ROUNDED.value * rounds_as_model(approximate, x.dtype)
     bias = None if bias is None else bias.contiguous()
     _launch_tiles(matrix(x), weight, bias, matrix(y), matrix(pre) if save_pre else None, mode, allow_tf32)
     return y, pre
@@ -286,7 +301,10 @@ _linear_geglu.register_fake(_layer_outputs)
 def _gradient(dy: Tensor, pre: Tensor, approximate: str, total: bool) -> tuple[Tensor, Tensor]:
     """Returns dp, [M, 2d] with both halves in one tensor, and its column sums if `total`, else None."""
     columns = 2 * dy.shape[1]
-    return activation_gradient(_gradient_kernel, (8, 128, 4), dy, pre, columns, True, total, TANH=approximate == "tanh")
+    tanh, model = approximate.endswith("tanh"), rounds_as_model(approximate, dy.dtype)
+    return activation_gradient(
+        _gradient_kernel, (8, 128, 4), dy, pre, columns, True, total, TANH=tanh, MODEL=model
+    )  # fmt: skip
 
 
 @_gradient.register_fake
@@ -316,7 +334,7 @@ def _differentiate_gradient(ctx: Any, u: Tensor | None, ub: Tensor | None) -> tu
     if u is None:
         return None, None, None, None
     (u1, u2), (p1, p2), d = u.double().chunk(2, -1), pre.double().chunk(2, -1), dy.double()
-    value, slope, curve = derivatives(p2, approximate)
+    value, slope, curve = derivatives(p2, approximate.removeprefix(MODEL))
     of_dy = u1 * value + u2 * p1 * slope
     of_pre = torch.cat((u2 * d * slope, d * (u1 * slope + u2 * p1 * curve)), -1)
     return of_dy.to(dy.dtype), of_pre.to(pre.dtype), None, None
@@ -344,12 +362,15 @@ def linear_geglu(
     approximate: str = "none",
     recompute: bool = False,
     allow_tf32: bool = False,
+    contract: Contract = "once",
 ) -> Tensor:
     """Returns p1 * gelu(p2), rounded once, with p = x @ weight.T + bias and its halves p1, p2.
 
     x: [..., K] and weight: [2d, K] may have any strides. The result is [..., d]. If a gradient is needed, p is stored,
-    rounded to x's dtype. recompute=True stores nothing and computes p again.
+    rounded to x's dtype. recompute=True stores nothing and computes p again. contract="model" rounds p and gelu(p2)
+    too, as p1 * torch.nn.functional.gelu(p2) does.
     """
+    how = under(contract, "linear_geglu", approximate)
     x, weight, bias = autocast(x, weight, bias)
     save = not recompute and wants_gradient(x, weight, bias)
-    return _linear_geglu.checked(_check, x, weight, bias, approximate, save, allow_tf32)[0]
+    return _linear_geglu.checked(_check, x, weight, bias, how, save, allow_tf32)[0]

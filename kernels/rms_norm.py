@@ -35,8 +35,11 @@ Layouts: results have the bits that contiguous operands give (layer_norm/launch.
 
 from __future__ import annotations
 
+from typing import Literal
+
 from torch import Tensor
 
+from kernels.checks import Contract, check_contract
 from kernels.layer_norm import check_rows, checks
 from kernels.layer_norm.launch import launch_forward, new_fp8
 from kernels.layer_norm.operators import Maybe, forward_op
@@ -45,43 +48,84 @@ from kernels.operators import operator
 __all__ = ["rms_norm", "rms_norm_fp8", "rms_norm_gated", "rms_norm_residual"]
 
 GROUPS = (16, 32, 64, 128, 256)  # columns that may share a scale
+Convention = Literal["llama", "gemma", "olmo"]
+_FORMS = {
+    ("once", "llama"): "once", ("once", "olmo"): "once", ("once", "gemma"): "once gemma",
+    ("model", "llama"): "model llama", ("model", "olmo"): "model", ("model", "gemma"): "model gemma",
+}  # fmt: skip
 _CHECK = {name: checks(name) for name in __all__}
 
 
-def rms_norm(x: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
-    """Returns the RMS norm of x over its last dimension, in x's dtype; weight has any dtype."""
-    return forward_op.checked(_CHECK["rms_norm"], x, None, None, weight, None, eps, False, None)[0]
+def _form(name: str, contract: str, convention: str) -> str:
+    """Returns the form of layer_norm.launch._roundings. Raises ValueError for an unknown contract or convention."""
+    form = _FORMS.get((contract, convention))
+    if form is None:
+        check_contract(name, contract)
+        raise ValueError(
+            f'{name}: convention must be "llama", "gemma" (xhat (1 + weight)) or "olmo" (as torch.nn.RMSNorm); '
+            f"got {convention!r}"
+        )
+    return form
 
 
-def rms_norm_residual(x: Tensor, residual: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> tuple[Tensor, Tensor]:
-    """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum."""
-    return forward_op.checked(_CHECK["rms_norm_residual"], x, residual, None, weight, None, eps, False, None)[:2]
+def rms_norm(
+    x: Tensor, weight: Maybe = None, *, eps: float = 1e-6, contract: Contract = "once",
+    convention: Convention = "llama",
+) -> Tensor:  # fmt: skip
+    """Returns the RMS norm of x over its last dimension, in x's dtype; weight has any dtype.
+
+    Args:
+        contract: "model": the bits of the eager layer in 16 bits, which the convention names
+        convention: y is R(R(xhat) weight) ("llama"), R(xhat (1 + weight)) ("gemma") or R(xhat weight) ("olmo", and
+            torch.nn.RMSNorm); "once" leaves out the inner R
+    """
+    form = _form("rms_norm", contract, convention)
+    return forward_op.checked(_CHECK["rms_norm"], x, None, None, weight, None, eps, False, None, form)[0]
 
 
-def rms_norm_gated(x: Tensor, gate: Tensor, weight: Maybe = None, *, eps: float = 1e-6) -> Tensor:
+def rms_norm_residual(
+    x: Tensor, residual: Tensor, weight: Maybe = None, *, eps: float = 1e-6, contract: Contract = "once",
+    convention: Convention = "llama",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns y and s: s = x + residual in the residual's dtype, y the RMS norm of the unrounded sum.
+
+    contract="model": the norm of s, the rounded sum.
+    """
+    check, form = _CHECK["rms_norm_residual"], _form("rms_norm_residual", contract, convention)
+    return forward_op.checked(check, x, residual, None, weight, None, eps, False, None, form)[:2]
+
+
+def rms_norm_gated(
+    x: Tensor, gate: Tensor, weight: Maybe = None, *, eps: float = 1e-6, contract: Contract = "once",
+    convention: Convention = "llama",
+) -> Tensor:  # fmt: skip
     """Returns the RMS norm of x times silu(gate) with one rounding, in the dtype of x and gate.
 
-    It takes 16 bits and float32, and rows of up to 16,384 columns.
+    It takes 16 bits and float32, and rows of up to 16,384 columns. contract="model" rounds the norm, then its product
+    with silu(gate), which stays float32, as Qwen3-Next does.
     """
-    return forward_op.checked(_CHECK["rms_norm_gated"], x, None, None, weight, None, eps, False, gate)[0]
+    check, form = _CHECK["rms_norm_gated"], _form("rms_norm_gated", contract, convention)
+    return forward_op.checked(check, x, None, None, weight, None, eps, False, gate, form)[0]
 
 
 # --- FP8: rows.py, forward only ---
 
 
 @operator("verify_kernels::rms_norm_fp8")
-def fp8_op(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int) -> tuple[Tensor, Tensor, Tensor]:
+def fp8_op(
+    x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int, form: str = "once"
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns codes, s and scales; s is None without a residual."""
     if x.numel() == 0:
         return new_fp8(x, residual, group)
-    return launch_forward(x, residual, None, weight, None, eps, False, None, group)
+    return launch_forward(x, residual, None, weight, None, eps, False, None, group, form)
 
 
-fp8_op.register_fake(lambda x, residual, weight, eps, group: new_fp8(x, residual, group))
+fp8_op.register_fake(lambda x, residual, weight, eps, group, form="once": new_fp8(x, residual, group))
 
 
-def _check_fp8(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int) -> None:
-    _CHECK["rms_norm_fp8"](x, residual, None, weight, None, eps, False)
+def _check_fp8(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int, form: str) -> None:
+    _CHECK["rms_norm_fp8"](x, residual, None, weight, None, eps, False, None, form)
     check_rows("rms_norm_fp8", x, residual, weight)
     if group and (group not in GROUPS or x.shape[-1] % group):
         raise ValueError(
@@ -91,14 +135,17 @@ def _check_fp8(x: Tensor, residual: Maybe, weight: Maybe, eps: float, group: int
 
 
 def rms_norm_fp8(
-    x: Tensor, weight: Maybe = None, residual: Maybe = None, *, group: int | None = None, eps: float = 1e-6
-) -> tuple[Tensor, ...]:
+    x: Tensor, weight: Maybe = None, residual: Maybe = None, *, group: int | None = None, eps: float = 1e-6,
+    contract: Contract = "once", convention: Convention = "llama",
+) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the RMS norm of x, or of x + residual, as codes of e4m3 and float32 scales, and s if there is a residual.
 
-    A number is code * scale. Nothing is rounded to 16 bits before it is quantised. There are no gradients.
+    A number is code * scale. Nothing is rounded to 16 bits before it is quantised, unless contract="model" says so.
+    There are no gradients.
 
     Args:
         group: columns that share a scale; None: the whole row
     """
-    codes, s, scales = fp8_op.checked(_check_fp8, x, residual, weight, eps, group or 0)
+    form = _form("rms_norm_fp8", contract, convention)
+    codes, s, scales = fp8_op.checked(_check_fp8, x, residual, weight, eps, group or 0, form)
     return (codes, scales) if residual is None else (codes, scales, s)

@@ -17,23 +17,31 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.geglu import checks, packed, split
+from kernels.checks import Contract, under
+from kernels.geglu import checks, overwriting, packed, split
 
 __all__ = ["swiglu", "swiglu_split"]
 
 _check_packed, _check_split = checks("swiglu")
 
 
-def swiglu(x: Tensor, *, gate_last: bool = True) -> Tensor:
+def swiglu(x: Tensor, *, gate_last: bool = True, contract: Contract = "once", inplace: bool = False) -> Tensor:
     """Returns x1 silu(x2) for x1, x2 = x.chunk(2, -1).
 
     gate_last=False returns silu(x1) x2, for models that store the gate first, such as Llama.
 
-    x may have any strides between rows. A last dimension that is not consecutive is copied first.
+    x may have any strides between rows. A last dimension that is not consecutive is copied first. contract="model"
+    rounds silu(x2) to 16 bits too, as a model of two operators does. inplace=True writes the gradient over x.
     """
-    return packed.checked(_check_packed, x, "silu", gate_last)
+    form = under(contract, "swiglu", "silu")
+    if inplace:
+        return overwriting("swiglu", _check_packed, form, gate_last, x)
+    return packed.checked(_check_packed, x, form, gate_last)
 
 
-def swiglu_split(x1: Tensor, x2: Tensor) -> Tensor:
-    """Returns x1 silu(x2) for two tensors of one shape, dtype and device."""
-    return split.checked(_check_split, x1, x2, "silu")
+def swiglu_split(x1: Tensor, x2: Tensor, *, contract: Contract = "once", inplace: bool = False) -> Tensor:
+    """Returns x1 silu(x2) for two tensors of one shape, dtype and device. inplace=True overwrites both by gradients."""
+    form = under(contract, "swiglu_split", "silu")
+    if inplace:
+        return overwriting("swiglu_split", _check_split, form, None, x1, x2)
+    return split.checked(_check_split, x1, x2, form)

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import DTYPES
+from kernels.checks import DTYPES, Contract, check_contract
 from kernels.launch import autocasts
 from kernels.layer_norm.operators import Maybe, forward_op
 from kernels.layer_norm.plan import LONGEST
@@ -57,7 +57,7 @@ def checks(name: str) -> Callable[..., None]:
 
     def check(
         x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool,
-        gate: Maybe = None,
+        gate: Maybe = None, form: str = "once",
     ) -> None:  # fmt: skip
         if x.dim() == 0:
             raise ValueError(f"{name}: x needs a last dimension to normalise; x has 0 dimensions")
@@ -72,6 +72,10 @@ def checks(name: str) -> Callable[..., None]:
             if t.dtype not in DTYPES:
                 names = ", ".join(str(d).removeprefix("torch.") for d in DTYPES)
                 raise TypeError(f"{name}: {label} is one of {names}; it is {str(t.dtype).removeprefix('torch.')}")
+            if form.startswith("model") and x.dtype.itemsize == 2 and t.dtype != x.dtype:
+                raise TypeError(
+                    f'{name}: contract="model" takes 16-bit operands of one dtype; {label} is {t.dtype}, x is {x.dtype}'
+                )
             if t.device != x.device:
                 raise ValueError(f"{name}: {label} is on {t.device}, x is on {x.device}")
         if gate is not None:
@@ -90,33 +94,46 @@ def checks(name: str) -> Callable[..., None]:
     return check
 
 
+def _form(name: str, contract: str) -> str:
+    check_contract(name, contract)
+    return contract
+
+
 _CHECK = {name: checks(name) for name in __all__}
 
 
-def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, *, eps: float = 1e-5) -> Tensor:
+def layer_norm(
+    x: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5, contract: Contract = "once"
+) -> Tensor:
     """Returns the layer norm of x over its last dimension, in x's dtype; weight and bias have any dtype.
+
+    torch.nn.functional.layer_norm rounds once too, so both contracts give the same bits.
 
     Under torch.autocast 16-bit operands are cast to float32, as PyTorch does.
     """
     if autocasts(x):
         wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
         x, weight, bias = wide
-    return forward_op.checked(_CHECK["layer_norm"], x, None, None, weight, bias, eps, True, None)[0]
+    form = _form("layer_norm", contract)
+    return forward_op.checked(_CHECK["layer_norm"], x, None, None, weight, bias, eps, True, None, form)[0]
 
 
 def layer_norm_residual(
-    x: Tensor, residual: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, residual: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5,
+    contract: Contract = "once",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns y and s: s = x + residual in the residual's dtype, y the layer norm of the unrounded sum.
 
-    torch.autocast does not change dtypes here.
+    contract="model": the norm of s, the rounded sum. torch.autocast does not change dtypes here.
     """
-    return forward_op.checked(_CHECK["layer_norm_residual"], x, residual, None, weight, bias, eps, True, None)[:2]
+    check, form = _CHECK["layer_norm_residual"], _form("layer_norm_residual", contract)
+    return forward_op.checked(check, x, residual, None, weight, bias, eps, True, None, form)[:2]
 
 
 def layer_norm_residual_bias(
-    x: Tensor, residual: Tensor, input_bias: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5
-) -> tuple[Tensor, Tensor]:
+    x: Tensor, residual: Tensor, input_bias: Tensor, weight: Maybe = None, bias: Maybe = None, *, eps: float = 1e-5,
+    contract: Contract = "once",
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns y and s: s = x + input_bias + residual; everything else as in layer_norm_residual."""
-    check = _CHECK["layer_norm_residual_bias"]
-    return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, True, None)[:2]
+    check, form = _CHECK["layer_norm_residual_bias"], _form("layer_norm_residual_bias", contract)
+    return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, True, None, form)[:2]

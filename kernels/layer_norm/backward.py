@@ -37,7 +37,17 @@ import triton.language as tl
 from kernels.arithmetic import exponent, power_of_two, power_of_two_32
 from kernels.layer_norm.hard_rows import redo_rows
 from kernels.layer_norm.moments import FAR, lifted_xhat, load_stats, one_column, sums, xhat_of
-from kernels.layer_norm.operands import half_pair, pair_from_first, rounded, summed, value_pair
+from kernels.layer_norm.operands import (
+    factor,
+    half_pair,
+    of_sum,
+    pair_from_first,
+    rounded,
+    summed,
+    value_pair,
+    weighted,
+    with_weight_term,
+)
 
 
 @triton.jit
@@ -78,8 +88,8 @@ def row_sums_kernel(
         dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0).to(tl.float64)
         g = dy
         if HAS_W:
-            w = tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
-            g *= w
+            w = tl.load(w_ptr + cols, mask=mask, other=0.0)
+            g = weighted(dy, w, dy_ptr, HAS_W)
         if WIDE and not CENTRE:
             lifted_x = tl.where(mask, lifted_xhat(v, up, rstd), 0.0)
             xhat = lifted_x * 2.0**-200
@@ -89,9 +99,9 @@ def row_sums_kernel(
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
         if WIDE:
-            lifted = dy * 2.0**512
-            if HAS_W:
-                lifted *= w
+            lifted = (g if HAS_W == 2 else dy) * 2.0**512
+            if HAS_W == 1 or HAS_W == 3:
+                lifted *= factor(w, lifted, HAS_W)
             top = tl.maximum(top, tl.abs(lifted))
             lifted1 += lifted
             lifted2 = tl.fma(lifted, lifted_x, lifted2)
@@ -237,16 +247,16 @@ def backward_kernel(
             xhat = tl.where(mask, xhat, 0.0)
         dy = dy_raw.to(T)
         if NEED_W:
-            acc_w = tl.fma(dy, xhat, acc_w)
+            acc_w = with_weight_term(acc_w, dy, xhat, dy_ptr, HAS_W, 200 if WIDE and not CENTRE else LIFT)
         if NEED_B:
             acc_b += dy
-        g = dy * w_raw.to(T) if HAS_W else dy
+        g = weighted(dy, w_raw, dy_ptr, HAS_W) if HAS_W else dy
         if FAST:
             # 2^lift makes float32 overflow if |dy| or |g| reaches 2^TOP / rstd or 2^40; the sum is then inf or NaN.
             lift = tl.minimum(tl.maximum(128 - TOP + e + 1, 88), 126)
             lifted = dy * power_of_two_32(lift)
             if HAS_W:
-                lifted *= w_raw.to(T)
+                lifted *= factor(w_raw, lifted, HAS_W)
             c1, c2 = sums(lifted, g * xhat if CENTRE else g * v)
             c1 *= power_of_two_32(-lift)
             if CENTRE:
@@ -265,9 +275,9 @@ def backward_kernel(
             c2 = tl.load(sums_ptr + row * 2 + 1)
             if WIDE:
                 lift = tl.load(sums_ptr + (row * 0 + n_rows) * 2 + row)
-                g = dy * lift
-                if HAS_W:
-                    g *= w_raw.to(T)
+                g = (g if HAS_W == 2 else dy) * lift
+                if HAS_W == 1 or HAS_W == 3:
+                    g *= factor(w_raw, g, HAS_W)
                 if CENTRE:
                     up *= 1.0 / lift
         if REDO and not FAST:
@@ -285,12 +295,13 @@ def backward_kernel(
         else:
             dx = tl.fma(xhat, c2 * -(2.0**-LIFT), g)
             dx = (dx * rstd) * up if WIDE else dx * (rstd * up)
+        dx = of_sum(dx, dx_ptr, HAS_R)
         if HAS_DS:
             if AHEAD == 1 and not FAST:
                 ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
             dx += ds_raw.to(T)
         if NEED_I:
-            acc_i += dx
+            acc_i += of_sum(dx, dx_ptr, HAS_R)
             if WHOLE and not WIDE:
                 tl.store(sums_ptr + row * 2, c1.to(tl.float64))
                 tl.store(sums_ptr + row * 2 + 1, c2.to(tl.float64))
@@ -350,13 +361,14 @@ def _hard_columns(
                 xhat *= several  # as in one_column; NaN stays
             g = term
             if HAS_W:
-                g *= tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0).to(tl.float64)
+                g = weighted(g, tl.load(w_ptr + cols, mask=cols < n_cols, other=0.0), dy_ptr, HAS_W)
             c1 = tl.load(sums_ptr + r * 2, mask=here, other=0.0)
             c2 = tl.load(sums_ptr + r * 2 + 1, mask=here, other=0.0)
-            dx = (tl.fma(-xhat, c2, (g - c1) * several) * rstd) * up
+            dx = of_sum((tl.fma(-xhat, c2, (g - c1) * several) * rstd) * up, x_ptr, HAS_R)
             if HAS_DS:
                 dx += tl.load(ds_ptr + r * ds_stride + cols, mask=mask, other=0.0).to(tl.float64)
-            first = term * xhat
+            dx = of_sum(dx, x_ptr, HAS_R)
+            first = with_weight_term(tl.zeros_like(term), term, xhat, dy_ptr, HAS_W)
             term = tl.where(which < NEED_W, first, tl.where(which < NEED_W + NEED_B, term, dx))
             acc += tl.where(mask, term, 0.0)
     return tl.sum(acc, 0)

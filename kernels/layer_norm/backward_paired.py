@@ -1,4 +1,4 @@
-"""The backward kernel for many float32 rows of 4,097 to 8,192 columns: PAIRED.
+"""The backward kernel for float32 rows of 4,097 to 8,192 columns: PAIRED.
 
 The float64 intermediates of such rows do not fit into the registers of a multiprocessor. c1 and c2 come from float64
 sums. With d = v - mean_high, g + g_low = dy weight exactly and, as float32 pairs, r = rstd, B = rstd^2 c2 and
@@ -9,7 +9,8 @@ C = B mean_low - rstd c1,
 Rounding points, in the units of backward.py: d (1 ULP of the xhat term), C + low, the inner and the outer FMA (1/2
 each, not all at once): below 2, 0.53 measured on random data. dbias is summed in float64. dweight is summed in float32
 over at most 64 rows, then in float64: 0.1 on random data, at worst 16, if all 64 rows are the same. dweight uses
-2^64 xhat, which is not subnormal if a large dy brings it back into range.
+2^64 xhat, which is not subnormal if a large dy brings it back into range. Of FEW rows the rounding of xhat would show
+in dweight (2 ULP): their xhat and sums are float64. dx is the same, so a row's dx depends on no number of rows.
 
 Rows that float32 may not hold are computed again (hard_rows.py): |dy| or |g| >= 2^40, rstd >= 2^24, c1 and c2 both
 below 2^-60, (|c1| + |c2|) min(1, rstd^2) below 2^-100, or rstd^2 (|c1| + |c2|) beyond 2^120. In RMS norm, also rows
@@ -41,6 +42,7 @@ def backward_paired_kernel(
     PARTS: tl.constexpr,
     FULL: tl.constexpr,  # n_cols == BLOCK * PARTS
     HAS_W: tl.constexpr, NEED_W: tl.constexpr, NEED_B: tl.constexpr,
+    FEW: tl.constexpr,  # dweight is computed in float64
     AHEAD: tl.constexpr,  # AHEAD - 1 next rows are in shared memory
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
 ):  # fmt: skip
@@ -61,7 +63,7 @@ def backward_paired_kernel(
     acc_b = ()
     w_row = ()
     for k in tl.static_range(PARTS):
-        acc_w = acc_w + (tl.zeros((BLOCK,), F),)
+        acc_w = acc_w + (tl.zeros((BLOCK,), D if FEW else F),)
         acc_b = acc_b + (tl.zeros((BLOCK,), D),)
         if HAS_W:
             mask = every if FULL else cols + k * BLOCK < n_cols
@@ -95,8 +97,11 @@ def backward_paired_kernel(
             if not FULL:
                 d = tl.where(mask, d, 0.0)
             g = dy_raw[k]
-            xhat = tl.fma(d, r * 2.0**LIFT, tl.fma(d, r_low * 2.0**LIFT, shift * 2.0**LIFT))
-            new_w = new_w + (tl.fma(g, xhat, acc_w[k]),)
+            if FEW:
+                xhat = ((x_raw[k].to(D) * up64 - mean64) - low64) * (rstd * 2.0**LIFT)
+            else:
+                xhat = tl.fma(d, r * 2.0**LIFT, tl.fma(d, r_low * 2.0**LIFT, shift * 2.0**LIFT))
+            new_w = new_w + (tl.fma(g.to(xhat.dtype), xhat, acc_w[k]),)
             new_b = new_b + (acc_b[k] + g.to(D),)
             g *= 2.0**88  # overflows where |dy| or |g| reaches 2^40: s1 is inf or NaN
             if HAS_W:

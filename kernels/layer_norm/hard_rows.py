@@ -16,7 +16,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of
+from kernels.arithmetic import float64_of, narrowed
+from kernels.eager_math import eager_value
 from kernels.layer_norm.moments import (
     is_outlier,
     load_stats,
@@ -27,7 +28,7 @@ from kernels.layer_norm.moments import (
     sums,
     xhat_of,
 )
-from kernels.layer_norm.operands import affine, rounded, value_pair
+from kernels.layer_norm.operands import affine, of_sum, rounded, value_pair, weighted
 from kernels.silu_math import silu_times
 
 
@@ -56,7 +57,7 @@ def forward_hard_row(
     CENTRE: tl.constexpr = 1, GATED: tl.constexpr = 0,
 ):  # fmt: skip
     """Computes one row in float64 pairs, block by block. All pointers but stats_ptr point to the row; r_ptr to the gate
-    if GATED.
+    if GATED, which is 2 if y and silu are rounded as in the eager layer.
     """
     n = inv * 0.0 + n_cols
     acc1 = tl.zeros((BLOCK,), tl.float64)
@@ -86,7 +87,10 @@ def forward_hard_row(
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         y = ((v - mean) + (low - mean_low)) * rstd if CENTRE else v * rstd
         y = affine(y, w_ptr, b_ptr, cols, mask, HAS_W, HAS_B)
-        if GATED:
+        if GATED == 2:
+            gate = tl.load(r_ptr + cols, mask=mask, other=0.0)
+            y = narrowed(y.to(tl.float32), gate.dtype) * eager_value(gate.to(tl.float32), 4)
+        elif GATED:
             y = silu_times(y.to(tl.float32), tl.load(r_ptr + cols, mask=mask, other=0.0))
         tl.store(y_ptr + cols, rounded(y, y_ptr), mask=mask)
         if HAS_R:
@@ -124,7 +128,7 @@ def _backward_hard_row(
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         if HAS_W:
-            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            g = weighted(g, tl.load(w_ptr + cols, mask=mask, other=0.0), dy_ptr, HAS_W)
         xhat = tl.where(mask, xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE), 0.0)
         acc1 += g
         acc2 = tl.fma(g, xhat, acc2)
@@ -140,10 +144,10 @@ def _backward_hard_row(
         v, low = value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
         g = tl.load(dy_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         if HAS_W:
-            g *= tl.load(w_ptr + cols, mask=mask, other=0.0).to(tl.float64)
+            g = weighted(g, tl.load(w_ptr + cols, mask=mask, other=0.0), dy_ptr, HAS_W)
         xhat = xhat_of(v, low, up, mean, mean_low, rstd, 1, CENTRE)
         xhat, g = one_column(xhat, g, c1, BLOCK == 1, CENTRE)
-        dx = (tl.fma(-xhat, c2, g) * rstd) * up
+        dx = of_sum((tl.fma(-xhat, c2, g) * rstd) * up, dx_ptr, HAS_R)
         if HAS_DS:
             dx += tl.load(ds_ptr + cols, mask=mask, other=0.0).to(tl.float64)
         tl.store(dx_ptr + cols, rounded(dx, dx_ptr), mask=mask)

@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch import INTERPRETED
+from kernels.launch import INTERPRETED, traced
 from kernels.layer_norm.backward import backward_kernel, columns_kernel, row_sums_kernel
 from kernels.layer_norm.backward_paired import backward_paired_kernel
 from kernels.layer_norm.forward import forward_kernel
@@ -62,7 +62,7 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 def _on_device_of(tensor: Tensor) -> contextlib.AbstractContextManager[Any]:
     """Returns a context whose launches go to the tensor's device. Raises RuntimeError if no kernel runs there."""
-    if not (tensor.is_cuda or INTERPRETED):
+    if not (tensor.is_cuda or INTERPRETED or traced()):
         raise RuntimeError(
             "layer_norm: it runs on CUDA tensors, or under Triton's interpreter; "
             f"x is on {tensor.device}: set TRITON_INTERPRET=1 before Triton is imported"
@@ -85,6 +85,12 @@ def _dtype(tensor: Maybe) -> torch.dtype | None:
     return None if tensor is None else tensor.dtype
 
 
+def _roundings(form: str, dtype: torch.dtype) -> tuple[int, int]:
+    """Returns HAS_R and HAS_W of operands.py for a form: "once" or "model", for RMS norm also " llama" or " gemma"."""
+    model = form.startswith("model") and dtype.itemsize == 2
+    return 1 + model, 3 if form.endswith("gemma") else 2 if model and form.endswith("llama") else 1
+
+
 def _flags(**operands: Maybe) -> dict[str, int]:
     """Returns HAS_W=1 for `W=weight`, HAS_W=0 if weight is None."""
     return {f"HAS_{name}": int(t is not None) for name, t in operands.items()}
@@ -100,7 +106,7 @@ def _new(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 def new_forward(
     x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool,
-    gate: Maybe = None,
+    gate: Maybe = None, form: str = "once",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns y, s and stats without their values; s is None without a residual."""
     of = _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias)
@@ -133,7 +139,7 @@ def new_backward(x: Tensor, residual: Maybe, gate: Maybe, vectors: Any, need: An
 
 def launch_forward(
     x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, eps: float, centre: bool = True,
-    gate: Maybe = None, group: int | None = None,
+    gate: Maybe = None, group: int | None = None, form: str = "once",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns y, s and stats; codes, s and scales with `group`.
 
@@ -141,9 +147,10 @@ def launch_forward(
         centre: False: RMS norm, whose rows have no mean
         gate: y is multiplied by silu(gate)
         group: columns that share a scale, a power of two that divides the columns; 0: all
+        form: where values are rounded, and the weight's factor: see _roundings
     """
     x2 = as_rows(x)
-    m, n = x2.shape
+    m, n = map(int, x2.shape)  # of a compiler too, which makes a program for each number of rows
     beside = gate if residual is None else residual
     r2 = x2 if beside is None else as_rows(beside)
     plain = x, residual, input_bias, weight, bias, eps, centre
@@ -152,7 +159,9 @@ def launch_forward(
     weight_, bias_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, bias, input_bias))
     common = (x2, r2, input_bias_, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), n)
     scalars = (_bits(float(eps)), _bits(1.0 / n))
+    of_sum, of_weight = _roundings(form, x.dtype)
     has = _flags(R=residual, I=input_bias, W=weight, B=bias)
+    has |= {"HAS_R": of_sum * has["HAS_R"], "HAS_W": of_weight * has["HAS_W"]}
     call = Call(
         m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), centre=centre,
         gated=gate is not None, quantised=group is not None,
@@ -165,7 +174,8 @@ def launch_forward(
                 x2, r2, weight_, bias_, y, y if s is None else s, stats, x2.stride(0), r2.stride(0), m, n, *scalars,
                 ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast), HAS_R=has["HAS_R"],
                 GATED=int(gate is not None), GROUP=0 if group is None else group or plan.block, HAS_W=has["HAS_W"],
-                HAS_B=has["HAS_B"], CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                HAS_B=has["HAS_B"], CENTRE=int(centre), MODEL=of_sum - 1, num_warps=plan.warps,
+                **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path == "wide":
             run(
@@ -185,7 +195,7 @@ def launch_forward(
 
 def launch_backward(
     dy: Tensor, ds: Maybe, x: Tensor, residual: Maybe, input_bias: Maybe, weight: Maybe, bias: Maybe, stats: Tensor,
-    eps: float, need: tuple[bool, bool, bool], centre: bool = True, gate: Maybe = None,
+    eps: float, need: tuple[bool, bool, bool], centre: bool = True, gate: Maybe = None, form: str = "once",
 ) -> tuple[Any, ...]:  # fmt: skip
     """Returns dx, dresidual, dinput_bias, dweight and dbias, None for each that is not needed.
 
@@ -195,14 +205,15 @@ def launch_backward(
         gate: y was multiplied by silu(gate); its gradient takes the place of dresidual
     """
     x2, dy2 = as_rows(x), as_rows(dy)
-    m, n = x2.shape
+    m, n = map(int, x2.shape)
     r2 = x2 if residual is None else as_rows(residual)
     ds2 = dy2 if ds is None else as_rows(ds)
     dx, dr, di, dw, db = new_backward(x, residual, gate, (input_bias, weight, bias), (need[2], *need[:2]))
+    of_sum, of_weight = _roundings(form, x.dtype)
     dr_, dw_, db_, di_ = (dx if t is None else t for t in (dr, dw, db, di))
     call = Call(
         m, n, x.dtype, _dtype(residual), _dtype(input_bias), _dtype(weight), _dtype(bias), dy.dtype, _dtype(ds), *need,
-        centre=centre, gated=gate is not None,
+        centre=centre, gated=gate is not None, offset=of_weight == 3,
     )  # fmt: skip
     kinds = sum(need)
     eps_bits = _bits(float(eps))
@@ -216,6 +227,7 @@ def launch_backward(
     weight_, input_bias_ = (x2 if t is None else dense(t) for t in (weight, input_bias))
     needs = {"NEED_W": int(need[0]), "NEED_B": int(need[1])}
     has = _flags(R=residual, I=input_bias, W=weight)
+    has |= {"HAS_R": of_sum * has["HAS_R"], "HAS_W": of_weight * has["HAS_W"]}
     of_sums = {**has, "HAS_DS": int(ds is not None)}
     operands = dy2, ds2, x2, r2, input_bias_, weight_, stats, sums, hard
     strides = (dy2.stride(0), ds2.stride(0), x2.stride(0), r2.stride(0), m)
@@ -228,14 +240,15 @@ def launch_backward(
                 dy2.stride(0), x2.stride(0), gate_.stride(0), m, n, eps_bits,
                 ROWS=plan.rows, BLOCK=plan.block, FULL=int(plan.block == n), FAST=int(plan.fast),
                 GATED=int(gate is not None), HAS_W=has["HAS_W"], **needs, AHEAD=max(plan.ahead, 1), TOP=plan.top,
-                LIFT=plan.lift, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                LIFT=plan.lift, CENTRE=int(centre), MODEL=of_sum - 1, num_warps=plan.warps, **_limited(plan.maxnreg),
             )  # fmt: skip
         elif plan.path == "paired":
             run(
                 backward_paired_kernel, (plan.programs,),
                 dy2, x2, weight_, stats, dx, part, sums, hard, suspect, dy2.stride(0), x2.stride(0), m, n,
                 eps_bits, BLOCK=plan.block, PARTS=8, FULL=int(8 * plan.block == n), HAS_W=has["HAS_W"], **needs,
-                AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps, **_limited(plan.maxnreg),
+                FEW=int(plan.few), AHEAD=plan.ahead, CENTRE=int(centre), num_warps=plan.warps,
+                **_limited(plan.maxnreg),
             )  # fmt: skip
         else:
             if not plan.whole:

@@ -32,8 +32,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import const, exponent, power_of_two, power_of_two_32
+from kernels.arithmetic import const, exponent, narrowed, power_of_two, power_of_two_32
 from kernels.float_pairs import two_sum
+from kernels.layer_norm.operands import factor
 
 # 16-bit sums with |mean| rstd above this are computed in float64
 FAR = tl.constexpr(2.0**14)
@@ -194,8 +195,10 @@ def weighted_xhat(x, up, rstd, w, y_ptr, HAS_W: tl.constexpr):
     """
     if not HAS_W:
         return (x * up) * rstd
-    w = w.to(tl.float32)
-    if y_ptr.dtype.element_ty == tl.bfloat16:
+    w = factor(w, x, HAS_W)
+    if HAS_W == 2:
+        return narrowed((x * up) * rstd, y_ptr.dtype.element_ty) * w
+    elif y_ptr.dtype.element_ty == tl.bfloat16:
         lift = tl.where(up > 1, 0, 64)
         large = tl.abs(w) >= 512
         x = x * tl.where(large, up * power_of_two_32(lift), up)

@@ -8,6 +8,12 @@ v is x, or the exact sum s of x, input_bias and residual *before* it is rounded 
 - float64 pairs (value_pair): for float64 operands and for rows that are computed again. Three operands that need more
   than 106 bits are not exact.
 - float32 pairs (half_pair) of 16-bit operands: error-free sums; with three operands off by 2^-48 of the largest.
+
+contract="model" rounds to the dtype T of all operands, where the eager layer does. The constants of the kernels say so:
+
+    HAS_R   1: v is the exact sum    2: v is the sum of T, rounded after each addition; dx is rounded before ds is added
+    HAS_W   1: xhat weight    2: R(xhat) weight, as in Llama; also R(dy weight) and R(dy R(xhat))
+            3: xhat (1 + weight), as in Gemma
 """
 
 from __future__ import annotations
@@ -15,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from kernels.arithmetic import narrowed
 from kernels.float_pairs import two_sum
 
 
@@ -41,6 +48,16 @@ def _sum_of_three(x, i, r):
 
 
 @triton.jit
+def _rounded_sum(x, i, r, HAS_I: tl.constexpr):
+    """Returns x [+ input_bias] + residual in float32, rounded after each addition."""
+    T: tl.constexpr = tl.bfloat16 if r.dtype == tl.float32 else r.dtype  # float32: a row that forward.py unpacked
+    v = x.to(tl.float32)
+    if HAS_I:
+        v = narrowed(v + i.to(tl.float32), T)
+    return narrowed(v + r.to(tl.float32), T)
+
+
+@triton.jit
 def operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
     """Returns x, residual and input_bias, with x for each that is absent."""
     x = tl.load(x_ptr + cols, mask=mask, other=0.0)
@@ -53,7 +70,9 @@ def operands(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.con
 def summed(x, r, i, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
     """Returns x [+ input_bias] [+ residual] in float64: exact unless exponents are 29 binades apart."""
     v = x.to(tl.float64)
-    if HAS_I:
+    if HAS_R == 2:
+        v = _rounded_sum(x, i, r, HAS_I).to(tl.float64)
+    elif HAS_I:
         v = _sum_of_three(v, i.to(tl.float64), r.to(tl.float64)) if HAS_R else v + i.to(tl.float64)
     elif HAS_R:
         v += r.to(tl.float64)
@@ -70,6 +89,9 @@ def value_of(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.con
 @triton.jit
 def value_pair(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R: tl.constexpr, HAS_I: tl.constexpr):
     """Returns x [+ input_bias] [+ residual] as a float64 pair, for float64 operands and rows computed again."""
+    if HAS_R == 2:
+        v = value_of(x_ptr, r_ptr, i_ptr, cols, mask, HAS_R, HAS_I)
+        return v, tl.zeros_like(v)
     v = tl.load(x_ptr + cols, mask=mask, other=0.0).to(tl.float64)
     low = v * 0.0
     plain = v
@@ -119,6 +141,9 @@ def half_pair(x, i, r, HAS_I: tl.constexpr, HAS_R: tl.constexpr):
     """
     v = x.to(tl.float32)
     low = v * 0.0
+    if HAS_R == 2:
+        v = _rounded_sum(x, i, r, HAS_I)
+        return v, tl.zeros_like(v)
     if HAS_I:
         v, low = two_sum(v, i.to(tl.float32))
     if HAS_R:
@@ -155,10 +180,42 @@ def row_vector(pointer, n_cols, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def factor(w, like, HAS_W: tl.constexpr):
+    """Returns the factor of a weight, w or 1 + w, in the precision of `like`."""
+    return w.to(like.dtype) + 1.0 if HAS_W == 3 else w.to(like.dtype)
+
+
+@triton.jit
+def weighted(dy, w, dy_ptr, HAS_W: tl.constexpr):
+    """Returns g, dy times the weight's factor."""
+    g = dy * factor(w, dy, HAS_W)
+    return narrowed(g, dy_ptr.dtype.scalar.element_ty) if HAS_W == 2 else g
+
+
+@triton.jit
+def with_weight_term(acc, dy, xhat, dy_ptr, HAS_W: tl.constexpr, LIFT: tl.constexpr = 0):
+    """Returns acc + dy xhat, a sum for dweight. xhat and the sum are multiplied by 2^LIFT."""
+    if HAS_W == 2:
+        T: tl.constexpr = dy_ptr.dtype.scalar.element_ty
+        return acc + narrowed(dy * narrowed(xhat * 2.0**-LIFT, T), T) * 2.0**LIFT
+    else:
+        return tl.fma(dy, xhat, acc)
+
+
+@triton.jit
+def of_sum(dx, pointer, HAS_R: tl.constexpr):
+    """Returns dx as the gradient of a sum: rounded if the sum is."""
+    return narrowed(dx, pointer.dtype.scalar.element_ty) if HAS_R == 2 else dx
+
+
+@triton.jit
 def scale_and_shift(y, w, b, HAS_W: tl.constexpr, HAS_B: tl.constexpr):
-    """Returns y weight + bias with one rounding in y's dtype."""
+    """Returns y weight + bias with one rounding in y's dtype. With HAS_W = 2, y is rounded to w's dtype first."""
+    if HAS_W == 2:
+        y = narrowed(y, w.dtype)
     if HAS_W:
-        y = tl.fma(y, w.to(y.dtype), b.to(y.dtype)) if HAS_B else y * w.to(y.dtype)
+        w = factor(w, y, HAS_W)
+        y = tl.fma(y, w, b.to(y.dtype)) if HAS_B else y * w
     elif HAS_B:
         y = y + b.to(y.dtype)
     return y

@@ -9,7 +9,7 @@ The paths, with the modules that explain their roundings:
     fast     16-bit rows of up to 8,192 columns (forward: 16,384), float32 arithmetic    forward.py, backward.py
     rows     several rows a program: short rows of x alone; gated and FP8 RMS norm         rows.py
     exact    other rows, up to 4,096 columns (forward: 16,384), float64 arithmetic        forward.py, backward.py
-    paired   many float32 rows of 4,097 to 8,192 columns, backward only                   backward_paired.py
+    paired   float32 rows of 4,097 to 8,192 columns, backward only                        backward_paired.py
     long     longer rows of up to 16,384 columns, backward only, float64 arithmetic       backward.py
     wide     float64 and longer rows, block by block, pairs of float64                    forward_blocks.py, backward.py
 
@@ -26,8 +26,8 @@ import triton
 # Number of programs that an H200 holds at once (rows of up to 1,024 columns in 16 bits). A constant, so results do not
 # depend on the device.
 PROGRAMS = 1056
-# Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows. With
-# few terms, the rounding of xhat would show in dweight (2 ULP).
+# Of the paired kernel: the same number; how many rows one program sums in float32; and the least number of rows that it
+# sums so. With few terms, the rounding of xhat would show in dweight (2 ULP).
 PAIRED_PROGRAMS, PAIRED_SUM, PAIRED_ROWS = 132, 64, 512
 LONGEST = 16_384  # columns of a row that a program has in registers
 
@@ -52,6 +52,7 @@ class Call:
     centre: bool = True  # layer norm; False: RMS norm, whose rows are never marked, because it subtracts no mean
     gated: bool = False  # RMS norm times silu(gate): rows.py
     quantised: bool = False  # RMS norm to FP8: rows.py
+    offset: bool = False  # the weight's factor is 1 + weight, which float32 does not hold
 
     @property
     def block(self) -> int:
@@ -166,6 +167,7 @@ class BackwardPlan:
     column_depth: int
     rows: int = 1  # rows of a program at once
     fast: bool = False  # float32 arithmetic and partial sums
+    few: bool = False  # paired: dweight in float64
 
     @property
     def whole(self) -> bool:
@@ -183,8 +185,8 @@ def _backward_path(call: Call) -> str:
         return "fast"
     if block <= 4096:
         return "exact"
-    float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias))
-    if call.plain and block <= 8192 and call.rows >= PAIRED_ROWS and call.ds is None and float32:
+    float32 = all(dtype in (None, torch.float32) for dtype in (call.x, call.weight, call.bias)) and not call.offset
+    if call.plain and block <= 8192 and call.ds is None and float32:
         return "paired"
     return "long"
 
@@ -296,4 +298,5 @@ def backward_plan(call: Call, shared_memory: int | None) -> BackwardPlan:
         column_depth=column_depth,
         rows=_tile(call)[0] if path == "rows" else 1,
         fast=path == "fast" or light,
+        few=path == "paired" and call.rows < PAIRED_ROWS,
     )

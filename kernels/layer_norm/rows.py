@@ -21,7 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of
+from kernels.arithmetic import float64_of, narrowed
+from kernels.eager_math import eager_times_slope, eager_value
 from kernels.layer_norm.hard_rows import forward_hard_row, redo_rows
 from kernels.layer_norm.moments import (
     half_square,
@@ -33,7 +34,7 @@ from kernels.layer_norm.moments import (
     weighted_xhat,
     xhat_of,
 )
-from kernels.layer_norm.operands import rounded, row_vector, scale_and_shift, value_of
+from kernels.layer_norm.operands import rounded, row_vector, scale_and_shift, value_of, weighted, with_weight_term
 from kernels.silu_math import silu_gradients, silu_times
 
 LEAST = tl.constexpr(1e-10)  # of amax: a row of zeros has a scale, and codes of 0
@@ -74,6 +75,7 @@ def forward_rows_kernel(
     GROUP: tl.constexpr,  # columns that share a scale; BLOCK: all; 0: y is not quantised
     HAS_W: tl.constexpr, HAS_B: tl.constexpr,
     CENTRE: tl.constexpr,  # 0: RMS norm, whose rows have no mean; 1 only with FAST
+    MODEL: tl.constexpr = 0,  # y is rounded before it is gated or quantised: eager_math.py
 ):  # fmt: skip
     # 64-bit arithmetic for the first row alone: for each row it would be a seventh of all instructions
     first = tl.program_id(0).to(tl.int64) * ROWS
@@ -120,7 +122,11 @@ def forward_rows_kernel(
         var = tl.sum(d * d, 1)[:, None] * inv
         rstd = tl.rsqrt(var + eps)
         y = scale_and_shift(d * rstd, w, b, HAS_W, HAS_B)
-    if GATED:
+    if MODEL and (GATED or GROUP > 0):
+        y = narrowed(y, x_ptr.dtype.element_ty)
+    if GATED and MODEL:
+        y *= eager_value(gate.to(tl.float32), 4)
+    elif GATED:
         y = silu_times(y, gate if FAST else gate.to(tl.float32))
     if GROUP > 0:
         _store_e4m3(y, y_ptr, stats_ptr + first * tl.cdiv(n_cols, GROUP), row, n_rows, n_cols, ROWS, BLOCK, GROUP)
@@ -136,7 +142,7 @@ def forward_rows_kernel(
                         forward_hard_row(
                             x_ptr + k * x_stride, r_ptr, r_ptr + k * r_stride, w_ptr, b_ptr, y_ptr + k * n_cols, s_ptr,
                             stats_ptr, first + k, n_cols, eps, inv, BLOCK=min(BLOCK, 512), HAS_R=0, HAS_I=0,
-                            HAS_W=HAS_W, HAS_B=0, CENTRE=0, GATED=GATED,
+                            HAS_W=HAS_W, HAS_B=0, CENTRE=0, GATED=GATED * (1 + MODEL),
                         )  # fmt: skip
 
 
@@ -162,6 +168,7 @@ def backward_rows_kernel(
     TOP: tl.constexpr,  # LIGHT: float32 is enough for rows with rstd |g| < 2^TOP
     LIFT: tl.constexpr,  # LIGHT: xhat and the partial sums of dweight are multiplied by 2^LIFT
     CENTRE: tl.constexpr = 1,  # 0: RMS norm
+    MODEL: tl.constexpr = 0,
 ):  # fmt: skip
     """Computes dx of tiles p, p + P, ... of ROWS rows, and their column sums. A gate makes dy silu(gate) of dy.
 
@@ -194,13 +201,13 @@ def backward_rows_kernel(
         up, mean, mean_low, rstd = up.to(T), mean.to(T), mean_low.to(T), rstd.to(T)
         at = first * n_cols + (row * n_cols + cols)
         if LIGHT:
-            g = dy * w if HAS_W else dy
+            g = weighted(dy, w, dy_ptr, HAS_W) if HAS_W else dy
             largest = tl.max(tl.maximum(tl.abs(dy), tl.abs(g)), 1)[:, None]
             c2 = tl.sum(g * x, 1)[:, None] * inv
             b = c2 * (rstd * rstd * rstd)
             tl.store(dx_ptr + at, tl.fma(x, b * -1.0, g * rstd), mask=there)
             if NEED_W:
-                acc_w = tl.fma(dy, x * (rstd * 2.0**LIFT), acc_w)
+                acc_w = with_weight_term(acc_w, dy, x * (rstd * 2.0**LIFT), dy_ptr, HAS_W, LIFT)
             # mean is `up` as it is stored: 1, 0 for a row of zeros, another number if rstd is outside 2^-35..2^20
             held = (tl.minimum(tl.abs(c2), tl.abs(b)) >= 2.0**-100) | (largest == 0)
             held = tl.where(mean == 1, held, mean == 0)  # elsewhere x rstd 2^LIFT may be infinite, also with dy = 0
@@ -213,14 +220,22 @@ def backward_rows_kernel(
                 xhat = tl.where(there, xhat, 0.0)
             if GATED:
                 gate = tl.load(gate_ptrs + first * gate_stride, mask=there, other=0.0)
-                gate = gate if FAST else gate.to(tl.float32)
-                dy, dgate = silu_gradients(dy, xhat * w if HAS_W else xhat, gate)
+                if MODEL:
+                    y = narrowed(xhat, gate.dtype)
+                    if HAS_W:
+                        y = narrowed(scale_and_shift(y, w, 0.0, HAS_W, 0), gate.dtype)
+                    gate32 = gate.to(tl.float32)
+                    dgate = eager_times_slope(dy * y, gate32, 4)
+                    dy = narrowed(dy * eager_value(gate32, 4), gate.dtype)
+                else:
+                    y = scale_and_shift(xhat, w, 0.0, HAS_W, 0) if HAS_W else xhat
+                    dy, dgate = silu_gradients(dy, y, gate if FAST else gate.to(tl.float32))
                 tl.store(dgate_ptr + at, rounded(dgate, dgate_ptr), mask=there)
             if NEED_W:
-                acc_w = tl.fma(dy, xhat, acc_w)
+                acc_w = with_weight_term(acc_w, dy, xhat, dy_ptr, HAS_W)
             if NEED_B:
                 acc_b += dy
-            g = dy * w if HAS_W else dy
+            g = weighted(dy, w, dy_ptr, HAS_W) if HAS_W else dy
             c1 = tl.sum(g, 1)[:, None] if CENTRE else inv  # one reduction of both as in the forward kernel spills 70 KB
             c2 = tl.sum(g * xhat, 1)[:, None]
             xhat, g = one_column(xhat, g, c1 * inv, BLOCK == 1, CENTRE)

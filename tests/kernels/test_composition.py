@@ -11,12 +11,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernels.geglu import geglu
+from kernels.geglu import geglu, geglu_split
 from kernels.gelu import gelu
 from kernels.layer_norm import layer_norm, layer_norm_residual
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
-from kernels.rms_norm import rms_norm_fp8
+from kernels.rms_norm import rms_norm_fp8, rms_norm_gated, rms_norm_residual
+from kernels.swiglu import swiglu
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, drawn, results, same
 
 # One of each family; the law of compiled calls is tried on gelu, geglu and layer_norm (properties/).
@@ -188,3 +189,74 @@ def test_a_captured_step_gives_the_bits_of_a_plain_one(name):
         graph.replay()
         torch.cuda.synchronize()
         assert same(captured, expected)
+
+
+def decoder(x, r, w, both, down, gate):
+    """A block with an operator of each family."""
+    y, s = rms_norm_residual(x, r, w, contract="model")
+    h = swiglu(y @ both.t(), inplace=True)  # a compiled program overwrites nothing of its own accord
+    y, s = layer_norm_residual(linear_act(h, down, activation="gelu"), s, w)
+    y = rms_norm_gated(y, gate, w) + geglu_split(y, s, contract="model")
+    return gelu(linear_geglu(y, both, None)), s
+
+
+def test_a_block_of_every_family_is_one_graph_forward_and_backward():
+    shapes = [(6, 64), (6, 64), (64,), (128, 64), (64, 64), (6, 64)]
+    leaves = drawn(3, *shapes, dtype=torch.bfloat16)
+    torch._dynamo.reset()
+    compiled = torch.compile(decoder, fullgraph=True, backend="aot_eager")
+    assert same(results(compiled, leaves), results(decoder, leaves))
+
+
+VISIBLE = """
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import default_partition
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from kernels import operators
+from kernels.layer_norm import layer_norm_residual
+from kernels.rms_norm import rms_norm
+
+class Driver:
+    get_current_device = staticmethod(lambda: 0)
+    get_current_stream = staticmethod(lambda device: 0)
+    get_current_target = staticmethod(lambda: GPUTarget("cuda", 90, 32))
+
+driver.set_active(Driver())
+
+def block(x, r, w):
+    y, s = layer_norm_residual(x * 2, r, w)
+    return rms_norm(torch.nn.functional.silu(y) * s, w)
+
+def partition(joint, inputs, **how):
+    names = [str(node.target) for node in joint.graph.nodes]
+    launches = [node for node in joint.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
+    print(sum("verify_kernels" in name for name in names), len(launches))
+    print(*sorted({name for node in launches for name in node.kwargs["tensors_to_clone"]}))
+    return default_partition(joint, inputs, **how)
+
+class Seen(Exception):
+    pass
+
+def stop(program, inputs):
+    raise Seen
+
+x, r = (torch.randn(64, 256, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
+w = torch.ones(256, dtype=torch.bfloat16, requires_grad=True)
+for shown in (False, True):
+    torch._dynamo.reset()
+    operators.show_launches(shown)
+    try:
+        torch.compile(block, fullgraph=True, backend=aot_autograd(fw_compiler=stop, partition_fn=partition))(x, r, w)
+    except Exception as problem:
+        assert "Seen" in repr(problem) or "Seen" in str(problem), problem
+"""
+
+
+def test_a_compiler_sees_the_launches_of_norms_if_it_is_shown_them(printed, tmp_path):
+    """Only results are written: of an operand that Triton's analysis took for one, the program would make a copy."""
+    opaque, _, launches, written = printed(VISIBLE, tmp_path, 120).splitlines()
+    assert opaque == "4 0" and launches == "0 6"
+    results = {"dx_ptr", "hard_ptr", "dw_ptr", "part_ptr", "s_ptr", "stats_ptr", "suspect_ptr", "sums_ptr", "y_ptr"}
+    assert set(written.split()) <= results, written

@@ -138,8 +138,8 @@ def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launch
     for _ in range(4):
         layer_norm(x, w, b)
     [[known]] = forward_op.launcher.known.values()
-    assert torch.equal(known((x, None, None, w, b, 1e-5, True, None))[0], expected)
-    assert known((x, None, None, w, b, 1e-5, True)) is None
+    assert torch.equal(known((x, None, None, w, b, 1e-5, True, None, "once"))[0], expected)
+    assert known((x, None, None, w, b, 1e-5, True, None)) is None
     wide = torch.empty(8, 49, device=DEVICE)
     off = torch.empty(8 * 48 + 1, device=DEVICE)[1:].view(8, 48)
     variants = [
@@ -152,9 +152,9 @@ def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launch
     for variant, want in zip(variants * 3, wanted * 3, strict=True):
         for _ in range(2):
             assert torch.equal(layer_norm(x, w, b), expected)
-        assert known((variant[0], None, None, *variant[1:], True, None)) is None
+        assert known((variant[0], None, None, *variant[1:], True, None, "once")) is None
         assert torch.equal(layer_norm(*variant[:3], eps=variant[3]), want)
-    args, seen = (x, None, None, w, b, 1e-5, True, None), []
+    args, seen = (x, None, None, w, b, 1e-5, True, None, "once"), []
 
     def asked(y):
         seen.append(known((y, *args[1:])))
