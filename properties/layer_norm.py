@@ -22,6 +22,7 @@ LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordina
 LARGEST = {"float64": 2.0**40}
 # Sums over thousands of rows are judged by the magnitude of their terms; 1% of a cancelled sum is below half an ULP.
 CANCELLED = "1% of a sum over thousands of rows is less than half an ULP of its terms"
+BITS = ["rows", "position"]  # y, s and dx of a row: sizes of rows and dtypes alone choose the order of its sums
 LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
 
 
@@ -32,6 +33,7 @@ LARGEST_OF_THREE = LARGEST | {"bfloat16": 2.0**60, "float32": 2.0**60}
     gradients=True,
     refuses=False,
     largest=LARGEST,
+    same_bits=BITS,
     vacuous=dict.fromkeys(("dweight", "dbias"), CANCELLED),
 )
 def layer_norm(x, weight, bias, *, eps):
@@ -40,7 +42,14 @@ def layer_norm(x, weight, bias, *, eps):
 
 
 @verify.kernel(
-    op="layer_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST
+    op="layer_norm",
+    operands=["x"],
+    dtypes=FLOATS,
+    max_ulp=LIMITS,
+    gradients=True,
+    refuses=False,
+    largest=LARGEST,
+    same_bits=BITS,
 )
 def layer_norm_bare(x, *, eps):
     """The Triton kernel without weight and bias."""
@@ -54,6 +63,7 @@ def layer_norm_bare(x, *, eps):
     gradients=True,
     refuses=False,
     largest=LARGEST,
+    same_bits=BITS,
     vacuous=dict.fromkeys(("dweight", "dbias"), CANCELLED),
 )
 def layer_norm_residual(x, residual, weight, bias, *, eps):
@@ -68,6 +78,7 @@ def layer_norm_residual(x, residual, weight, bias, *, eps):
     gradients=True,
     refuses=False,
     largest=LARGEST_OF_THREE,
+    same_bits=BITS,
     vacuous=dict.fromkeys(("dweight", "dbias", "dinput_bias"), CANCELLED),
 )
 def layer_norm_residual_bias(x, residual, input_bias, weight, bias, *, eps):
@@ -89,7 +100,7 @@ def torch_layer_norm(x, weight, bias, *, eps):
 # too. Slow runs try the other laws, and float32.
 LAYOUTS = ["layout independence", "upstream layout independence"]
 TESTED = ["batch invariance", "no stale results", *LAYOUTS]
-LONG = ["many rows", "determinism"]
+LONG = ["many rows", "determinism", "same bits"]
 DIFFERENT = ["accuracy", "initialised memory"]
 GRADIENTS = ["gradcheck", "gradgradcheck"]
 

@@ -37,6 +37,7 @@ HALVES_TO = {"bfloat16": 2.0**24, "float16": 2.0**4}
 SQUARED_TO = HALVES_TO | {"float16": 1.0}
 FLOAT32_TO = {"float32": 2.0**24}
 ALL_TO = HALVES_TO | FLOAT32_TO
+BITS = ["rows", "position"]  # the order of a sum depends on no tile and no number of rows: linear_act.py
 
 
 @verify.kernel(
@@ -47,7 +48,7 @@ ALL_TO = HALVES_TO | FLOAT32_TO
     gradients=True,
     refuses=False,
     largest=ALL_TO,
-    same_bits=["rows", "position"],  # the order of a sum depends on no tile and no number of rows: linear_act.py
+    same_bits=BITS,
 )
 def linear(x, weight, bias):
     """The Triton kernel without activation."""
@@ -67,6 +68,7 @@ def linear(x, weight, bias):
     gradients=False,
     refuses=False,
     largest=HALVES_TO,
+    same_bits=BITS,
 )
 def linear_gelu(x, weight, bias):
     """The Triton kernel with GELU in the epilogue."""
@@ -81,6 +83,7 @@ def linear_gelu(x, weight, bias):
     gradients=True,
     refuses=False,
     largest=FLOAT32_TO,
+    same_bits=BITS,
 )
 def linear_gelu_float32(x, weight, bias):
     """The same in float32, with its gradients."""
@@ -95,6 +98,7 @@ def linear_gelu_float32(x, weight, bias):
     gradients=False,
     refuses=False,
     largest=SQUARED_TO,
+    same_bits=BITS,
 )
 def linear_squared_relu(x, weight, bias):
     """The Triton kernel with the squared ReLU in the epilogue."""
@@ -109,6 +113,7 @@ def linear_squared_relu(x, weight, bias):
     gradients=False,
     refuses=False,
     largest=SQUARED_TO,
+    same_bits=BITS,
     vacuous={"y": "1% of a product of two sums may be less than an ULP of the magnitudes of their terms"},
 )
 def linear_geglu(x, weight, bias):
@@ -124,6 +129,7 @@ def linear_geglu(x, weight, bias):
     gradients=True,
     refuses=False,
     largest=FLOAT32_TO,
+    same_bits=BITS,
 )
 def linear_geglu_float32(x, weight, bias):
     """The same in float32, with its gradients."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
@@ -14,11 +16,15 @@ COMPARED = ["bfloat16", "float16", "float32"]
 # for many long rows, whose gradients are computed in float32 pairs.
 LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 1.5, "float64": {"ordinary": 24, "extreme": None}}
 LARGEST = {"float64": 2.0**40}
-# Not of all: from 512 float32 rows of more than 4,096 columns on, a backward pass adds otherwise than for few rows.
-BITS = ["rows", "position"]
+BITS = ["rows", "position"]  # y, s and dx of a row, as in layer norm
 
 
-@verify.kernel(op="rms_norm", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST)
+of_norms = functools.partial(
+    verify.kernel, dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST, same_bits=BITS
+)
+
+
+@of_norms(op="rms_norm")
 def rms_norm(x, weight, *, eps):
     """The Triton kernel."""
     return triton_rms_norm.rms_norm(x, weight, eps=eps)
@@ -38,15 +44,13 @@ def rms_norm_heads(x, weight, *, eps):
     return triton_rms_norm.rms_norm(x, weight, eps=eps)
 
 
-@verify.kernel(
-    op="rms_norm", operands=["x"], dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST
-)
+@of_norms(op="rms_norm", operands=["x"])
 def rms_norm_bare(x, *, eps):
     """The Triton kernel without a weight."""
     return triton_rms_norm.rms_norm(x, eps=eps)
 
 
-@verify.kernel(op="rms_norm_residual", dtypes=FLOATS, max_ulp=LIMITS, gradients=True, refuses=False, largest=LARGEST)
+@of_norms(op="rms_norm_residual")
 def rms_norm_residual(x, residual, weight, *, eps):
     """The Triton kernel of x + residual; returns the sum too."""
     return triton_rms_norm.rms_norm_residual(x, residual, weight, eps=eps)
