@@ -503,16 +503,14 @@ def overwriting(op: str, check: Any, form: str, gate_last: bool | None, *operand
     if not recorded or torch.compiler.is_dynamo_compiling():
         return (split if gate_last is None else packed).checked(check, *operands, *how)
     check(*operands, *how)
-    rule, other = f"{op}: inplace=True overwrites its operands in the backward pass; ", "or call it with inplace=False"
+    rule, other = f"{op}: inplace=True overwrites its operands in the backward pass; ", "call it with inplace=False"
     for t in operands:
-        if t.is_leaf:
-            raise ValueError(f"{rule}an operand is a leaf, which its owner still reads: give it a result, {other}")
+        if (t if t._base is None else t._base).is_leaf:
+            raise ValueError(f"{rule}an operand is a leaf or a view of one, which its owner still reads; {other}")
         if not t.is_contiguous():
-            raise ValueError(f"{rule}an operand of strides {t.stride()} would be copied: make it contiguous, {other}")
+            raise ValueError(f"{rule}an operand of strides {t.stride()} needs a copy: make it contiguous, or {other}")
     if len({t.untyped_storage().data_ptr() for t in operands}) < len(operands):
-        raise ValueError(
-            f"{rule}x1 and x2 share memory: give one packed tensor to {op.removesuffix('_split')}, {other}"
-        )
+        raise ValueError(f"{rule}x1 and x2 share memory: give one packed tensor, or {other}")
     return _Overwriting.apply(op, form, gate_last, *operands)
 
 

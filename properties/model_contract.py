@@ -9,6 +9,7 @@ the other files, and a night is long enough. Float32 has one contract.
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -63,8 +64,20 @@ def olmo_of_sum(x, residual, weight):
 
 
 def layer_norm_of_sum(x, residual, weight, bias):
+    """PyTorch's on a GPU: on a CPU it stores mean and rstd in 16 bits for its backward pass."""
     s = residual + x
-    return F.layer_norm(s, s.shape[-1:], weight, bias, EPS), s
+    return F.layer_norm(s.float(), s.shape[-1:], weight.float(), bias.float(), EPS).to(x.dtype), s
+
+
+def gelu(x):
+    """torch.nn.functional.gelu by its formula, whose losses in the tail belong to the contract."""
+    wide = x.float()
+    return (wide * 0.5 * (1.0 + torch.erf(wide * math.sqrt(0.5)))).to(x.dtype)
+
+
+def gelu_tanh(x):
+    wide = x.float()
+    return (wide * 0.5 * (1.0 + torch.tanh(math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3)))).to(x.dtype)
 
 
 def gated(x, gate, weight):
@@ -123,18 +136,18 @@ def swiglu(x1, x2):
     return swiglus.swiglu_split(x1, x2, contract="model")
 
 
-@model(like=lambda x1, x2: F.gelu(x2) * x1, shapes=PAIR)
+@model(like=lambda x1, x2: gelu(x2) * x1, shapes=PAIR)
 def geglu(x1, x2):
     """gelu is rounded before the product."""
     return gates.geglu_split(x1, x2, contract="model")
 
 
-@model(like=lambda x1, x2: F.gelu(x2, approximate="tanh") * x1, shapes=PAIR)
+@model(like=lambda x1, x2: gelu_tanh(x2) * x1, shapes=PAIR)
 def geglu_tanh(x1, x2):
     return gates.geglu_split(x1, x2, "tanh", contract="model")
 
 
-@model(like=lambda x, weight, bias: F.gelu(F.linear(x, weight, bias)), shapes=LAYER)
+@model(like=lambda x, weight, bias: gelu(F.linear(x, weight, bias)), shapes=LAYER)
 def linear_gelu(x, weight, bias):
     """The sum is rounded before the activation."""
     return linears.linear_act(x, weight, bias, activation="gelu", contract="model")
@@ -142,7 +155,7 @@ def linear_gelu(x, weight, bias):
 
 def linear_then_geglu(x, weight, bias):
     p1, p2 = F.linear(x, weight, bias).chunk(2, -1)
-    return p1 * F.gelu(p2)
+    return p1 * gelu(p2)
 
 
 @model(like=linear_then_geglu, shapes=LAYER, where="n % 2 == 0")

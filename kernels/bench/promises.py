@@ -21,7 +21,7 @@ GROUPS = ("linear", "norms", "heads", "gated", "fp8", "gates", "gelu", "host", "
 ENOUGH = 0.97  # of the fastest peer, for norms and gates
 CELL, CELLS = 0.95, 0.8  # of the best of eager, torch.compile and bare products, in this part of cells.txt
 HOST, BLOCK = 20.0, 1.05  # microseconds beyond eager; times eager's wall time
-NO_PEERS = ("ours", "copy", "floor", "bare", "ours fused")
+NO_PEERS = ("ours", "copy", "floor", "bare", "ours fused", "in place")
 NOT_MEASURED = "not measured"
 # M, K, N of layers with GELU that must be ahead of eager and of torch.compile
 FIRST = ((8192, 4096, 16384), (4096, 4096, 16384), (512, 1024, 4096))
@@ -39,6 +39,7 @@ REASONS = {
     "heads": "ours also stores statistics of the rows, and looks for rows that float32 does not hold",
     "gated": "silu(gate) keeps its precision to 2^-262, by 16 of the 33 instructions of an element",
     "in place": "Liger's backward pass overwrites its inputs with their gradients; ours returns new tensors",
+    "inplace": ", with inplace=True {:.3f} of {}",
     "host": "{:+.0f} us is a function of Triton's with one launch each way; `profile` in the record lists the calls",
     "block": "the host's time decides, see the profile",
     "fused": "; with linear_geglu {:.3f} of eager's time",
@@ -166,7 +167,9 @@ def _of_row(found: dict[str, Any], row: Row) -> list[Line]:
             reason = REASONS["float32"] if row.dtype == "float32" and row.group not in ("linear", "fp8") else ""
             reason = REASONS["gated"] if (row.group, row.dtype, which) == ("gated", "bfloat16", "forward") else reason
             reason = REASONS["heads"] if (row.group, row.dtype, which) == ("heads", "bfloat16", "forward") else reason
-            reason = REASONS["in place"] if (row.group, which, best) == ("gates", "step", "liger") else reason
+            if (row.group, which, best) == ("gates", "step", "liger"):
+                reason = REASONS["in place"]
+                reason += REASONS["inplace"].format(*figure(us, "in place")) if "in place" in us else ""
         if "nan" in reached:
             reached, reason = NOT_MEASURED, ""
         lines.append(Line(f"{row.key} {which}", target, reached, held, reason="" if held else reason))

@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import DTYPES, Contract, check_contract
+from kernels.checks import DTYPES, Contract, under
 from kernels.launch import autocasts
 from kernels.layer_norm.operators import Maybe, forward_op
 from kernels.layer_norm.plan import LONGEST
@@ -94,11 +94,6 @@ def checks(name: str) -> Callable[..., None]:
     return check
 
 
-def _form(name: str, contract: str) -> str:
-    check_contract(name, contract)
-    return contract
-
-
 _CHECK = {name: checks(name) for name in __all__}
 
 
@@ -114,7 +109,7 @@ def layer_norm(
     if autocasts(x):
         wide: Any = (t.float() if t is not None and t.dtype.itemsize == 2 else t for t in (x, weight, bias))
         x, weight, bias = wide
-    form = _form("layer_norm", contract)
+    form = under(contract, "layer_norm", "once")
     return forward_op.checked(_CHECK["layer_norm"], x, None, None, weight, bias, eps, True, None, form)[0]
 
 
@@ -126,7 +121,7 @@ def layer_norm_residual(
 
     contract="model": the norm of s, the rounded sum. torch.autocast does not change dtypes here.
     """
-    check, form = _CHECK["layer_norm_residual"], _form("layer_norm_residual", contract)
+    check, form = _CHECK["layer_norm_residual"], under(contract, "layer_norm_residual", "once")
     return forward_op.checked(check, x, residual, None, weight, bias, eps, True, None, form)[:2]
 
 
@@ -135,5 +130,5 @@ def layer_norm_residual_bias(
     contract: Contract = "once",
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns y and s: s = x + input_bias + residual; everything else as in layer_norm_residual."""
-    check, form = _CHECK["layer_norm_residual_bias"], _form("layer_norm_residual_bias", contract)
+    check, form = _CHECK["layer_norm_residual_bias"], under(contract, "layer_norm_residual_bias", "once")
     return forward_op.checked(check, x, residual, input_bias, weight, bias, eps, True, None, form)[:2]

@@ -86,7 +86,7 @@ def _dtype(tensor: Maybe) -> torch.dtype | None:
 
 
 def _roundings(form: str, dtype: torch.dtype) -> tuple[int, int]:
-    """Returns HAS_R and HAS_W of operands.py for a form: "once" or "model", for RMS norm also " llama" or " gemma"."""
+    """Returns HAS_R and HAS_W of operands.py for a form: "once" or "model ...", and which weight."""
     model = form.startswith("model") and dtype.itemsize == 2
     return 1 + model, 3 if form.endswith("gemma") else 2 if model and form.endswith("llama") else 1
 
