@@ -85,9 +85,8 @@ def test_gates_have_the_bits_of_two_operators_for_every_number(form, dtype):
     got = results(lambda u, x: gate(u, x, contract="model"))
     theirs = results(lambda u, x: act(x) * u)
     once = results(gate)
-    ordinary = x.float().abs() < 3e3  # x * x * x of others leaves float32, where the order of products shows
     for ours, want, library, other in zip(got, wanted, theirs, once, strict=True):
-        assert not (wrong(ours, want) & ordinary).any()
+        assert not wrong(ours, want).any()
         parted = wrong(ours, library)
         assert int(parted.sum()) < 300 and int(wrong(other, library).sum()) > 1000
         if form == "silu":
@@ -101,9 +100,8 @@ def test_gates_have_the_bits_of_two_operators_for_every_number(form, dtype):
 def test_gelu_is_pytorchs_for_every_number(form, dtype):
     x, dy = every(dtype), torch.cos(torch.arange(65536.0, device=DEVICE)).to(dtype)
     value, slope = formula(x.float(), form)
-    ordinary = x.float().abs() < 3e3
-    assert not (wrong(gelu(x, form, contract="model"), value.to(dtype)) & ordinary).any()
-    assert not (wrong(gelu_backward(dy, x, form, contract="model"), slope(dy.float()).to(dtype)) & ordinary).any()
+    assert not wrong(gelu(x, form, contract="model"), value.to(dtype)).any()
+    assert not wrong(gelu_backward(dy, x, form, contract="model"), slope(dy.float()).to(dtype)).any()
     assert int(wrong(gelu(x, form, contract="model"), F.gelu(x, approximate=form)).sum()) < 300
     assert torch.equal(gelu(x.float()[:9], form, contract="model"), gelu(x.float()[:9], form))
 
