@@ -19,8 +19,8 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from kernels.arithmetic import narrowed, neg
-from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI
+from .arithmetic import narrowed, neg
+from .gelu_of_sums import RSQRT2, RSQRT_2PI
 
 FORMS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3, "silu": 4}
 OF_GATE = {"none": 1, "tanh": 2, "silu": 4}  # FORM of a gate's name

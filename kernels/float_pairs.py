@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import const, neg
+from .arithmetic import const, neg
 
 
 @triton.jit

@@ -32,14 +32,14 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.checks import Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
-from kernels.eager_math import eager_times_slope, eager_value
-from kernels.gelu_autograd import make_differentiable_twice
-from kernels.gelu_math import curvature, slope_times, value
-from kernels.launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, few_float64
-from kernels.layouts import dense_like
-from kernels.operators import operator
-from kernels.plans import run
+from .checks import Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
+from .eager_math import eager_times_slope, eager_value
+from .gelu_autograd import make_differentiable_twice
+from .gelu_math import curvature, slope_times, value
+from .launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, few_float64
+from .layouts import dense_like
+from .operators import operator
+from .plans import run
 
 
 @triton.jit

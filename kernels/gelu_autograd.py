@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from kernels.gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B
+from .gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B
 
 
 def derivatives(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

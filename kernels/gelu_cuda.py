@@ -25,10 +25,10 @@ from types import ModuleType
 
 import torch
 
-from kernels.checks import check_approximate, check_dtype
-from kernels.gelu_autograd import make_differentiable_twice
-from kernels.layouts import dense_like
-from kernels.operators import operator
+from .checks import check_approximate, check_dtype
+from .gelu_autograd import make_differentiable_twice
+from .layouts import dense_like
+from .operators import operator
 
 _DECLARATIONS = """
 void gelu_launch(const at::Tensor& dy, const at::Tensor& x, at::Tensor& y, bool tanh, bool backward);

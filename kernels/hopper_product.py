@@ -38,9 +38,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from triton.tools.tensor_descriptor import TensorDescriptor as TileDescriptor
 
-from kernels.launch import INTERPRETED
-from kernels.linear_layers import Config, tile_of
-from kernels.plans import run
+from .launch import INTERPRETED
+from .linear_layers import Config, tile_of
+from .plans import run
 
 
 @gluon.jit

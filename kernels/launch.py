@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import neg
+from .arithmetic import neg
 
 #: True if TRITON_INTERPRET=1 was set when the kernels were imported: Triton's interpreter runs them
 INTERPRETED = not isinstance(neg, triton.runtime.JITFunction)

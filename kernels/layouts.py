@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernels.launch import traced
+from .launch import traced
 
 
 def same_layout(a: torch.Tensor, b: torch.Tensor) -> bool:

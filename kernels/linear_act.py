@@ -42,16 +42,16 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels import hopper_product
-from kernels.arithmetic import narrowed
-from kernels.checks import MODEL, Contract, rounds_as_model, under
-from kernels.eager_math import eager_times_slope, eager_value
-from kernels.gelu import second
-from kernels.gelu_autograd import derivatives
-from kernels.gelu_of_sums import gelu_slope, gelu_value, unlifted
-from kernels.hopper_product import halves, send
-from kernels.launch import of_any_alignment, overlapping, wait_for_previous
-from kernels.linear_layers import (
+from . import hopper_product
+from .arithmetic import narrowed
+from .checks import MODEL, Contract, rounds_as_model, under
+from .eager_math import eager_times_slope, eager_value
+from .gelu import second
+from .gelu_autograd import derivatives
+from .gelu_of_sums import gelu_slope, gelu_value, unlifted
+from .hopper_product import halves, send
+from .launch import of_any_alignment, overlapping, wait_for_previous
+from .linear_layers import (
     PRODUCT_CONFIGS,
     Config,
     activation_gradient,
@@ -69,9 +69,9 @@ from kernels.linear_layers import (
     tile_of,
     wants_gradient,
 )
-from kernels.linear_weight import weight_gradient
-from kernels.operators import launcher_of, operator
-from kernels.plans import run
+from .linear_weight import weight_gradient
+from .operators import launcher_of, operator
+from .plans import run
 
 _ACTIVATIONS = {"id": 0, "gelu": 1, "gelu_tanh": 2, "squared_relu": 3}
 # A kernel's MODE is the number of the activation plus any of these.

@@ -34,16 +34,16 @@ from torch import Tensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from kernels import hopper_product
-from kernels.arithmetic import narrowed
-from kernels.checks import MODEL, Contract, check_approximate, rounds_as_model, under
-from kernels.eager_math import eager_gated, eager_gated_gradients
-from kernels.gelu_autograd import derivatives
-from kernels.gelu_of_sums import gelu_slope, times_gelu, unlifted
-from kernels.hopper_product import halves, send
-from kernels.launch import of_any_alignment, overlapping, wait_for_previous
-from kernels.linear_act import make_differentiable
-from kernels.linear_layers import (
+from . import hopper_product
+from .arithmetic import narrowed
+from .checks import MODEL, Contract, check_approximate, rounds_as_model, under
+from .eager_math import eager_gated, eager_gated_gradients
+from .gelu_autograd import derivatives
+from .gelu_of_sums import gelu_slope, times_gelu, unlifted
+from .hopper_product import halves, send
+from .launch import of_any_alignment, overlapping, wait_for_previous
+from .linear_act import make_differentiable
+from .linear_layers import (
     Config,
     activation_gradient,
     autocast,
@@ -57,8 +57,8 @@ from kernels.linear_layers import (
     tile_of,
     wants_gradient,
 )
-from kernels.operators import operator
-from kernels.plans import run
+from .operators import operator
+from .plans import run
 
 # A kernel's MODE: 1 GEGLU with erf, 2 GEGLU with tanh; plus this or not
 SAVE: tl.constexpr = tl.constexpr(4)  # also store the rounded pre-activation

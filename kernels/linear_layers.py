@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.checks import check_dtype
-from kernels.launch import INTERPRETED, autocasts, check_device, overlapping, wait_for_previous
-from kernels.layouts import dense
-from kernels.plans import run, unrecorded
+from .checks import check_dtype
+from .launch import INTERPRETED, autocasts, check_device, overlapping, wait_for_previous
+from .layouts import dense
+from .plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
 WIDE = {torch.float64: torch.float64}  # dtype of column sums; float32 for all other dtypes

@@ -44,11 +44,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import hopper_product
-from kernels.launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
-from kernels.linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
-from kernels.operators import operator
-from kernels.plans import run
+from . import hopper_product
+from .launch import INTERPRETED, of_any_alignment, overlapping, wait_for_previous
+from .linear_layers import PRODUCT_CONFIGS, WIDE, Config, choose, configs_of, few, parts_added, tile_of
+from .operators import operator
+from .plans import run
 
 BLOCK = 128  # rows in one chain of float32 or float64 additions
 TINY = tl.constexpr(2.0**-108)  # for a larger sum 2^14 roundings to multiples of 2^-149 are less than 1/8 of a unit

@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels.geglu import geglu, geglu_split
-from kernels.gelu import gelu
-from kernels.layer_norm import layer_norm, layer_norm_residual
-from kernels.linear_act import linear_act
-from kernels.linear_geglu import linear_geglu
-from kernels.rms_norm import rms_norm, rms_norm_residual
-from kernels.swiglu import swiglu, swiglu_split
+from .geglu import geglu, geglu_split
+from .gelu import gelu
+from .layer_norm import layer_norm, layer_norm_residual
+from .linear_act import linear_act
+from .linear_geglu import linear_geglu
+from .rms_norm import rms_norm, rms_norm_residual
+from .swiglu import swiglu, swiglu_split
 
 __all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm", "SwiGLU"]
 

@@ -34,8 +34,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from kernels.launch import INTERPRETED, trace
-from kernels.plans import Plan, Planned, form_of, waiting
+from .launch import INTERPRETED, trace
+from .plans import Plan, Planned, form_of, waiting
 
 _transforms, _modes = torch._C._are_functorch_transforms_active, torch._C._len_torch_dispatch_stack
 _tracing = torch._C._get_tracing_state

@@ -35,7 +35,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import JITFunction
 
-from kernels.launch import INTERPRETED, traced
+from .launch import INTERPRETED, traced
 
 FORMS = 1024  # a launcher drops all its plans when it has this many
 KNOWN = 8  # forms that a launcher recognises, at most, for one number of elements of the first argument

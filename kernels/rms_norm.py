@@ -39,11 +39,11 @@ from typing import Literal
 
 from torch import Tensor
 
-from kernels.checks import Contract, check_contract
-from kernels.layer_norm import check_rows, checks
-from kernels.layer_norm.launch import launch_forward, new_fp8
-from kernels.layer_norm.operators import Maybe, forward_op
-from kernels.operators import operator
+from .checks import Contract, check_contract
+from .layer_norm import check_rows, checks
+from .layer_norm.launch import launch_forward, new_fp8
+from .layer_norm.operators import Maybe, forward_op
+from .operators import operator
 
 __all__ = ["rms_norm", "rms_norm_fp8", "rms_norm_gated", "rms_norm_residual"]
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import (
+from .arithmetic import (
     MAGIC,
     at_most,
     const,
@@ -40,8 +40,8 @@ from kernels.arithmetic import (
     scaled64,
     times_pow2,
 )
-from kernels.float_pairs import fast_two_sum, mul_pair, reciprocal_pair, times_pair, two_sum
-from kernels.gelu_math import (
+from .float_pairs import fast_two_sum, mul_pair, reciprocal_pair, times_pair, two_sum
+from .gelu_math import (
     EXP2_6,
     EXP2_11,
     annulled_at_minus_inf,

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kernels.checks import Contract, under
-from kernels.geglu import checks, overwriting, packed, split
+from .checks import Contract, under
+from .geglu import checks, overwriting, packed, split
 
 __all__ = ["swiglu", "swiglu_split"]
 

@@ -36,10 +36,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.checks import DTYPES, Contract, under
-from kernels.launch import autocasts
-from kernels.layer_norm.operators import Maybe, forward_op
-from kernels.layer_norm.plan import LONGEST
+from ..checks import DTYPES, Contract, under
+from ..launch import autocasts
+from .operators import Maybe, forward_op
+from .plan import LONGEST
 
 __all__ = ["layer_norm", "layer_norm_residual", "layer_norm_residual_bias"]
 

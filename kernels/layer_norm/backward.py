@@ -34,10 +34,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import exponent, power_of_two, power_of_two_32
-from kernels.layer_norm.hard_rows import redo_rows
-from kernels.layer_norm.moments import FAR, lifted_xhat, load_stats, one_column, sums, xhat_of
-from kernels.layer_norm.operands import (
+from ..arithmetic import exponent, power_of_two, power_of_two_32
+from .hard_rows import redo_rows
+from .moments import FAR, lifted_xhat, load_stats, one_column, sums, xhat_of
+from .operands import (
     factor,
     half_pair,
     of_sum,

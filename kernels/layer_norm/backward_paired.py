@@ -22,8 +22,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.layer_norm.hard_rows import redo_rows
-from kernels.layer_norm.moments import load_stats, scaled_stats, sums
+from .hard_rows import redo_rows
+from .moments import load_stats, scaled_stats, sums
 
 
 @triton.jit(do_not_specialize=["n_rows", "eps_bits"])

@@ -21,9 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of
-from kernels.layer_norm.hard_rows import forward_hard_row, moments_around
-from kernels.layer_norm.moments import (
+from ..arithmetic import float64_of
+from .hard_rows import forward_hard_row, moments_around
+from .moments import (
     FAR,
     half_square,
     half_stats,
@@ -37,7 +37,7 @@ from kernels.layer_norm.moments import (
     weighted_xhat,
     xhat_of,
 )
-from kernels.layer_norm.operands import half_pair, kept, operands, rounded, scale_and_shift, summed, vectors
+from .operands import half_pair, kept, operands, rounded, scale_and_shift, summed, vectors
 
 
 @triton.jit

@@ -12,10 +12,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import exponent, float64_of, power_of_two
-from kernels.float_pairs import cut, two_sum
-from kernels.layer_norm.moments import lifted_xhat, store_stats, sums, xhat_of
-from kernels.layer_norm.operands import affine, pair_from_first, rounded, value_pair
+from ..arithmetic import exponent, float64_of, power_of_two
+from ..float_pairs import cut, two_sum
+from .moments import lifted_xhat, store_stats, sums, xhat_of
+from .operands import affine, pair_from_first, rounded, value_pair
 
 
 @triton.jit

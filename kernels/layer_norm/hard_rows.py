@@ -16,9 +16,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of, narrowed
-from kernels.eager_math import eager_value
-from kernels.layer_norm.moments import (
+from ..arithmetic import float64_of, narrowed
+from ..eager_math import eager_value
+from ..silu_math import silu_times
+from .moments import (
     is_outlier,
     load_stats,
     moments,
@@ -28,8 +29,7 @@ from kernels.layer_norm.moments import (
     sums,
     xhat_of,
 )
-from kernels.layer_norm.operands import affine, of_sum, rounded, value_pair, weighted
-from kernels.silu_math import silu_times
+from .operands import affine, of_sum, rounded, value_pair, weighted
 
 
 @triton.jit

@@ -18,16 +18,16 @@ import torch
 import triton
 from torch import Tensor
 
-from kernels.launch import INTERPRETED, traced
-from kernels.layer_norm.backward import backward_kernel, columns_kernel, row_sums_kernel
-from kernels.layer_norm.backward_paired import backward_paired_kernel
-from kernels.layer_norm.forward import forward_kernel
-from kernels.layer_norm.forward_blocks import forward_blocks_kernel
-from kernels.layer_norm.hard_rows import marked_rows_kernel
-from kernels.layer_norm.plan import Call, backward_plan, forward_plan
-from kernels.layer_norm.rows import backward_rows_kernel, forward_rows_kernel
-from kernels.layouts import aligned, dense
-from kernels.plans import run
+from ..launch import INTERPRETED, traced
+from ..layouts import aligned, dense
+from ..plans import run
+from .backward import backward_kernel, columns_kernel, row_sums_kernel
+from .backward_paired import backward_paired_kernel
+from .forward import forward_kernel
+from .forward_blocks import forward_blocks_kernel
+from .hard_rows import marked_rows_kernel
+from .plan import Call, backward_plan, forward_plan
+from .rows import backward_rows_kernel, forward_rows_kernel
 
 Maybe = Tensor | None
 

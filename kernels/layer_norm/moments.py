@@ -32,9 +32,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import const, exponent, narrowed, power_of_two, power_of_two_32
-from kernels.float_pairs import two_sum
-from kernels.layer_norm.operands import factor
+from ..arithmetic import const, exponent, narrowed, power_of_two, power_of_two_32
+from ..float_pairs import two_sum
+from .operands import factor
 
 # 16-bit sums with |mean| rstd above this are computed in float64
 FAR = tl.constexpr(2.0**14)

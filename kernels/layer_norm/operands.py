@@ -21,8 +21,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import narrowed
-from kernels.float_pairs import two_sum
+from ..arithmetic import narrowed
+from ..float_pairs import two_sum
 
 
 @triton.jit

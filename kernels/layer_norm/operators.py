@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.gelu_autograd import derivatives
-from kernels.layer_norm.launch import launch_backward, launch_forward, new_backward, new_forward
-from kernels.operators import operator
+from ..gelu_autograd import derivatives
+from ..operators import operator
+from .launch import launch_backward, launch_forward, new_backward, new_forward
 
 Maybe = Tensor | None
 

@@ -21,10 +21,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from kernels.arithmetic import float64_of, narrowed
-from kernels.eager_math import eager_times_slope, eager_value
-from kernels.layer_norm.hard_rows import forward_hard_row, redo_rows
-from kernels.layer_norm.moments import (
+from ..arithmetic import float64_of, narrowed
+from ..eager_math import eager_times_slope, eager_value
+from ..silu_math import silu_gradients, silu_times
+from .hard_rows import forward_hard_row, redo_rows
+from .moments import (
     half_square,
     load_stats,
     moments,
@@ -34,8 +35,7 @@ from kernels.layer_norm.moments import (
     weighted_xhat,
     xhat_of,
 )
-from kernels.layer_norm.operands import rounded, row_vector, scale_and_shift, value_of, weighted, with_weight_term
-from kernels.silu_math import silu_gradients, silu_times
+from .operands import rounded, row_vector, scale_and_shift, value_of, weighted, with_weight_term
 
 LEAST = tl.constexpr(1e-10)  # of amax: a row of zeros has a scale, and codes of 0
 E4M3_LARGEST = tl.constexpr(448.0)
