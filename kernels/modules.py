@@ -9,13 +9,15 @@
 
 The norms accept a residual too. `norm(x, residual)` returns (y, s): s = x + residual, and y is the norm of the
 unrounded sum. Results have x's dtype, even if the parameters have another one.
+
+All constructors take `contract`, "once" or "model", and the modules pass it to their functions.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,12 +32,35 @@ from .swiglu import swiglu, swiglu_split
 
 __all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm", "SwiGLU"]
 
+Contract = Literal["once", "model"]
 
-class GELU(nn.GELU):
+
+def contract_of(layer: nn.Module) -> dict[str, Any]:
+    """Returns the argument `contract` of a layer's function; nothing where the layer has none, which means "once"."""
+    return {"contract": layer.contract} if "contract" in vars(layer) else {}
+
+
+def set_contract(layer: nn.Module, contract: Contract) -> None:
+    """Gives a layer its contract. Raises ValueError if there is no such contract."""
+    if contract not in ("once", "model"):
+        raise ValueError(f'{type(layer).__name__}: contract must be "once" or "model", got {contract!r}')
+    if contract != "once":
+        vars(layer)["contract"] = contract
+
+
+class _Contracted(nn.Module):
+    """Takes `contract` out of a constructor's arguments. The other arguments are the next class's."""
+
+    def __init__(self, *args: Any, contract: Contract = "once", **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        set_contract(self, contract)
+
+
+class GELU(_Contracted, nn.GELU):
     """torch.nn.GELU with this repository's kernel."""
 
     def forward(self, input: Tensor) -> Tensor:
-        return gelu(input, self.approximate)
+        return gelu(input, self.approximate, **contract_of(self))
 
 
 def _normalised(
@@ -49,19 +74,20 @@ def _normalised(
 ) -> Any:
     """Calls `plain`, or `summed` if there is a residual, on x with its last dimensions (normalized_shape) as one."""
     shape: Any = module.normalized_shape
+    given = {"eps": eps, **contract_of(module)}
     if len(shape) == 1 and x.shape[-1:] == shape:
-        return plain(x, *vectors, eps=eps) if residual is None else summed(x, residual, *vectors, eps=eps)
+        return plain(x, *vectors, **given) if residual is None else summed(x, residual, *vectors, **given)
     if tuple(x.shape[-len(shape) :]) != shape:
         name = type(module).__name__
         raise ValueError(f"{name}: x's last dimensions must be normalized_shape {shape}; x has shape {tuple(x.shape)}")
     flat = [None if t is None else t.reshape(*t.shape[: t.dim() - len(shape)], math.prod(shape)) for t in (x, residual)]
     vectors = tuple(None if v is None else v.flatten() for v in vectors)
     if residual is None:
-        return plain(flat[0], *vectors, eps=eps).view(x.shape)
-    return tuple(t.view(x.shape) for t in summed(*flat, *vectors, eps=eps))
+        return plain(flat[0], *vectors, **given).view(x.shape)
+    return tuple(t.view(x.shape) for t in summed(*flat, *vectors, **given))
 
 
-class LayerNorm(nn.LayerNorm):
+class LayerNorm(_Contracted, nn.LayerNorm):
     """torch.nn.LayerNorm with this repository's kernel and an optional residual."""
 
     def forward(self, input: Tensor, residual: Tensor | None = None) -> Any:
@@ -69,7 +95,7 @@ class LayerNorm(nn.LayerNorm):
         return _normalised(self, *functions, input, residual, self.weight, self.bias, eps=self.eps)
 
 
-class RMSNorm(nn.RMSNorm):
+class RMSNorm(_Contracted, nn.RMSNorm):
     """torch.nn.RMSNorm with this repository's kernel and an optional residual.
 
     eps=None means the epsilon of float32, or of float64 for float64, as in PyTorch, which computes 16 bits in float32.
@@ -82,37 +108,39 @@ class RMSNorm(nn.RMSNorm):
         return _normalised(self, rms_norm, rms_norm_residual, x, residual, self.weight, eps=eps)
 
 
-class GEGLU(nn.Module):
+class GEGLU(_Contracted):
     """x1 gelu(x2) of two tensors, or of the halves of one tensor; gate_last=False: gelu(x1) x2 of the halves."""
 
-    def __init__(self, approximate: str = "none", *, gate_last: bool = True) -> None:
-        super().__init__()
+    def __init__(self, approximate: str = "none", *, gate_last: bool = True, contract: Contract = "once") -> None:
+        super().__init__(contract=contract)
         self.approximate, self.gate_last = approximate, gate_last
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
         if gate is None:
-            return geglu(x, self.approximate, gate_last=self.gate_last)
-        return geglu_split(x, gate, self.approximate)
+            return geglu(x, self.approximate, gate_last=self.gate_last, **contract_of(self))
+        return geglu_split(x, gate, self.approximate, **contract_of(self))
 
     def extra_repr(self) -> str:
         return f"approximate={self.approximate!r}, gate_last={self.gate_last}"
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(_Contracted):
     """x1 silu(x2) of two tensors, or of the halves of one tensor; gate_last=False: silu(x1) x2 of the halves."""
 
-    def __init__(self, *, gate_last: bool = True) -> None:
-        super().__init__()
+    def __init__(self, *, gate_last: bool = True, contract: Contract = "once") -> None:
+        super().__init__(contract=contract)
         self.gate_last = gate_last
 
     def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
-        return swiglu(x, gate_last=self.gate_last) if gate is None else swiglu_split(x, gate)
+        if gate is None:
+            return swiglu(x, gate_last=self.gate_last, **contract_of(self))
+        return swiglu_split(x, gate, **contract_of(self))
 
     def extra_repr(self) -> str:
         return f"gate_last={self.gate_last}"
 
 
-class _LinearAct(nn.Linear):
+class _LinearAct(_Contracted, nn.Linear):
     """torch.nn.Linear with an activation of a form of GELU."""
 
     _parts = 1  # of the linear layer's features, equally long
@@ -126,11 +154,12 @@ class _LinearAct(nn.Linear):
         dtype: torch.dtype | None = None,
         *,
         approximate: str = "none",
+        contract: Contract = "once",
     ) -> None:
         if out_features % self._parts:
             name = type(self).__name__
             raise ValueError(f"{name}: out_features must be even, it holds both halves; got {out_features}")
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(in_features, out_features, bias, device, dtype, contract=contract)
         self.approximate = approximate
 
     def extra_repr(self) -> str:
@@ -142,7 +171,7 @@ class LinearGELU(_LinearAct):
 
     def forward(self, input: Tensor) -> Tensor:
         activation = "gelu" if self.approximate == "none" else "gelu_tanh"
-        y: Any = linear_act(input, self.weight, self.bias, activation=activation)
+        y: Any = linear_act(input, self.weight, self.bias, activation=activation, **contract_of(self))
         return y
 
 
@@ -152,4 +181,4 @@ class LinearGEGLU(_LinearAct):
     _parts = 2
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear_geglu(input, self.weight, self.bias, approximate=self.approximate)
+        return linear_geglu(input, self.weight, self.bias, approximate=self.approximate, **contract_of(self))

@@ -1,0 +1,279 @@
+"""Replaces layers of a model by these kernels, in place, and takes them back.
+
+>>> print(patch(model))     # any model whose layers have the forms below, such as those of transformers
+>>> unpatch(model)          # the model computes what it computed before, bit for bit
+
+`patch` gives a layer the `forward` of a class of layers.py or modules.py. Layers, parameters, names and hooks are the
+same objects as before, so optimisers and checkpoints go on. It recognises a layer by what its class computes: it calls
+the class's own `forward` on a few numbers, with small stand-ins for the weights and the inner layers, and compares.
+
+    norms          torch.nn.LayerNorm, torch.nn.RMSNorm, and a class "...Norm" that computes the RMS norm of Llama, OLMo
+                   or Gemma bit for bit on these numbers
+    gated MLPs     down_proj(act(gate_proj(x)) up_proj(x)), where act is SiLU or a form of GELU
+    activations    GELU, and with the torch.nn.Linear before it squared ReLU; the linear layer computes the activation
+
+>>> norm = from_layer(model.norm)   # a new layer that shares the parameters of an existing one
+
+Compile a model after `patch`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from . import layers, modules
+from .modules import Contract, set_contract
+
+__all__ = ["Patched", "from_layer", "patch", "unpatch"]
+
+
+def _xhat(x: Tensor, eps: float) -> Tensor:
+    x = x.float()
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
+
+
+Layer = type[nn.Module]
+_NORMS: dict[Layer, Callable[[Tensor, Tensor, float], Tensor]] = {
+    layers.LlamaRMSNorm: lambda x, w, eps: w * _xhat(x, eps).to(x.dtype),
+    layers.OlmoRMSNorm: lambda x, w, eps: (w * _xhat(x, eps)).to(x.dtype),
+    layers.GemmaRMSNorm: lambda x, w, eps: (_xhat(x, eps) * (1.0 + w.float())).to(x.dtype),
+}
+_TORCH: dict[Any, Layer] = {nn.LayerNorm.forward: modules.LayerNorm, nn.RMSNorm.forward: modules.RMSNorm}
+
+
+@dataclass(frozen=True)
+class _Activation:
+    """An activation: its function, and the layers that compute it as a gate, behind a linear layer, and alone."""
+
+    name: str
+    function: Callable[[Tensor], Tensor]
+    gate: Layer | None
+    linear: Layer | None
+    alone: Layer | None
+
+
+_ACTIVATIONS = (
+    _Activation("SiLU", F.silu, layers.SwiGLUMLP, None, None),
+    _Activation("GELU", F.gelu, layers.GEGLUMLP, layers.LinearGELU, layers.GELU),
+    _Activation(
+        "tanh GELU",
+        lambda x: F.gelu(x, approximate="tanh"),
+        layers.GEGLUTanhMLP,
+        layers.LinearGELUTanh,
+        layers.GELUTanh,
+    ),
+    _Activation("squared ReLU", lambda x: F.relu(x).square(), None, layers.LinearSquaredReLU, None),
+)
+_BOUND: set[Any] = {vars(layer)["forward"] for layer in (*layers.ALL, *_TORCH.values())}
+_GATED = ("gate_proj", "up_proj", "down_proj")
+
+
+class _Left(Exception):
+    """The reason why a layer is not replaced."""
+
+
+@dataclass(frozen=True)
+class Patched:
+    """The report of `patch`.
+
+    Attributes:
+        replaced: path of a layer in the model -> class that computes it now
+        left: path of a norm, MLP or activation that stays -> the reason
+        others: classes of the other layers without inner layers; no kernel here computes them
+    """
+
+    replaced: dict[str, str]
+    left: dict[str, str]
+    others: tuple[str, ...]
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{n} {name}" for name, n in Counter(self.replaced.values()).items())
+        lines = [f"replaced {len(self.replaced)} layers: {counts}"]
+        lines += [f"left {path}: {reason}" for path, reason in self.left.items()]
+        return "\n".join([*lines, f"no kernel here: {', '.join(self.others)}"])
+
+
+def _like(kind: Layer, module: nn.Module) -> nn.Module:
+    """Returns a module of the class `kind` with the members of `module`; adding members to one leaves the other."""
+    made = kind.__new__(kind)
+    own = {name: dict(member) if isinstance(member, dict) else member for name, member in vars(module).items()}
+    vars(made).update(own)
+    vars(made).pop("forward", None)
+    return made
+
+
+def _tried(module: nn.Module, x: Tensor, inner: dict[str, Any] | None = None, weight: Tensor | None = None) -> Tensor:
+    """Returns what the class of `module` computes of x with this weight and these inner layers instead of its own."""
+    clone: Any = _like(type(module), module)
+    clone.training = False
+    if weight is not None:
+        clone._parameters["weight"] = weight
+    for name, function in (inner or {}).items():
+        clone._modules[name] = nn.Module()
+        clone._modules[name].forward = function
+    try:
+        with torch.no_grad():
+            return clone(x)
+    except Exception as error:
+        raise _Left(f"{type(module).__name__} cannot be tried: {type(error).__name__}: {error}") from None
+
+
+def _numbers(n: int) -> Tensor:
+    """Returns rows of n numbers between -3 and 3. The second row is so small that a norm's epsilon decides it."""
+    return torch.linspace(-3, 3, 3 * n, device="cpu").view(3, n) * torch.tensor([[1.0], [1e-3], [0.5]], device="cpu")
+
+
+def _norm(module: nn.Module) -> Layer:
+    """Returns the layer for a norm. Raises _Left if there is none."""
+    kind, eps = type(module), vars(module).get("variance_epsilon", vars(module).get("eps"))
+    if kind.forward in _TORCH:
+        return _TORCH[kind.forward]
+    if module._modules or [*module._parameters] != ["weight"] or not isinstance(eps, float):
+        raise _Left(f"{kind.__name__} is no RMS norm with a weight and variance_epsilon or eps")
+    weight = torch.linspace(-1.5, 2, 16, device="cpu")
+    tries = [_numbers(16), _numbers(16).bfloat16()]  # 16 bits show where the class rounds, and to which dtype
+    found = [_tried(module, x, weight=weight) for x in tries]
+    for layer, formula in _NORMS.items():
+        wanted = [formula(x, weight, eps) for x in tries]
+        if all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True)):
+            return layer
+    raise _Left(f"{kind.__name__} computes no RMS norm of Llama, OLMo or Gemma")
+
+
+def _plain(module: nn.Module) -> bool:
+    """True if nothing has replaced the `forward` of this module's class."""
+    return getattr(module.forward, "__func__", None) is type(module).forward
+
+
+def _is_activation(module: nn.Module | None) -> bool:
+    """True if a module without members has the name of an activation; _activation finds what it computes."""
+    if module is None or module._modules or module._parameters or module._buffers or not _plain(module):
+        return False
+    return bool(re.search("gelu|silu|swish|activation", type(module).__name__, re.IGNORECASE))
+
+
+def _activation(module: nn.Module, contract: Contract) -> _Activation:
+    """Returns the activation that a module computes. Raises _Left if there is none."""
+    x, kind = _numbers(32), type(module).__name__
+    for each in _ACTIVATIONS:
+        if torch.allclose(_tried(module, x), each.function(x), rtol=1e-5, atol=1e-6):
+            if contract == "model" and not torch.equal(_tried(module, x.bfloat16()), each.function(x.bfloat16())):
+                raise _Left(f"{kind} has other bits than torch's {each.name}, whose bits contract='model' gives")
+            return each
+    raise _Left(f"{kind} is none of {', '.join(each.name for each in _ACTIVATIONS)}")
+
+
+def _gated(module: nn.Module, name: str, activation: _Activation) -> Layer:
+    """Returns the layer for an MLP with an activation of this name. Raises _Left if there is none."""
+    x, inner = (
+        _numbers(8),
+        dict[str, Any](zip(_GATED, (lambda t: t - 0.5, lambda t: 1.5 * t + 1, lambda t: 2 - t), strict=True)),
+    )
+    gate, up, down = inner.values()
+    found = _tried(module, x, inner | {name: torch.square})
+    if activation.gate is None or not torch.equal(found, down(gate(x).square() * up(x))):
+        raise _Left(f"{type(module).__name__} is no down_proj(act(gate_proj(x)) up_proj(x)) with SiLU or GELU")
+    return activation.gate
+
+
+def _linear_before(parent: nn.Module, act: str) -> str | None:
+    """Returns the name of the linear layer of `parent` whose result goes to the activation `act` and nowhere else."""
+    inner: dict[str, Any] = {name: lambda t, k=k: t * (0.5 + k) + 0.25 for k, name in enumerate(parent._modules)}
+    inner[act] = torch.square
+    for name, module in parent._modules.items():
+        if type(module) is nn.Linear and _plain(module) and not module._forward_hooks:  # they would see the activation
+            calls: list[Tensor] = []
+            fused = lambda t, f=inner[name], calls=calls: calls.append(t) or f(t).square()  # noqa: E731
+            found, wanted = (_tried(parent, _numbers(8), each) for each in (inner | {name: fused, act: _same}, inner))
+            if torch.equal(found, wanted) and len(calls) == 1:
+                return name
+    return None
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
+def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Module, Layer | str | None]]:
+    """Returns path -> (module, layer) for each norm, gated MLP and activation.
+
+    A reason takes the place of a layer that cannot be replaced, and None of one that is computed by its parent.
+    """
+    places = Counter(id(child) for module in model.modules() for child in module._modules.values())
+    found: dict[str, tuple[nn.Module, Layer | str | None]] = {}
+    for path, module in model.named_modules():
+        inner = {name: f"{path}.{name}".removeprefix(".") for name in module._modules}
+        acts = [name for name in inner if _is_activation(module._modules[name])]
+        gated = {*_GATED} <= inner.keys() and len(acts) == 1
+        try:
+            if "Norm" in type(module).__name__:
+                found[path] = module, _norm(module)
+            elif _is_activation(module) and path not in found:
+                activation = _activation(module, contract)
+                found[path] = module, activation.alone or f"{activation.name} alone has no kernel here"
+            for name in acts:
+                child: Any = module._modules[name]
+                activation = _activation(child, contract)
+                if gated:
+                    found[path] = module, _gated(module, name, activation)
+                    found[inner[name]] = child, None
+                elif activation.linear and places[id(child)] == 1 and (linear := _linear_before(module, name)):
+                    found[inner[linear]] = module._modules[linear], activation.linear
+                    found[inner[name]] = child, layers.Applied
+        except _Left as reason:
+            if gated or not acts:  # an activation comes again by itself
+                found[path] = module, str(reason)
+    return found
+
+
+def patch(model: nn.Module, *, contract: Contract = "once") -> Patched:
+    """Lets these kernels compute the layers of a model that they can compute. Returns what was replaced.
+
+    Args:
+        contract: "once" rounds each result once, at the end; "model" rounds where the replaced layer does
+    """
+    unpatch(model)
+    found = _layers_of(model, contract)
+    replaced, left = {}, {}
+    for path, (module, layer) in found.items():
+        if isinstance(layer, str):
+            left[path] = layer
+        elif layer is not None and not _plain(module):
+            left[path] = "something else has replaced its forward"
+        elif layer is not None:
+            set_contract(module, contract)
+            module.forward = MethodType(layer.forward, module)
+            replaced[path] = layer.__name__
+    known = {id(module) for module, _ in found.values()}
+    others = {type(module).__name__ for module in model.modules() if not module._modules and id(module) not in known}
+    return Patched(replaced, left, tuple(sorted(others)))
+
+
+def unpatch(model: nn.Module) -> None:
+    """Takes back what `patch` did."""
+    for module in model.modules():
+        if getattr(vars(module).get("forward"), "__func__", None) in _BOUND:
+            del module.forward
+            vars(module).pop("contract", None)
+
+
+def from_layer(layer: nn.Module, *, contract: Contract = "once") -> nn.Module:
+    """Returns a new layer with these kernels that shares the parameters and inner layers of a norm, gated MLP or GELU.
+
+    Raises TypeError if no kernel computes the layer. modules.LinearGELU loads the state of a linear layer.
+    """
+    _, found = _layers_of(layer, contract).get("", (layer, "it is no norm, gated MLP or activation"))
+    if found is None or isinstance(found, str):
+        raise TypeError(f"from_layer: {type(layer).__name__} cannot be replaced: {found}")
+    made = _like(found, layer)
+    set_contract(made, contract)
+    return made

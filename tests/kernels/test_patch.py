@@ -1,0 +1,250 @@
+"""kernels/patch.py: a patched model computes the same function, keeps its parameters, and is undone exactly."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from kernels import layers, modules
+from kernels.patch import from_layer, patch, unpatch
+from tests.kernels.public import DEVICE
+
+WIDTH = 64
+FAMILIES = {  # of transformers: prefix of its classes, the layers that replace those of a model with two blocks
+    "llama": ("Llama", "LlamaForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
+    "mistral": ("Mistral", "MistralForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
+    "qwen3": ("Qwen3", "Qwen3ForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 9}),
+    "olmo2": ("Olmo2", "Olmo2ForCausalLM", {"SwiGLUMLP": 2, "OlmoRMSNorm": 9}),
+    "gemma3": ("Gemma3Text", "Gemma3ForCausalLM", {"GEGLUTanhMLP": 2, "GemmaRMSNorm": 13}),
+    "phi": ("Phi", "PhiForCausalLM", {"LinearGELUTanh": 2, "Applied": 2, "LayerNorm": 3}),
+}
+
+
+class Norm(nn.Module):
+    """An RMS norm of a model: `rule` makes the result of x, weight and xhat."""
+
+    def __init__(self, rule, eps=1e-5):
+        super().__init__()
+        self.weight, self.rule, self.eps = nn.Parameter(torch.randn(WIDTH)), rule, eps
+
+    def forward(self, x):
+        wide = x.float()
+        xhat = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.eps)
+        return self.rule(x, self.weight, xhat)
+
+
+RULES = {
+    "LlamaRMSNorm": lambda x, w, xhat: w * xhat.to(x.dtype),
+    "OlmoRMSNorm": lambda x, w, xhat: (w * xhat).to(x.dtype),
+    "GemmaRMSNorm": lambda x, w, xhat: (xhat * (1.0 + w.float())).to(x.dtype),
+}
+
+
+class GatedMLP(nn.Module):
+    def __init__(self, act):
+        super().__init__()
+        self.gate_proj, self.up_proj = nn.Linear(WIDTH, 96, bias=False), nn.Linear(WIDTH, 96)
+        self.down_proj, self.act_fn = nn.Linear(96, WIDTH), act
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class MLP(nn.Module):
+    """Two linear layers; `uses` is how often the first one's result is needed."""
+
+    def __init__(self, act, uses=1):
+        super().__init__()
+        self.fc1, self.act, self.drop = nn.Linear(WIDTH, 96), act, nn.Dropout(0.5)
+        self.fc2, self.uses = nn.Linear(96, WIDTH), uses
+
+    def forward(self, x):
+        y = self.fc1(x)
+        return self.fc2(self.drop(self.act(y)) * (y if self.uses > 1 else 1))
+
+
+class SquaredReLUActivation(nn.Module):
+    def forward(self, x):
+        return F.relu(x).square()
+
+
+def model_of(*inner):
+    torch.manual_seed(0)
+    return nn.Sequential(*(copy.deepcopy(each) for each in inner)).to(DEVICE)
+
+
+OURS = model_of(
+    *(Norm(rule) for rule in RULES.values()), nn.LayerNorm(WIDTH), GatedMLP(nn.SiLU()), nn.RMSNorm(WIDTH),
+    GatedMLP(nn.GELU()), GatedMLP(nn.GELU("tanh")), MLP(nn.GELU()), MLP(SquaredReLUActivation()),
+    nn.Linear(WIDTH, WIDTH), nn.GELU("tanh"), nn.Tanh(), nn.GELU(),
+)  # fmt: skip
+
+
+def gradients(model, logits):
+    upstream = torch.sin(torch.arange(logits.numel(), device=DEVICE) + 1.0).view(logits.shape).to(logits.dtype)
+    return torch.autograd.grad(logits, list(model.parameters()), upstream)
+
+
+def holds(model, call, expected, tolerance=2e-5):
+    """Patches a model and takes it back. Checks outputs, gradients, parameters and the report on the way."""
+    model.eval()
+    before, held = call(model), dict(model.named_parameters())
+    wanted, state = gradients(model, before), {name: t.clone() for name, t in model.state_dict().items()}
+    report = patch(model)
+    counts = {name: list(report.replaced.values()).count(name) for name in report.replaced.values()}
+    assert counts == expected and report.left == {}
+    after = call(model)
+    assert 0 < (after - before).norm() <= tolerance * before.norm()
+    for name, got, want in zip(held, gradients(model, after), wanted, strict=True):
+        assert (got - want).norm() <= 10 * tolerance * want.norm(), name
+        assert got.any() or not want.any()
+    assert all(held[name] is parameter for name, parameter in model.named_parameters())
+    assert model.state_dict().keys() == state.keys()
+    assert all(torch.equal(t, state[name]) for name, t in model.state_dict().items())
+    copied = copy.deepcopy(model)  # computes with its own parameters
+    unpatch(model)
+    assert torch.equal(call(model), before) and not any("forward" in vars(m) for m in model.modules())
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(call(copied), after)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_of_transformers_are_patched_and_taken_back(family):
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed; pip install transformers")
+    import transformers
+
+    prefix, name, expected = FAMILIES[family]
+    sizes = {"vocab_size": 97, "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 16}
+    heads |= {} if family == "phi" else {"head_dim": 16}
+    config = getattr(transformers, f"{prefix}Config")(**sizes, **heads, pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    torch.manual_seed(0)
+    model = getattr(transformers, name)(config).to(DEVICE)
+    tokens = torch.randint(3, 97, (1, 5), device=DEVICE)
+    holds(model, lambda m: m(tokens).logits, expected)
+
+
+def test_layers_are_found_by_what_they_compute():
+    x = torch.randn(3, WIDTH, device=DEVICE)
+    names = [*RULES, "LayerNorm", "SwiGLUMLP", "RMSNorm", "GEGLUMLP", "GEGLUTanhMLP", "LinearGELU"]
+    expected = dict.fromkeys([*names, "LinearSquaredReLU", "LinearGELUTanh", "GELU"], 1) | {"Applied": 3}
+    holds(copy.deepcopy(OURS), lambda m: m(x), expected)
+
+
+def test_dtypes_of_results_stay():
+    for name, rule in RULES.items():
+        model = model_of(Norm(rule))
+        x = torch.randn(3, WIDTH, device=DEVICE).bfloat16()
+        before = model(x)
+        assert patch(model).replaced == {"0": name}
+        assert model(x).dtype == before.dtype == (torch.float32 if name == "LlamaRMSNorm" else torch.bfloat16)
+        torch.testing.assert_close(model(x), before, rtol=2**-7, atol=0)
+
+
+class LateEpsNorm(Norm):
+    def forward(self, x):
+        return self.weight * (x / (x.pow(2).mean(-1, keepdim=True).sqrt() + self.eps))
+
+
+class ScaledNorm(Norm):
+    def forward(self, x, scale):
+        return self.rule(x, self.weight, x) * scale
+
+
+HOOKED = MLP(nn.GELU())
+HOOKED.fc1.register_forward_hook(lambda module, args, result: None)
+SHARED = nn.GELU()
+GATE_AND_ACT = {"0": "no down_proj.* with SiLU or GELU", "0.act_fn": "squared ReLU alone has no kernel here"}
+STAY = {  # what is not replaced, the layers that are, and the reason at the path of each that is not
+    "another formula": (LateEpsNorm(None), {}, {"0": "LateEpsNorm computes no RMS norm of Llama, OLMo or Gemma"}),
+    "other arguments": (ScaledNorm(None), {}, {"0": "ScaledNorm cannot be tried: TypeError: .* 'scale'"}),
+    "another norm": (nn.BatchNorm1d(3), {}, {"0": "BatchNorm1d is no RMS norm with a weight"}),
+    "another gate": (GatedMLP(nn.Sigmoid()), {}, {}),
+    "squared gate": (GatedMLP(SquaredReLUActivation()), {}, GATE_AND_ACT),
+    "SiLU": (MLP(nn.SiLU()), {}, {"0.act": "SiLU alone has no kernel here"}),
+    "unknown": (MLP(nn.ReLU()), {}, {}),
+    "used twice": (MLP(nn.GELU(), uses=2), {"0.act": "GELU"}, {}),
+    "hooked": (HOOKED, {"0.act": "GELU"}, {}),
+    "shared": (nn.Sequential(MLP(SHARED), MLP(SHARED)), {"0.0.act": "GELU"}, {}),
+}
+
+
+@pytest.mark.parametrize("case", STAY)
+def test_what_stays_is_named_with_the_reason(case):
+    layer, replaced, left = STAY[case]
+    model = model_of(layer)
+    report = patch(model)
+    assert report.replaced == replaced and report.left.keys() == left.keys()
+    for path, reason in left.items():
+        assert re.search(reason, report.left[path])
+    others = {"another gate": "Sigmoid", "unknown": "ReLU"}
+    assert others.get(case, "") in str(report).splitlines()[-1]
+
+
+def test_a_forward_of_somebody_else_stays():
+    model = model_of(nn.LayerNorm(WIDTH))
+    model[0].forward = lambda x: 2 * x
+    assert patch(model).left == {"0": "something else has replaced its forward"}
+    unpatch(model)
+    assert model(torch.ones(2, WIDTH, device=DEVICE)).unique().item() == 2
+
+
+def test_a_layer_of_its_own_shares_the_parameters():
+    x = torch.randn(3, WIDTH, device=DEVICE)
+    for layer in OURS[:8]:
+        made = from_layer(layer)
+        assert type(made).forward is not type(layer).forward and "forward" not in vars(layer)
+        assert [id(p) for p in made.parameters()] == [id(p) for p in layer.parameters()]
+        torch.testing.assert_close(made(x), layer(x), rtol=1e-5, atol=1e-5)
+    with pytest.raises(TypeError, match="from_layer: Tanh cannot be replaced: it is no norm, gated MLP or activation"):
+        from_layer(nn.Tanh())
+
+
+def test_layers_have_the_form_of_the_hub():
+    members = set(dir(nn.Module)) | {"__annotations__"}
+    for layer in layers.ALL:
+        assert layer.__init__ is nn.Module.__init__ and set(dir(layer)) <= members, layer
+        assert getattr(layers, layer.__name__) is layer
+
+
+def test_a_contract_reaches_the_functions(monkeypatch):
+    seen = []
+    for module, name in ((layers, "rms_norm"), (layers, "gelu"), (modules, "layer_norm"), (modules, "rms_norm")):
+        monkeypatch.setattr(module, name, lambda x, *vectors, n=name, **options: seen.append((n, options)) or x)
+    model, x = model_of(*OURS[:4], OURS[5], OURS[-1]), torch.randn(3, WIDTH, device=DEVICE)
+    for contract, passed in (("model", {"contract": "model"}), ("once", {})):
+        patch(model, contract=contract)
+        model(x)
+        names = ["rms_norm"] * 3 + ["layer_norm", "rms_norm", "gelu"]
+        assert [(n, {k: v for k, v in o.items() if k != "eps"}) for n, o in seen] == [(n, passed) for n in names]
+        seen.clear()
+        mlp = from_layer(OURS[4], contract=contract)
+        layers._mlp(lambda up, gate, **options: seen.append(options) or up)(mlp, x)
+        assert seen.pop() == passed
+    with pytest.raises(ValueError, match='Norm: contract must be "once" or "model", got .twice.'):
+        patch(model, contract="twice")
+    assert not any("forward" in vars(module) for module in model.modules())
+    assert modules.GELU(contract="model").contract == "model" and modules.SwiGLU(contract="model").contract == "model"
+    assert "contract" not in vars(modules.LayerNorm(4)) and modules.LinearGELU(4, 4, contract="model").bias is not None
+
+
+class SteppedGELU(nn.Module):
+    """GELU of the tanh form that rounds after each operation."""
+
+    def forward(self, x):
+        return 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x * x * x)))
+
+
+def test_an_activation_with_other_bits_than_torchs_has_no_contract_of_the_model():
+    model = model_of(SteppedGELU())
+    assert patch(model).replaced == {"0": "GELUTanh"}
+    assert "SteppedGELU has other bits than torch's tanh GELU" in patch(model, contract="model").left["0"]
