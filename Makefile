@@ -38,7 +38,7 @@ help:
 	@echo "make docs      write the generated pages and the sections of figures"
 	@echo "make publish   make RUN=build/nightly/DATE/run.json the published night of sm_90"
 	@echo "make site      build docs/ as a site with search in build/site"
-	@echo "make dist      wheel and source archive in dist/, tried with each Python from 3.11 to 3.14 that is here"
+	@echo "make dist      wheels and source archive in dist/, tried with each Python from 3.11 to 3.14 that is here"
 	@echo "make clean     remove what the targets left behind, except the environment"
 	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
 
@@ -99,18 +99,23 @@ site:
 	@echo "site: $(abspath build/site/index.html)"
 	@echo "with its search: python3 -m http.server --directory build/site"
 
-# The wheel is tried as somebody installs it, by each Python that is here (EACH=python3.14: by that one), outside of this
-# folder, since Python would import verify/ from here. Its types have to be found, also in an editable install.
+# The wheels are tried as somebody installs them, by each Python that is here (EACH=python3.14: by that one), outside of
+# this folder, since Python would import verify/ from here: that of the kernels with torch alone, by the first lines of
+# its README, then verify's. Its types have to be found, also in an editable install.
 EACH ?= $(shell for each in 11 12 13 14; do \
   python3.$$each -c 'import venv' 2>/dev/null && command -v python3.$$each || true; done)
 TYPED := -m mypy --strict --config-file= -c "import verify; verify.assert_close(1, like=abs, inputs=())"
+README := import pathlib, re; exec(re.search("`{3}python\n(.*?)`{3}", pathlib.Path("$(CURDIR)/kernels/package/README.md").read_text(), re.S)[1])
 dist: $(STAMP)
 	@rm -rf dist build/lib build/try
 	@$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')" >/dev/null
+	@cd kernels/package && "$(CURDIR)/$(BIN)/python" -c "from setuptools import build_meta as b; b.build_wheel('../../dist')" >/dev/null; \
+	  code=$$?; rm -rf build *.egg-info; exit $$code
 	@for python in $(or $(EACH),$(PYTHON)); do \
 	  rm -rf build/try && $$python -m venv build/try && cd build/try && bin/python --version && \
 	  pip="bin/python -m pip install --quiet --disable-pip-version-check" && \
-	  $$pip torch==2.13.0 mypy==2.4.1 ../../dist/*.whl && \
+	  $$pip torch==2.13.0 ../../dist/verify_kernels_triton-*.whl && TRITON_INTERPRET=1 bin/python -c '$(README)' && \
+	  $$pip mypy==2.4.1 ../../dist/verify_kernels-*.whl && \
 	  bin/verify run $(abspath examples/structured.py)::there_and_back --dtype bfloat16 && bin/python $(TYPED) && \
 	  $$pip --no-deps --editable ../.. && bin/python $(TYPED) && cd ../.. || exit 1; done
 	@ls -l dist
