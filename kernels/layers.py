@@ -35,7 +35,11 @@ def _eps(layer: nn.Module) -> float:
     return own["variance_epsilon"] if "variance_epsilon" in own else own["eps"]
 
 
-class LlamaRMSNorm(nn.Module):
+class _Layer(nn.Module):
+    can_torch_compile = True  # the hub's library compiles only layers that say so
+
+
+class LlamaRMSNorm(_Layer):
     """RMS norm of Llama, Mistral and Qwen3."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
@@ -45,20 +49,21 @@ class LlamaRMSNorm(nn.Module):
         return rms_norm(hidden_states, weight, eps=_eps(self), **contract_of(self))
 
 
-class OlmoRMSNorm(nn.Module):
+class OlmoRMSNorm(_Layer):
     """RMS norm of OLMo 2."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
         weight: Any = self.weight
-        return rms_norm(hidden_states, weight, eps=_eps(self), **contract_of(self))
+        return rms_norm(hidden_states, weight, eps=_eps(self), **contract_of(self, convention="olmo"))
 
 
-class GemmaRMSNorm(nn.Module):
+class GemmaRMSNorm(_Layer):
     """RMS norm of Gemma. 1 + weight is rounded to float32, as in the original."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight: Any = self.weight
-        return rms_norm(x, 1.0 + weight.float(), eps=_eps(self), **contract_of(self))
+        given = contract_of(self, convention="gemma")  # which adds 1 itself
+        return rms_norm(x, weight if given else 1.0 + weight.float(), eps=_eps(self), **given)
 
 
 def _mlp(gated: Callable[..., Tensor], *form: str) -> Any:
@@ -70,19 +75,19 @@ def _mlp(gated: Callable[..., Tensor], *form: str) -> Any:
     return forward
 
 
-class SwiGLUMLP(nn.Module):
+class SwiGLUMLP(_Layer):
     """MLP of Llama, Mistral, Qwen3 and OLMo 2."""
 
     forward = _mlp(swiglu_split)
 
 
-class GEGLUMLP(nn.Module):
+class GEGLUMLP(_Layer):
     """MLP with a gate of GELU."""
 
     forward = _mlp(geglu_split)
 
 
-class GEGLUTanhMLP(nn.Module):
+class GEGLUTanhMLP(_Layer):
     """MLP of Gemma."""
 
     forward = _mlp(geglu_split, "tanh")
@@ -97,46 +102,43 @@ def _linear(activation: str) -> Any:
     return forward
 
 
-class LinearGELU(nn.Module):
+class LinearGELU(_Layer):
     """torch.nn.Linear, then GELU."""
 
     forward = _linear("gelu")
 
 
-class LinearGELUTanh(nn.Module):
+class LinearGELUTanh(_Layer):
     """torch.nn.Linear, then GELU of the tanh form."""
 
     forward = _linear("gelu_tanh")
 
 
-class LinearSquaredReLU(nn.Module):
+class LinearSquaredReLU(_Layer):
     """torch.nn.Linear, then relu(x)^2."""
 
     forward = _linear("squared_relu")
 
 
-class GELU(nn.Module):
+class GELU(_Layer):
     """GELU."""
 
     def forward(self, input: Tensor) -> Tensor:
         return gelu(input, **contract_of(self))
 
 
-class GELUTanh(nn.Module):
+class GELUTanh(_Layer):
     """GELU of the tanh form."""
 
     def forward(self, input: Tensor) -> Tensor:
         return gelu(input, "tanh", **contract_of(self))
 
 
-class Applied(nn.Module):
+class Applied(_Layer):
     """The place of an activation that a fused linear layer computes."""
 
     def forward(self, input: Tensor) -> Tensor:
         return input
 
 
-ALL: tuple[type[nn.Module], ...] = (
-    LlamaRMSNorm, OlmoRMSNorm, GemmaRMSNorm, SwiGLUMLP, GEGLUMLP, GEGLUTanhMLP,
-    LinearGELU, LinearGELUTanh, LinearSquaredReLU, GELU, GELUTanh, Applied,
-)  # fmt: skip
+ALL: tuple[type[nn.Module], ...] = (*_Layer.__subclasses__(),)

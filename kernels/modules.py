@@ -35,9 +35,9 @@ __all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm",
 Contract = Literal["once", "model"]
 
 
-def contract_of(layer: nn.Module) -> dict[str, Any]:
-    """Returns the argument `contract` of a layer's function; nothing where the layer has none, which means "once"."""
-    return {"contract": layer.contract} if "contract" in vars(layer) else {}
+def contract_of(layer: nn.Module, **more: Any) -> dict[str, Any]:
+    """Returns the argument `contract` of a layer's function with `more`, or nothing: without one it rounds once."""
+    return {"contract": layer.contract, **more} if "contract" in vars(layer) else {}
 
 
 def set_contract(layer: nn.Module, contract: Contract) -> None:
@@ -71,10 +71,14 @@ def _normalised(
     residual: Tensor | None,
     *vectors: Tensor | None,
     eps: float,
+    **more: Any,
 ) -> Any:
-    """Calls `plain`, or `summed` if there is a residual, on x with its last dimensions (normalized_shape) as one."""
+    """Calls `plain`, or `summed` if there is a residual, on x with its last dimensions (normalized_shape) as one.
+
+    `more` are arguments under a contract.
+    """
     shape: Any = module.normalized_shape
-    given = {"eps": eps, **contract_of(module)}
+    given = {"eps": eps, **contract_of(module, **more)}
     if len(shape) == 1 and x.shape[-1:] == shape:
         return plain(x, *vectors, **given) if residual is None else summed(x, residual, *vectors, **given)
     if tuple(x.shape[-len(shape) :]) != shape:
@@ -105,7 +109,8 @@ class RMSNorm(_Contracted, nn.RMSNorm):
         eps = self.eps
         if eps is None:
             eps = torch.finfo(torch.float64 if x.dtype == torch.float64 else torch.float32).eps
-        return _normalised(self, rms_norm, rms_norm_residual, x, residual, self.weight, eps=eps)
+        functions = rms_norm, rms_norm_residual
+        return _normalised(self, *functions, x, residual, self.weight, eps=eps, convention="olmo")  # torch rounds once
 
 
 class GEGLU(_Contracted):

@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -50,31 +50,23 @@ _NORMS: dict[Layer, Callable[[Tensor, Tensor, float], Tensor]] = {
 _TORCH: dict[Any, Layer] = {nn.LayerNorm.forward: modules.LayerNorm, nn.RMSNorm.forward: modules.RMSNorm}
 
 
-@dataclass(frozen=True)
-class _Activation:
+class _Activation(NamedTuple):
     """An activation: its function, and the layers that compute it as a gate, behind a linear layer, and alone."""
 
     name: str
     function: Callable[[Tensor], Tensor]
-    gate: Layer | None
-    linear: Layer | None
-    alone: Layer | None
+    gate: Layer | None = None
+    linear: Layer | None = None
+    alone: Layer | None = None
 
 
 _ACTIVATIONS = (
-    _Activation("SiLU", F.silu, layers.SwiGLUMLP, None, None),
+    _Activation("SiLU", F.silu, layers.SwiGLUMLP),
     _Activation("GELU", F.gelu, layers.GEGLUMLP, layers.LinearGELU, layers.GELU),
-    _Activation(
-        "tanh GELU",
-        lambda x: F.gelu(x, approximate="tanh"),
-        layers.GEGLUTanhMLP,
-        layers.LinearGELUTanh,
-        layers.GELUTanh,
-    ),
+    _Activation("tanh GELU", nn.GELU("tanh"), layers.GEGLUTanhMLP, layers.LinearGELUTanh, layers.GELUTanh),
     _Activation("squared ReLU", lambda x: F.relu(x).square(), None, layers.LinearSquaredReLU, None),
 )
 _BOUND: set[Any] = {vars(layer)["forward"] for layer in (*layers.ALL, *_TORCH.values())}
-_GATED = ("gate_proj", "up_proj", "down_proj")
 
 
 class _Left(Exception):
@@ -97,17 +89,16 @@ class Patched:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{n} {name}" for name, n in Counter(self.replaced.values()).items())
-        lines = [f"replaced {len(self.replaced)} layers: {counts}"]
-        lines += [f"left {path}: {reason}" for path, reason in self.left.items()]
-        return "\n".join([*lines, f"no kernel here: {', '.join(self.others)}"])
+        left = "".join(f"left {path}: {reason}\n" for path, reason in self.left.items())
+        return f"replaced {len(self.replaced)} layers: {counts}\n{left}no kernel here: {', '.join(self.others)}"
 
 
 def _like(kind: Layer, module: nn.Module) -> nn.Module:
     """Returns a module of the class `kind` with the members of `module`; adding members to one leaves the other."""
     made = kind.__new__(kind)
-    own = {name: dict(member) if isinstance(member, dict) else member for name, member in vars(module).items()}
-    vars(made).update(own)
-    vars(made).pop("forward", None)
+    vars(made).update({n: dict(member) if isinstance(member, dict) else member for n, member in vars(module).items()})
+    for name in ("forward", "contract"):  # of a patch
+        vars(made).pop(name, None)
     return made
 
 
@@ -156,9 +147,8 @@ def _plain(module: nn.Module) -> bool:
 
 def _is_activation(module: nn.Module | None) -> bool:
     """True if a module without members has the name of an activation; _activation finds what it computes."""
-    if module is None or module._modules or module._parameters or module._buffers or not _plain(module):
-        return False
-    return bool(re.search("gelu|silu|swish|activation", type(module).__name__, re.IGNORECASE))
+    bare = module and not (module._modules or module._parameters or module._buffers) and _plain(module)
+    return bool(bare and re.search("gelu|silu|swish|activation", type(module).__name__, re.IGNORECASE))
 
 
 def _activation(module: nn.Module, contract: Contract) -> _Activation:
@@ -174,13 +164,10 @@ def _activation(module: nn.Module, contract: Contract) -> _Activation:
 
 def _gated(module: nn.Module, name: str, activation: _Activation) -> Layer:
     """Returns the layer for an MLP with an activation of this name. Raises _Left if there is none."""
-    x, inner = (
-        _numbers(8),
-        dict[str, Any](zip(_GATED, (lambda t: t - 0.5, lambda t: 1.5 * t + 1, lambda t: 2 - t), strict=True)),
-    )
-    gate, up, down = inner.values()
+    x = _numbers(8)
+    inner = {"gate_proj": lambda t: t - 0.5, "up_proj": lambda t: 1.5 * t + 1, "down_proj": lambda t: 2 - t}
     found = _tried(module, x, inner | {name: torch.square})
-    if activation.gate is None or not torch.equal(found, down(gate(x).square() * up(x))):
+    if activation.gate is None or not torch.equal(found, 2 - (x - 0.5).square() * (1.5 * x + 1)):
         raise _Left(f"{type(module).__name__} is no down_proj(act(gate_proj(x)) up_proj(x)) with SiLU or GELU")
     return activation.gate
 
@@ -188,19 +175,15 @@ def _gated(module: nn.Module, name: str, activation: _Activation) -> Layer:
 def _linear_before(parent: nn.Module, act: str) -> str | None:
     """Returns the name of the linear layer of `parent` whose result goes to the activation `act` and nowhere else."""
     inner: dict[str, Any] = {name: lambda t, k=k: t * (0.5 + k) + 0.25 for k, name in enumerate(parent._modules)}
-    inner[act] = torch.square
+    inner[act], x = torch.square, _numbers(8)
     for name, module in parent._modules.items():
         if type(module) is nn.Linear and _plain(module) and not module._forward_hooks:  # they would see the activation
             calls: list[Tensor] = []
             fused = lambda t, f=inner[name], calls=calls: calls.append(t) or f(t).square()  # noqa: E731
-            found, wanted = (_tried(parent, _numbers(8), each) for each in (inner | {name: fused, act: _same}, inner))
-            if torch.equal(found, wanted) and len(calls) == 1:
+            found = _tried(parent, x, inner | {name: fused, act: lambda t: t})
+            if torch.equal(found, _tried(parent, x, inner)) and len(calls) == 1:
                 return name
     return None
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Module, Layer | str | None]]:
@@ -213,7 +196,7 @@ def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Modul
     for path, module in model.named_modules():
         inner = {name: f"{path}.{name}".removeprefix(".") for name in module._modules}
         acts = [name for name in inner if _is_activation(module._modules[name])]
-        gated = {*_GATED} <= inner.keys() and len(acts) == 1
+        gated = {"gate_proj", "up_proj", "down_proj"} <= inner.keys() and len(acts) == 1
         try:
             if "Norm" in type(module).__name__:
                 found[path] = module, _norm(module)
@@ -226,7 +209,9 @@ def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Modul
                 if gated:
                     found[path] = module, _gated(module, name, activation)
                     found[inner[name]] = child, None
-                elif activation.linear and places[id(child)] == 1 and (linear := _linear_before(module, name)):
+                elif not (activation.linear and places[id(child)] == 1 and _plain(module)):
+                    continue
+                elif linear := _linear_before(module, name):
                     found[inner[linear]] = module._modules[linear], activation.linear
                     found[inner[name]] = child, layers.Applied
         except _Left as reason:
