@@ -101,7 +101,7 @@ site:
 
 # The wheels are tried as somebody installs them, by each Python that is here (EACH=python3.14: by that one), outside of
 # this folder, since Python would import verify/ from here: that of the kernels with torch alone, by the first lines of
-# its README, then verify's. Its types have to be found, also in an editable install.
+# its README (Triton's interpreter needs numpy), then verify's. Its types have to be found, also in an editable install.
 EACH ?= $(shell for each in 11 12 13 14; do \
   python3.$$each -c 'import venv' 2>/dev/null && command -v python3.$$each || true; done)
 TYPED := -m mypy --strict --config-file= -c "import verify; verify.assert_close(1, like=abs, inputs=())"
@@ -114,7 +114,8 @@ dist: $(STAMP)
 	@for python in $(or $(EACH),$(PYTHON)); do \
 	  rm -rf build/try && $$python -m venv build/try && cd build/try && bin/python --version && \
 	  pip="bin/python -m pip install --quiet --disable-pip-version-check" && \
-	  $$pip torch==2.13.0 ../../dist/verify_kernels_triton-*.whl && TRITON_INTERPRET=1 bin/python -c '$(README)' && \
+	  $$pip torch==2.13.0 ../../dist/verify_kernels_triton-*.whl && bin/python -c "import verify_kernels_triton" && \
+	  $$pip numpy && TRITON_INTERPRET=1 bin/python -c '$(README)' && \
 	  $$pip mypy==2.4.1 ../../dist/verify_kernels-*.whl && \
 	  bin/verify run $(abspath examples/structured.py)::there_and_back --dtype bfloat16 && bin/python $(TYPED) && \
 	  $$pip --no-deps --editable ../.. && bin/python $(TYPED) && cd ../.. || exit 1; done
