@@ -161,6 +161,11 @@ class ScaledNorm(Norm):
         return self.rule(x, self.weight, x) * scale
 
 
+class OnlyInTraining(MLP):
+    def forward(self, x):
+        return super().forward(x) if self.training else x
+
+
 HOOKED = MLP(nn.GELU())
 HOOKED.fc1.register_forward_hook(lambda module, args, result: None)
 SHARED = nn.GELU()
@@ -174,6 +179,7 @@ STAY = {  # what is not replaced, the layers that are, and the reason at the pat
     "SiLU": (MLP(nn.SiLU()), {}, {"0.act": "SiLU alone has no kernel here"}),
     "unknown": (MLP(nn.ReLU()), {}, {}),
     "used twice": (MLP(nn.GELU(), uses=2), {"0.act": "GELU"}, {}),
+    "not used in the trial": (OnlyInTraining(nn.GELU()), {"0.act": "GELU"}, {}),
     "hooked": (HOOKED, {"0.act": "GELU"}, {}),
     "shared": (nn.Sequential(MLP(SHARED), MLP(SHARED)), {"0.0.act": "GELU"}, {}),
 }
