@@ -17,11 +17,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .checks import Contract
 from .geglu import geglu, geglu_split
 from .gelu import gelu
 from .layer_norm import layer_norm, layer_norm_residual
@@ -31,8 +32,6 @@ from .rms_norm import rms_norm, rms_norm_residual
 from .swiglu import swiglu, swiglu_split
 
 __all__ = ["GEGLU", "GELU", "LayerNorm", "LinearGEGLU", "LinearGELU", "RMSNorm", "SwiGLU"]
-
-Contract = Literal["once", "model"]
 
 
 def contract_of(layer: nn.Module, **more: Any) -> dict[str, Any]:

@@ -31,7 +31,8 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
 from . import layers, modules
-from .modules import Contract, set_contract
+from .checks import Contract
+from .modules import set_contract
 
 __all__ = ["Patched", "from_layer", "patch", "unpatch"]
 
