@@ -74,6 +74,35 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return torch.relu(x @ self.packed[:, :-1].T + self.packed[:, -1])
 """
+# a residual addition in bfloat16, whose sum a solution rounds to nearest, or cuts off
+ADDED = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def forward(self, x, r):
+        return x + r
+
+
+def get_inputs():
+    return [torch.randn(64, 32).bfloat16(), torch.randn(64, 32).bfloat16()]
+
+
+def get_init_inputs():
+    return []
+"""
+STORED = """
+import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def forward(self, x, r):
+        return ({}).bfloat16()
+"""
+SUM = "x.float() + r.float()"
+CUT_OFF = f"(({SUM}).view(torch.int32) & ~0xFFFF).view(torch.float32)"
 DROPPED = """
 import torch
 from torch import nn
@@ -114,7 +143,7 @@ def _linear(folder: Path, solutions: dict[str, str]) -> dict[str, Judgement]:
 
 
 def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
-    """Returns judgements of two problems. Kills all processes that this one has started.
+    """Returns judgements of three problems. Kills all processes that this one has started.
 
     Wrong inputs stay as large as they were found. Making each of them smaller takes seconds, and
     tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py, in tests/benchmarks/test_judge.py and in
@@ -122,11 +151,13 @@ def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
     """
     asked = list[bool]()
     inverse = LINEAR.replace("torch.relu(self.linear(x))", "torch.linalg.inv(x)")
-    problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 2, 2)"))
+    problems = written(folder, linear=LINEAR, inverse=inverse.replace("randn(6, 24)", "randn(3, 2, 2)"), added=ADDED)
     texts = {name: solution((RIGHT | WRONG)[name]) for name in FEW} | {"cached": CACHED}
     texts |= {
         "inverts": solution("return torch.linalg.inv(x)"),
         "transposes": solution("return torch.linalg.inv(x).mT"),
+        "to_nearest": STORED.format(SUM),
+        "cut_off": STORED.format(CUT_OFF),
     }
     paths = written(folder, **texts)
     with pytest.MonkeyPatch.context() as patch:
@@ -135,9 +166,9 @@ def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
         patch.setattr(
             judging, "ReplayElement", lambda *given, shrink=False: asked.append(shrink) or ReplayElement(*given)
         )
-        of = {"inverts": "inverse", "transposes": "inverse"}
+        of = {"inverts": "inverse", "transposes": "inverse", "to_nearest": "added", "cut_off": "added"}
         made = judged_pairs([(problems[of.get(name, "linear")], path) for name, path in paths.items()])
-    assert asked == [True] * 3, "each wrong input is replayed, and made smaller if possible"
+    assert asked == [True] * 4, "each wrong input is replayed, and made smaller if possible"
     return made
 
 
@@ -175,6 +206,12 @@ def demand_wrong(found: Judgement) -> None:
 def test_a_right_solution_is_accepted_and_a_wrong_one_has_an_input(found: dict[str, Judgement]) -> None:
     demand_accepted(found["by_columns"])
     demand_wrong(found["accumulates_in_bfloat16"])
+
+
+def test_digits_that_a_solution_cuts_off_are_wrong_by_default(found: dict[str, Judgement]) -> None:
+    """Each number is within an ULP. That all are on one side loses 9% of a residual stream in 72 layers."""
+    assert found["to_nearest"].verdict == "accepted", found["to_nearest"].message
+    assert found["cut_off"].verdict == "wrong" and "are rounded toward zero: -0.4" in found["cut_off"].message
 
 
 @pytest.mark.slow

@@ -47,8 +47,7 @@ _MOST_SETS = 64
 _REFUTING = 4  # times as many inputs may refute a contract
 _JOIN = 2  # sets of inputs that refute a contract join the search at once
 _ROUNDS = 12  # times that inputs join the search
-_DRAWN = 1 << 26  # numbers that a program computes for inputs, of which those that tell contracts apart are chosen
-_MOST_DRAWN = 1 << 23  # elements that are drawn for them, at most
+_DRAWN = 1 << 23  # elements of inputs, of which those that tell contracts apart are chosen
 _CHUNK = 1 << 16  # elements that are evaluated at once
 _FORMS = 3  # forms of the program that are searched if its own explains too little
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
@@ -278,7 +277,8 @@ def _searched(
     the same bits. `unseen` inputs never do.
     """
     starts, search = _starts(program, before), _Search(program, known)
-    drawn = sets_like([each[0] for each in known.inputs], "telling")
+    one = [each[0] for each in known.inputs]
+    drawn = sets_like(one, "telling")
     formats = search.best(starts)
     rivals: list[Contract] | None = None
     for _ in range(_ROUNDS):
@@ -291,8 +291,13 @@ def _searched(
         else:
             formats = _Search(program, search.known + others).smallest(formats)
             telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
-            if not telling:
-                break
+            if not telling:  # several roundings may be wrong at once: as many others confirm the contract
+                size = len(others.inputs[0])
+                more = _Known.of(function, [*islice(sets_like(one, "others"), size, 2 * size)])
+                others += more
+                if float(more.by_set(Rounded(program, more.inputs, formats)).sum()) <= search.enough(more):
+                    break
+                continue
             fresh = _Known.of(function, telling)
         search = _Search(program, search.known + fresh, search.evaluations)
         formats = search.best([formats, *starts])
@@ -444,7 +449,7 @@ class _Search:
     ) -> tuple[list[tuple[Tensor, ...]], list[Contract]]:
         """Returns inputs on which rivals of a contract predict other bits, and the rivals that no input tried tells."""
         size, chosen, tried = sum(each[0].numel() for each in self.known.results), list[tuple[Tensor, ...]](), 0
-        while rivals and tried < min(_MOST_DRAWN, _DRAWN // len(self.kinds)):
+        while rivals and tried < _DRAWN:
             drawn, left = list(islice(sets, max(1, _CHUNK // size))), list[Contract]()
             tried += size * len(drawn)
             base = Rounded(self.program, _stack(drawn), formats)

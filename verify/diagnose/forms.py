@@ -17,14 +17,16 @@ from unittest import mock
 import torch
 from torch import Tensor, fx
 
-from verify.diagnose.places import EXACT, Program, named, trace
+from verify.diagnose.places import EXACT, NEAREST, VECTORS, Program, named, trace
 
 
 def forms_of(program: Program, layer: Callable[..., Any], inputs: Sequence[Tensor]) -> Iterator[tuple[str, Program]]:
     """Yields the program, and then those that compute the same in another form."""
     yield "", program
-    yield "in more digits than float32", replace(program, nearest=True, usual=EXACT)
-    yield "functions rounded correctly", replace(program, nearest=True)
+    more = replace(program, library=NEAREST, usual=EXACT)
+    yield "in more digits than float32", more
+    yield "functions rounded correctly", replace(program, library=NEAREST)
+    yield "erf and tanh as a CPU's vectors have them", replace(program, library=VECTORS)
     gelu = torch.nn.functional.gelu
     other = {"none": "tanh", "tanh": "none"}
 
@@ -36,12 +38,21 @@ def forms_of(program: Program, layer: Callable[..., Any], inputs: Sequence[Tenso
     if turned.graph.code != program.graph.code:
         yield "tanh in place of erf, or erf in place of tanh", turned
     for node in program.nodes:
-        for change in (_rooted, _subtracted, _divided, _distributed, _regrouped, partial(_regrouped, side=1), _again):
+        for change in (
+            _tailed,
+            _rooted,
+            _subtracted,
+            _divided,
+            _distributed,
+            _regrouped,
+            partial(_regrouped, side=1),
+            _again,
+        ):
             graph = copy.deepcopy(program.graph)
             same = next(each for each in graph.graph.nodes if each.name == node.name)
             if said := change(graph, same):
                 graph.graph.lint()
-                yield said, replace(program, graph=graph)
+                yield said, replace(more if change is _tailed else program, graph=graph)
 
 
 def _call(graph: fx.GraphModule, at: fx.Node, name: str, *args: Any) -> fx.Node:
@@ -92,6 +103,19 @@ def _divided(graph: fx.GraphModule, node: fx.Node) -> str:
             bottom = _call(graph, node, "sqrt", root.args[0])
             _finished(graph, node, _call(graph, node, "div", other, bottom))
             return "a division by sqrt in place of rsqrt"
+    return ""
+
+
+def _tailed(graph: fx.GraphModule, node: fx.Node) -> str:
+    """Turns 1 + tanh(a) into 2 * sigmoid(2 * a), and 1 + erf(a) into erfc(-a): kernels that keep the tails' digits."""
+    inner = _uncast(node.args[0]) if named(node) == "add" and list(node.args[1:]) in ([1], [1.0]) else None
+    if named(inner) == "tanh":
+        half = _call(graph, node, "sigmoid", _call(graph, node, "mul", inner.args[0], 2.0))
+        _finished(graph, node, _call(graph, node, "mul", half, 2.0))
+        return "2 * sigmoid(2 * a) in place of 1 + tanh(a)"
+    if named(inner) == "erf":
+        _finished(graph, node, _call(graph, node, "erfc", _call(graph, node, "neg", inner.args[0])))
+        return "erfc(-a) in place of 1 + erf(a)"
     return ""
 
 

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from verify.errors import UsageError, said_by
 
-EXACT, WIDE = "exact", "float32"
+EXACT, WIDE, NEAREST, VECTORS = "exact", "float32", "nearest", "vectors"
 FORMATS = {
     name: getattr(torch, name) for name in (WIDE, "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 }  # formats that a place may have, beside EXACT
@@ -36,8 +36,8 @@ Contract = Mapping[str, str]  # the name of a place -> its format; other places 
 _aten = torch.ops.aten
 # operators that PyTorch computes in one kernel, and that consist of several steps
 _TAKEN_APART = (
-    "silu gelu mish softplus hardswish rms_norm _fused_rms_norm _softmax _log_softmax std addmm addcmul addcdiv lerp "
-    "log_sigmoid_forward logit nll_loss_forward mse_loss"
+    "silu gelu gelu_backward mish softplus hardswish rms_norm _fused_rms_norm _softmax _log_softmax std addmm addcmul "
+    "addcdiv lerp log_sigmoid_forward logit nll_loss_forward mse_loss"
 )
 # operators that move, select or compare numbers
 _MOVES = set(
@@ -60,6 +60,7 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
     """Traces a layer at the dtypes of the inputs, and names them. Raises UsageError if PyTorch cannot trace it."""
     table = get_decompositions([getattr(_aten, name) for name in _TAKEN_APART.split() if hasattr(_aten, name)])
     table |= {_aten.native_layer_norm.default: _layer_norm, _aten.var.correction: _variance}
+    table |= {_aten.pow.Tensor_Scalar: lambda x, power: x * x * x if power == 3 else NotImplemented}  # as PyTorch's
     try:
         with torch.no_grad():
             whole = torch.func.functionalize(layer)
@@ -102,7 +103,7 @@ class Program:
 
     graph: fx.GraphModule
     inputs: tuple[Tensor, ...]
-    nearest: bool = False  # True: exp, erf and such are rounded correctly; False: they are PyTorch's in float32
+    library: str = ""  # that has exp, erf and such: PyTorch's in float32, NEAREST (correctly rounded) or VECTORS
     usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
 
     @cached_property
@@ -240,8 +241,12 @@ class Rounded:
                 self._evaluate(node)
 
     def _evaluate(self, node: fx.Node) -> None:
-        wide = torch.float32 if not self.program.nearest and named(node) in _FUNCTIONS else torch.float64
-        value = _computed(node, self.values, self.stacked, wide)
+        library = self.program.library
+        wide = torch.float32 if library != NEAREST and named(node) in _FUNCTIONS else torch.float64
+        if library == VECTORS and named(node) in _OF_VECTORS:
+            value = _OF_VECTORS[named(node)](self.values[node.args[0]].float()).double()
+        else:
+            value = _computed(node, self.values, self.stacked, wide)
         if _is_place(node):
             self.exact[node] = value
             value = self._stored(node)
@@ -281,6 +286,22 @@ class Rounded:
     def outputs(self) -> list[Tensor]:
         """Returns the results in float64, not rounded."""
         return [self.values[node] for node in self.program.returned]
+
+
+def _erf(x: Tensor) -> Tensor:
+    """Returns erf by the polynomial 7.1.26 of Abramowitz and Stegun, which loses the digits of 1 + erf(-4)."""
+    size, total = x.abs().double(), torch.tensor(1.061405429)
+    t = (1 / (1 + 0.3275911 * size).float()).double()
+    for each in (-1.453152027, 1.421413741, -0.284496736, 0.254829592):
+        total = (total.double() * t + each).float()
+    return x.sign() * (1 - (t.float() * (-x * x).exp()).double() * total.double()).float()
+
+
+# what PyTorch and Inductor compute in vectors of a CPU, but for torch.erf and torch.tanh of float32 numbers
+_OF_VECTORS: dict[str, Callable[[Tensor], Tensor]] = {
+    "erf": _erf,
+    "tanh": lambda x: torch.where(x.abs() > 8.664339742, x.sign(), x.tanh()),  # Sleef's is 1 from there on
+}
 
 
 def rounded(value: Any, kind: str) -> Any:
