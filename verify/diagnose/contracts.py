@@ -81,7 +81,7 @@ def contract(
             f"inputs are the tensors that the layer takes; received {inputs!r}",
             hint="verify.contract(layer, kernel, (x, w))",
         )
-    traced, call = layer, getattr(kernel, "function", kernel)
+    traced, call = torch.func.functionalize(layer), getattr(kernel, "function", kernel)
     names: tuple[str, ...] = ()
     results = _results(layer, inputs)
     if len(results) != (count := len(_results(call, inputs))):
@@ -93,7 +93,7 @@ def contract(
         count = len(inputs)
         upstream = ["dy"] if len(results) == 1 else [f"dy{at}" for at in range(1, len(results) + 1)]
         names = (*_names_of(layer, count), *upstream)
-        traced, layer, call = _traced_gradients(layer, count), _gradients(layer, count), _gradients(call, count)
+        traced, layer, call = (_gradients(each, count) for each in (traced, layer, call))
         generator = torch.Generator().manual_seed(0)
         inputs += tuple(torch.randn(each.shape, generator=generator).to(each) for each in results)
     program = trace(traced, inputs, names)
@@ -112,23 +112,6 @@ def _names_of(layer: Callable[..., Any], count: int) -> list[str]:
         if len(names := list(inspect.signature(called).parameters)) >= count:
             return names[:count]
     return [f"x{at}" for at in range(1, count + 1)]
-
-
-def _traced_gradients(layer: Callable[..., Any], count: int) -> Callable[..., Any]:
-    """Returns the gradients of a layer as a function that PyTorch can trace."""
-
-    def pulled(*given: Tensor) -> list[Tensor]:
-        smooth = [at for at in range(count) if given[at].is_floating_point()]
-
-        def called(*some: Tensor) -> Any:
-            values = dict(zip(smooth, some, strict=True))
-            return layer(*(values.get(at, given[at]) for at in range(count)))
-
-        made, pull = torch.func.vjp(called, *(given[at] for at in smooth))
-        upstream = given[count:]
-        return list(pull(upstream[0] if isinstance(made, Tensor) else tuple(upstream)))
-
-    return pulled
 
 
 def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
@@ -243,17 +226,13 @@ def found_by(
     others = _Known.of(function, [*islice(sets_like(inputs, "others"), _REFUTING * few)])
     rest = _Known.of(function, [*islice(sets_like(inputs, "unseen"), few)])
 
-    def searched(program: Program, form: str = "") -> FoundContract:
-        return _searched(program, function, known, others, rest, before=best, form=form)
-
-    best: FoundContract | None = None
-    best = searched(program)
+    best = _searched(program, function, known, others, rest)
     if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
         forms = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
         least = [min(_Search(other, known).held(start).off for start in _starts(other, best)) for _, other in forms]
         spent = best.evaluations + _STARTS * len(forms)
         for at in sorted(range(len(forms)), key=least.__getitem__)[:_FORMS]:
-            found = searched(forms[at][1], forms[at][0])
+            found = _searched(forms[at][1], function, known, others, rest, best, forms[at][0])
             spent += found.evaluations
             best = max(best, found, key=lambda each: each.known + each.unseen)
             if min(best.known, best.unseen) >= 1 - _GOOD:
@@ -268,8 +247,8 @@ def _searched(
     known: _Known,
     others: _Known,
     unseen: _Known,
-    before: FoundContract | None,
-    form: str,
+    before: FoundContract | None = None,
+    form: str = "",
 ) -> FoundContract:
     """Searches for the contract of one form of the program.
 
@@ -280,7 +259,7 @@ def _searched(
     one = [each[0] for each in known.inputs]
     drawn = sets_like(one, "telling")
     formats = search.best(starts)
-    rivals: list[Contract] | None = None
+    rivals = list[Contract]()
     for _ in range(_ROUNDS):
         if search.held(formats).off > search.enough(search.known):
             break  # the form of the program is another one
@@ -303,7 +282,6 @@ def _searched(
         formats = search.best([formats, *starts])
     smallest = _Search(program, search.known + others).smallest(formats)
     own = {place: kind for place, kind in smallest.items() if kind != program.usual}
-    rivals = search.rivals(own, others) if rivals is None else rivals
     return FoundContract(
         like=program.text(own),
         formats=own,
@@ -327,11 +305,8 @@ def _starts(program: Program, before: FoundContract | None) -> list[dict[str, st
     made = [{}, dict(program.stored), dict.fromkeys(places, kind)]
     if before is not None:
         kept = {place: kind for place, kind in before.formats.items() if place in places}
-        made = [
-            kept,
-            {place: kept.get(place, kind) for place in places if place not in before.places} | kept,
-            *made,
-        ]
+        new = {place: kept.get(place, kind) for place in places if place not in before.places}
+        made = [kept, new | kept, *made]
     while len(made) < _STARTS:
         made.append({place: kind for place in places if drawn.random() < 0.5})
     return made

@@ -108,7 +108,7 @@ def _divided(graph: fx.GraphModule, node: fx.Node) -> str:
 
 def _tailed(graph: fx.GraphModule, node: fx.Node) -> str:
     """Turns 1 + tanh(a) into 2 * sigmoid(2 * a), and 1 + erf(a) into erfc(-a): kernels that keep the tails' digits."""
-    inner = _uncast(node.args[0]) if named(node) == "add" and list(node.args[1:]) in ([1], [1.0]) else None
+    inner: Any = _uncast(node.args[0]) if named(node) == "add" and list(node.args[1:]) in ([1], [1.0]) else None
     if named(inner) == "tanh":
         half = _call(graph, node, "sigmoid", _call(graph, node, "mul", inner.args[0], 2.0))
         _finished(graph, node, _call(graph, node, "mul", half, 2.0))

@@ -60,16 +60,18 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
     """Traces a layer at the dtypes of the inputs, and names them. Raises UsageError if PyTorch cannot trace it."""
     table = get_decompositions([getattr(_aten, name) for name in _TAKEN_APART.split() if hasattr(_aten, name)])
     table |= {_aten.native_layer_norm.default: _layer_norm, _aten.var.correction: _variance}
-    table |= {_aten.pow.Tensor_Scalar: lambda x, power: x * x * x if power == 3 else NotImplemented}  # as PyTorch's
+    # PyTorch stores the square of a third power; a first one rounds nothing
+    table |= {_aten.pow.Tensor_Scalar: lambda x, n: x if n == 1 else x * x * x if n == 3 else NotImplemented}
     try:
         with torch.no_grad():
-            whole = torch.func.functionalize(layer)
-            graph = make_fx(whole, decomposition_table=table, tracing_mode="fake")(*inputs)
+            graph = make_fx(layer, decomposition_table=table, tracing_mode="fake")(*inputs)
     except Exception as error:
         raise UsageError(
             f"a contract is that of a PyTorch function on tensors; this one cannot be traced: {said_by(error)}",
             hint="the layer without control flow on numbers, and inputs= as it takes them",
         ) from error
+    for node in graph.graph.find_nodes(op="call_function", target=_aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
     graph.graph.eliminate_dead_code()
     for name, node in zip(names, graph.graph.find_nodes(op="placeholder"), strict=False):
         node._rename(name)
@@ -241,11 +243,11 @@ class Rounded:
                 self._evaluate(node)
 
     def _evaluate(self, node: fx.Node) -> None:
-        library = self.program.library
-        wide = torch.float32 if library != NEAREST and named(node) in _FUNCTIONS else torch.float64
-        if library == VECTORS and named(node) in _OF_VECTORS:
-            value = _OF_VECTORS[named(node)](self.values[node.args[0]].float()).double()
+        name, library = named(node), self.program.library
+        if library == VECTORS and name in _OF_VECTORS:
+            value = _OF_VECTORS[name](self.values[node.args[0]].float()).double()
         else:
+            wide = torch.float32 if library != NEAREST and name in _FUNCTIONS else torch.float64
             value = _computed(node, self.values, self.stacked, wide)
         if _is_place(node):
             self.exact[node] = value

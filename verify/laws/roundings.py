@@ -1,8 +1,8 @@
 """Roundings: a kernel rounds to 16 bits where its declaration says, and nowhere else.
 
 `rounds="as like"` promises the roundings of the PyTorch function of `like=`: eager PyTorch stores the result of each of
-its operators in the dtype of the case. `rounds="once"` promises none before the results. The message names the contract
-that holds, if the promised one does not.
+its operators in the dtype of the case. `rounds="once"` promises none before the results. If the promised contract does
+not hold, the message says if the other one does; `verify contract` finds the contract of any kernel.
 
 Details:
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,12 +35,10 @@ from verify.ops.graph.contract import Contract, allowed
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Step, ends_of
-from verify.ops.graph.wording import rounds, words
+from verify.ops.graph.steps import Run
 from verify.truth.ulp import bits_of
 
 _RULES = {AS_LIKE: "eager PyTorch's roundings do", ONCE: "one rounding at the end does"}
-_CHANGES = 64  # contracts that are tried to explain a kernel that breaks its promise
 _contracts: dict[tuple[Any, ...], str] = {}  # (function, op, promise, dtype) -> its contract in words
 _WAYS = ((False, False), (True, False), (False, True), (True, True))  # see `allowed`
 
@@ -96,37 +94,6 @@ class _Results:
             found = {name: mask & ~_is_same(self.results[name], self.theirs.get(name)) for name, mask in found.items()}
         return {name: mask for name, mask in found.items() if bool(mask.any())}
 
-    def explained(self, names: Sequence[str]) -> str:
-        """Returns the contract that explains some results, in words: near one of the two that have a name."""
-        ends = set().union(*(ends_of(self.program.results[name]) for name in names))
-        places = [step for step in self.program.needed_for(names) if rounds(step) and id(step) not in ends]
-        narrow = next((self.results[name].dtype for name in names if self.results[name].dtype.itemsize == 2), None)
-        kinds = {id(step): self.program.stored.get(id(step), narrow or torch.bfloat16) for step in places}
-        own = frozenset(kinds.keys() & self.program.stored.keys())
-        tried: dict[frozenset[int], int] = {}
-
-        def off(kept: frozenset[int]) -> int:
-            if kept not in tried:
-                found = self.wrong({key: kinds[key] for key in kept}, names)
-                tried[kept] = sum(int(mask.sum()) for mask in found.values())
-            return tried[kept]
-
-        best = min((own, frozenset[int]()), key=off)
-        while off(best) and len(tried) < _CHANGES:
-            near = min((best ^ {id(step)} for step in places), key=off, default=best)
-            if off(near) >= off(best):
-                break
-            best = near
-        name, apart = min(((ONCE, best), (AS_LIKE, best ^ own)), key=lambda each: len(each[1]))
-        other = [f"{words(step)} in {_kind(kinds, step, best)}" for step in places if id(step) in apart]
-        found = f"{name}, but {', '.join(other)}" if other else name
-        total = sum(self.results[name].numel() for name in names)
-        return f"none of these; {found} explains {1 - off(best) / total:.1%} of the results" if off(best) else found
-
-
-def _kind(kinds: Contract, step: Step, kept: Collection[int]) -> str:
-    return str(kinds[id(step)]).removeprefix("torch.") if id(step) in kept else "float32"
-
 
 def _is_same(got: Tensor, theirs: Tensor | None) -> Tensor:
     same = torch.zeros(got.shape, dtype=torch.bool)
@@ -163,17 +130,18 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _contract_of(subject: Subject, found: _Results) -> str:
-    """Returns the contract of a kernel in words, from a case of many elements: several contracts explain one element.
+    """Returns the other contract with a name, if the kernel keeps it; found once for each kernel and dtype.
 
-    It is found once for each kernel and dtype.
+    A case of many elements decides, because both contracts explain most single elements.
     """
     kernel = subject.kernel
     key = kernel.function, kernel.op.name, kernel.rounds, subject.dtype
     if key not in _contracts:
+        other = ONCE if kernel.rounds == AS_LIKE else AS_LIKE
         plain = _Results.of(subject, max(plain_cases(subject, _space(subject)), key=lambda case: math.prod(case.dims)))
         found = plain if plain.broken(kernel.rounds) else found
-        names = list(found.broken(kernel.rounds))
-        _contracts[key] = found.explained([name for name in names if name in kernel.outputs] or names)
+        keeps = found.broken(other).keys().isdisjoint(found.broken(kernel.rounds))
+        _contracts[key] = other if keeps else f"neither {AS_LIKE!r} nor {ONCE!r}"
     return _contracts[key]
 
 
