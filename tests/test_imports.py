@@ -20,6 +20,7 @@ KERNELS = sorted(p for p in (ROOT / "kernels").rglob("*.py") if p.parent.name no
 # The ground first. A module imports from its own room and from those before it; docs/architecture.md says what each is.
 LAYERS = (
     "errors",
+    "start",
     "backends",
     "records",
     "workers",

@@ -28,8 +28,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+from verify import start
 from verify.backends.backend import told_to_interpret, triton_interprets
-from verify.workers import start
 
 _FORKS = multiprocessing.get_context("forkserver")
 _MODULES = ("verify", "verify.worker", "verify.declare.sources")

@@ -34,11 +34,12 @@ from verify.records.record import KernelRun, LawRun
 from verify.referee.plan import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
-from verify.workers import process_tree, start
+from verify.workers import process_tree
 from verify.workers.channel import Channel
 from verify.workers.fork_server import forked
 from verify.workers.machine import usable_cores
 from verify.workers.phases import phase
+from verify.workers.process import import_torch
 from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
 from verify.workers.serving import WithBytes, serve, watch
 
@@ -117,7 +118,7 @@ def load(requested: str | None) -> bool:
     visible = os.environ.get(backends.Cuda.visible, "0").replace(",", "")
     compiles = backends.may_compile(requested) and visible.isdigit() and backends.gpu_expected()
     with phase("worker: import torch"):
-        start.import_torch(identifies_triton=compiles)
+        import_torch(identifies_triton=compiles)
         gc.disable()  # imported objects stay: walking them is a tenth of the time
         try:
             import numpy.ma  # noqa: F401  # numpy.unique imports it, which would be in each fork anew

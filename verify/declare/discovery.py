@@ -14,11 +14,11 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
+from verify import start
 from verify.declare.declaration import Kernel, declared_lines, kernel
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
 from verify.errors import UsageError, closest, said_by
-from verify.workers import start
 
 
 def load(target: Target) -> list[Kernel]:

@@ -2,7 +2,7 @@
 
 As a process it prints the files as one line of JSON, module to file:
 
-    python -m verify.declare.sources BACKEND TARGET...
+    python -P verify/start.py verify.declare.sources BACKEND TARGET...
 
 BACKEND may be empty. A target that cannot be imported is omitted: the run of that target reports it.
 """

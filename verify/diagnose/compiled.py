@@ -23,12 +23,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from verify import start
 from verify.backends import Backend
 from verify.declare.discovery import imported
 from verify.declare.target import Target
 from verify.diagnose.requests import Order, Proof, ProvedSum
 from verify.diagnose.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
-from verify.workers import start
 
 _FEW = 8  # numbers of memory that name a term
 _OF_ZEROS = {*ADDITIONS, "arith.mulf", "arith.extf", "arith.truncf", PRODUCT}  # give zero for zeros

@@ -9,19 +9,25 @@ without a fork would import the main module of the user's program, which a worke
 
 from __future__ import annotations
 
+import gc
+import importlib.metadata
+import importlib.util
 import os
 import secrets
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 import msgspec
 
+from verify import start
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
-from verify.workers import process_tree, start
+from verify.records.part_store import cache
+from verify.workers import process_tree
 from verify.workers.calls import Callee
 from verify.workers.channel import Channel
 from verify.workers.fork_server import Begin, End, exchange
@@ -206,3 +212,51 @@ def _has_descriptor(stream: Any) -> bool:
     except (OSError, AttributeError, ValueError):
         return False
     return True
+
+
+# -- in the child ----------------------------------------------------------------------------------------------
+
+
+def import_torch(*, identifies_triton: bool) -> None:
+    """Imports PyTorch for all forks of this process.
+
+    Args:
+        identifies_triton: Triton reads its own 400 MB beside the import. Otherwise every fork that compiles a kernel
+            reads them, for seconds.
+    """
+    reading = threading.Thread(target=_identify_triton)
+    if identifies_triton:
+        reading.start()
+    gc.disable()  # imported objects stay: walking them is a tenth of the import
+    try:
+        with _byte_code():
+            import torch  # noqa: F401
+    finally:
+        gc.enable()
+    if identifies_triton:
+        reading.join()
+
+
+@contextmanager
+def _byte_code() -> Iterator[None]:
+    """Lets Python keep the byte code of PyTorch in verify's cache if its installation has none.
+
+    Images often have none, and forbid to write any. Compiling PyTorch's source takes 2.5 s of each start.
+    """
+    found, before = importlib.util.find_spec("torch"), (sys.pycache_prefix, sys.dont_write_bytecode)
+    if found and found.origin and found.cached and not os.path.exists(found.cached):
+        with suppress(RuntimeError):  # the user has no home folder
+            at = os.stat(found.origin).st_mtime_ns  # an image may give all versions of a file the same time
+            sys.pycache_prefix = str(cache("byte-code") / f"torch-{importlib.metadata.version('torch')}-{at}")
+            sys.dont_write_bytecode = False
+    try:
+        yield
+    finally:
+        sys.pycache_prefix, sys.dont_write_bytecode = before
+
+
+def _identify_triton() -> None:
+    with suppress(Exception):  # a failure is harmless: Triton then reads it later
+        from triton.runtime.cache import triton_key
+
+        triton_key()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import verify
 from tests.records.test_commit import git
+from verify import start
 from verify.errors import UsageError
 from verify.records.bounds import worktree
 
@@ -32,23 +33,33 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_each_side_imports_its_own_files_and_our_verify(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (project / "verify.py").write_text("raise RuntimeError('the verify of the project, not ours')\n")
+    """Files of the project that are named like verify or a module of Python are executed on neither side."""
+    (project / "src" / "target.py").write_text("import library\n")
+    for folder, name in (("src", "copy"), ("src", "verify"), ("sub", "copy"), ("sub", "json")):
+        (project / folder / f"{name}.py").write_text(f"open({str(project / 'executed')!r}, 'w').close()\n")
+    git(project, "add", "src", "sub")
+    git(project, "commit", "-q", "-m", "traps")
     packages = str(project / ".venv" / "lib" / "site-packages")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project / "src"), packages, "/elsewhere"]))
-    code = "import library, verify; print(library.STATE, verify.__file__)"
-    with worktree.checkout("HEAD~1", project) as found:
-        for side, state in ((found.base, "old"), (found.head, "new")):
-            with worktree._environment(side, found) as environment:
-                done = subprocess.run(
-                    [sys.executable, "-c", code], cwd=side.here, env=environment, capture_output=True, text=True
-                )
-                seen, file = done.stdout.split()
-                assert (seen, Path(file).resolve()) == (state, Path(verify.__file__).resolve()), done.stderr
-                path = environment["PYTHONPATH"].split(os.pathsep)
-                assert path[1] == str(side.top / "src")
-                assert path[-2:] == [packages, "/elsewhere"]  # an environment is not the project
+    (project / "src" / "library.py").write_text("STATE = 'newer'\n")
+    with worktree.checkout("HEAD", project / "sub") as found:
+        for side in (found.base, found.head):
+            environment = worktree._environment(side, found)
+            command = start.command("verify.declare.sources", "", "target")
+            done = subprocess.run(command, cwd=side.here, env=environment, capture_output=True, text=True)
+            files = json.loads(done.stdout.splitlines()[-1])
+            assert files["library"] == str(side.top / "src" / "library.py"), done.stderr
+            assert Path(files["verify"]).resolve() == Path(verify.__file__).resolve()
+            path = environment[start.PATH].split(os.pathsep)
+            assert path[0] == str(side.top / "src")
+            assert path[-2:] == [packages, "/elsewhere"]  # an environment is not the project
+        worktree.check_imports(found, ["target"], None)
+        assert (
+            worktree.measure(found.base, found, ["target"], project / "record.json").kernels == []
+        )  # it declares none
+        assert not (project / "executed").exists()
         tree = found.base.top
-        assert (tree / "src" / "library.py").read_text() == "STATE = 'old'\n"
+        assert (tree / "src" / "library.py").read_text() == "STATE = 'new'\n"
     assert not tree.exists()
     assert worktree.git(project, "worktree", "list").count("\n") == 0
 

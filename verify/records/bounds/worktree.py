@@ -1,9 +1,9 @@
 """Measures two states of a project with one installation of verify, on one device, one after the other.
 
 Only the project's files differ. The base is a git worktree in a temporary folder. Both runs get the same targets and
-the running `verify`, in front of everything else on the path. Python may import from folders of the project, for
-example with an editable install. These are replaced by the folders of the worktree: otherwise the base would quietly
-import the head's code, and every comparison would say "same". `check_imports` checks afterwards that this worked.
+are started by the running `verify`. Python may import from folders of the project, for example with an editable
+install. These are replaced by the folders of the worktree: otherwise the base would quietly import the head's code, and
+every comparison would say "same". `check_imports` checks afterwards that this worked.
 
 Bounds as they were at a commit need no worktree: `book_at` and `waivers_at` read them from git.
 """
@@ -20,8 +20,10 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath, PurePosixPath
+from typing import Any
 
 import verify
+from verify import start
 from verify.errors import UsageError
 from verify.records.bounds import waivers
 from verify.records.bounds.committed import WAIVERS, Book, holds_bounds, parse
@@ -94,17 +96,9 @@ def git(where: Path, *arguments: str) -> str:
 
 def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path) -> Run:
     """Runs `verify run` in one state of the project. Writes the record to `record` and returns it."""
-    with _environment(side, found) as environment:
-        shown = sys.stderr.isatty()
-        done = subprocess.run(
-            [sys.executable, "-m", "verify", "run", *arguments, "--json", str(record)],
-            cwd=side.here,
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=None if shown else subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
+    shown = None if sys.stderr.isatty() else subprocess.PIPE
+    command = ("verify", "run", *arguments, "--json", str(record))
+    done = _started(side, found, *command, stdout=subprocess.DEVNULL, stderr=shown)
     if not record.exists():
         what = "the base" if side is found.base else "the head"
         said = "".join(f"\n{line}" for line in (done.stderr or "").strip().splitlines()[-12:])
@@ -114,15 +108,8 @@ def measure(side: Side, found: Checkout, arguments: Sequence[str], record: Path)
 
 def check_imports(found: Checkout, targets: Sequence[str], backend: str | None) -> None:
     """Raises UsageError if the base imports the head's code: it would be compared with itself."""
-    with _environment(found.base, found) as environment:
-        done = subprocess.run(
-            [sys.executable, "-m", "verify.declare.sources", backend or "", *targets],
-            cwd=found.base.here,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+    request = ("verify.declare.sources", backend or "", *targets)
+    done = _started(found.base, found, *request, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
         files = json.loads(done.stdout.splitlines()[-1])
     except (json.JSONDecodeError, IndexError):
@@ -145,29 +132,25 @@ def _is_of(file: Path, top: Path) -> bool:
     return path.is_relative_to(top)
 
 
-@contextlib.contextmanager
-def _environment(side: Side, found: Checkout) -> Iterator[dict[str, str]]:
-    """Returns the environment of a run: the running verify first, then the project's folders in this state."""
-    with tempfile.TemporaryDirectory(prefix="verify-tools-") as tools:
-        (Path(tools) / "verify").symlink_to(Path(verify.__file__).resolve().parent, target_is_directory=True)
-        given = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
-        kept = [item for item in given if _moved(item, side, found) is None]
-        moved = [_moved(item, side, found) for item in [*given, *sys.path]]
-        path = [tools, *dict.fromkeys(item for item in moved if item is not None), *kept]
-        # Safe path: the folder where a command runs must not come before the running verify.
-        yield {**os.environ, "PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(path)}
+def _started(side: Side, found: Checkout, *command: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a module of verify in one state of the project."""
+    settings = {"cwd": side.here, "env": _environment(side, found), "text": True, "errors": "replace", **streams}
+    return subprocess.run(start.command(*command), **settings)
+
+
+def _environment(side: Side, found: Checkout) -> dict[str, str]:
+    """Returns the environment of a run: the project's folders in this state come first on PYTHONPATH."""
+    given = [item for item in os.environ.get("PYTHONPATH", "").split(os.pathsep) if item]
+    moved = {item: _moved(item, side, found) for item in [*given, *sys.path]}
+    path = [*filter(None, moved.values()), *(item for item in given if moved[item] is None)]
+    return start.environment({**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(path))})
 
 
 def _moved(entry: str, side: Side, found: Checkout) -> str | None:
     """Returns the place of a project's folder in this state of the project. None for other folders."""
     path = Path(entry or ".").resolve()
-    environments = (Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve())
-    if not path.is_relative_to(found.head.top) or "site-packages" in path.parts:
-        return None
-    if any(path.is_relative_to(item) for item in environments):
-        return None
-    moved = side.top / path.relative_to(found.head.top)
-    return str(moved) if moved.is_dir() else None
+    moved = side.top / path.relative_to(found.head.top) if _is_of(path, found.head.top) else None
+    return str(moved) if moved is not None and moved.is_dir() else None
 
 
 def book_at(ref: str, folder: Path) -> Book:

@@ -28,9 +28,10 @@ from pathlib import Path
 
 import msgspec
 
-from verify import backends
-from verify.workers import process_tree, start
+from verify import backends, start
+from verify.workers import process_tree
 from verify.workers.channel import Channel
+from verify.workers.process import import_torch
 from verify.workers.sandbox import confine, folders, memory
 
 SCRATCH_BYTES, SCRATCH_FILES = 1 << 30, 5_000
@@ -98,7 +99,7 @@ def stop() -> None:
 def main(arguments: list[str]) -> None:
     """Forks a supervisor for each connection until the process that started this one ends."""
     listener, requested = socket.socket(fileno=int(arguments[0])), arguments[2] or None
-    start.import_torch(identifies_triton=backends.may_compile(requested) and backends.gpu_expected())
+    import_torch(identifies_triton=backends.may_compile(requested) and backends.gpu_expected())
     import torch
 
     run = importlib.import_module(arguments[1]).run

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from verify.workers import start
+from verify import start
 
 TRAP = "open(__file__ + '.executed', 'w').close()\nraise ImportError('a file of the user')\n"
 NAMES = ("copy", "dataclasses", "random", "numpy", "selectors", "msgspec")
