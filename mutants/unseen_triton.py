@@ -64,7 +64,9 @@ def _lazy(x, y, n, BLOCK: tl.constexpr, RIGHT: tl.constexpr):
             kept = tl.where(rises, new, top)
         else:
             kept = new
-        total = tl.where(rises, total * tl.exp(top - new), total) + tl.sum(tl.exp(v - kept), 0)
+        # a block that is masked as a whole adds exp(-inf), not exp(-inf - -inf)
+        lowered = v - tl.where(kept == -float("inf"), 0.0, kept)
+        total = tl.where(rises, total * tl.exp(top - new), total) + tl.sum(tl.exp(lowered), 0)
         top = kept
     for first in range(0, n, BLOCK):
         at = first + tl.arange(0, BLOCK)

@@ -245,6 +245,23 @@ def test_what_a_file_declares_or_how_it_fails(tmp_path: Path, monkeypatch: pytes
     answers(Path(__file__).parent / "snapshots" / "files.txt", globals())
 
 
+REFUSED = HEAD + (
+    "@verify.kernel(op='gelu')\ndef good(x): return x\n"
+    "@verify.kernel(op='gelo')\ndef bad(x): return good(x)\n"
+    "@verify.kernel(op='silu', dtypes=[])\ndef worse(x): return bad(x)\n"
+)
+
+
+def test_a_refused_declaration_leaves_the_other_kernels_of_its_file(tmp_path: Path) -> None:
+    path, failed = write(tmp_path, REFUSED), list[UsageError]()
+    assert [item.name for item in load(Target.parse(path), failed)] == names(f"{path}::good") == ["good"]
+    assert failed[0].message.startswith(f"{path}::bad: no op is named 'gelo' (closest: gelu)")
+    assert failed[1].message.startswith(f"{path}::worse: dtypes") and len(failed) == 2
+    assert failure(path).message == failure(f"{path}::bad").message == failed[0].message
+    used = write(tmp_path, REFUSED + "bad.name\n", "used.py")  # a function, which has no name of a kernel
+    assert failure(used).message.startswith(f"{used}: no op is named 'gelo'")
+
+
 def test_a_package_that_is_not_installed_is_named_with_its_python(tmp_path: Path) -> None:
     error = failure(write(tmp_path, "import no_such_library\n"))
     assert "fails on import: ModuleNotFoundError: No module named 'no_such_library'" in error.message

@@ -176,6 +176,23 @@ def test_a_kernel_declares_noise_beside_ulp_for_a_default_limit_alone() -> None:
     summed = verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "n d"}, dtypes=["float32"])(lambda x: x.sum(-1))
     shipped = verify.kernel(op="silu", dtypes=["float32"])(functional.silu)
     assert not summed.beside_noise and not shipped.beside_noise
+    declared = [verify.kernel(op="softmax", **said)(lambda x: x) for said in ({}, {"max_ulp": 4})]  # type: ignore[arg-type]
+    assert [each.beside_noise for each in declared] == [True, False]
+
+
+@pytest.mark.parametrize(("lag", "max_ulp", "status"), [(8.0, None, "ok"), (8.0, 4, "wrong"), (40.0, None, "wrong")])
+def test_a_shipped_sum_has_a_limit_in_noise_beside_the_default_one(
+    lag: float, max_ulp: float | None, status: str
+) -> None:
+    """An online softmax may subtract a number a little below the largest: x - lag is rounded in larger units."""
+
+    def softmax(x: Tensor) -> Tensor:
+        e = (x - (x.amax(-1, True) - lag)).exp()
+        return e / e.sum(-1, True)
+
+    declared = verify.kernel(op="softmax", dtypes=["float32"], gradients=False, max_ulp=max_ulp)(softmax)
+    [result] = measure_kernel(declared, Measure("a.py::kernel"), CPU).results
+    assert result.status == status
 
 
 def test_a_hunt_judges_by_the_noise_that_a_run_judges_by() -> None:

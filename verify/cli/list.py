@@ -48,15 +48,15 @@ def _models(options: argparse.Namespace) -> int:
 def _kernels(options: argparse.Namespace) -> int:
     targets = given.targets(options, config.find())
     found: list[Declared] = []
-    failed: list[str] = []
+    failed: list[UsageError] = []
     with process.Worker() as worker:
         for target in targets:
             try:
-                found += declared_by(worker, target)
+                found += declared_by(worker, target, failed=failed)
             except UsageError as error:
-                failed.append(str(error))
+                failed.append(error)
     sinks.deliver_data(options, found, _declared(found))
-    screen.complain(failed)
+    screen.complain(map(str, failed))
     return exits.USAGE if failed else exits.PASS
 
 

@@ -13,19 +13,24 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from verify.declare import promises
-from verify.errors import KernelError, UsageError
+from verify.errors import KernelError, UsageError, closest
 from verify.ops.op import Op
 from verify.truth.ulp import same_bits
 
 Arguments = Sequence[Tensor | None]
+_Given = ParamSpec("_Given")
+_Declare = TypeVar("_Declare", bound=Callable[..., Any])
+# By module that is imported as a target, then by name: the declarations that were refused.
+refused: dict[str, dict[str, UsageError]] = {}
 _PLAIN = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -347,3 +352,34 @@ def accepted(function: Callable[..., Any], op: Op) -> frozenset[str]:
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         names |= set(op.params)
     return frozenset(names & set(op.params))
+
+
+def recorded(make: Callable[_Given, _Declare]) -> Callable[_Given, _Declare]:
+    """Puts a refused declaration of a target into `refused`, so that the other kernels of its file remain."""
+    known_options = inspect.signature(make).parameters
+
+    def demand(options: Mapping[str, object]) -> None:
+        if unknown := next((name for name in options if name not in known_options), None):
+            raise UsageError(
+                f"verify.kernel has no option {unknown!r}{closest(unknown, known_options)}",
+                hint="python -c 'import verify; help(verify.kernel)' lists the options",
+            )
+
+    @functools.wraps(make)
+    def kernel(*received: _Given.args, **options: _Given.kwargs) -> _Declare:
+        found = refused.get(sys._getframe(1).f_globals.get("__name__", ""))
+        if found is None:
+            demand(options)
+            return make(*received, **options)
+
+        def declare(function: Any) -> Any:
+            try:
+                demand(options)
+                return make(*received, **options)(function)
+            except UsageError as error:
+                found[str(options.get("name") or getattr(function, "__name__", "kernel"))] = error
+                return function
+
+        return declare(received[0]) if received and callable(received[0]) else cast(_Declare, declare)
+
+    return kernel

@@ -25,7 +25,7 @@ import msgspec
 from verify import ops
 from verify.backends import known
 from verify.declare import promises
-from verify.declare.calling import accepted, by_operand, functional, op_of
+from verify.declare.calling import accepted, by_operand, functional, op_of, recorded
 from verify.declare.captured import captured
 from verify.declare.promises import STOCHASTIC_LIMIT, STOCHASTIC_NOISE, limits_of_results, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
@@ -42,6 +42,10 @@ from verify.truth.ulp import Policy
 
 LONGEST_NAME = 200  # bytes; a file of bounds or a part of a night has the name of a kernel
 DEFAULT_DTYPES = ("float32", "bfloat16", "float16")
+_OF_LIKE = (  # options that only a declaration by like= has
+    *("shapes", "integers", "valid", "examples", "accumulate", "intermediate", "ties"),
+    *("writes", "into", "derive", "stochastic", "draws", "promise", "inputs"),
+)
 
 # By module and function, the lines that declare a kernel of that name: the module itself keeps only the last one.
 declared_lines: dict[str, dict[str, set[int]]] = {}
@@ -82,7 +86,7 @@ class Kernel:
     integer_dtypes: Mapping[str, str] = field(default_factory=dict)  # default int64
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
-    beside_noise: bool = False  # True: an elementwise program whose default limit in ULP has one in noise beside it
+    beside_noise: bool = False  # True: the default limit in ULP, of no program with sums, has one in noise beside it
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
@@ -258,6 +262,7 @@ class Kernel:
         return "; ".join(parts)
 
 
+@recorded
 def kernel(
     *received: object,
     op: str | Op | None = None,
@@ -378,26 +383,12 @@ def kernel(
         quantise, like, shapes, where, operands, bits = quantiser(quantise, like, shapes, where, operands, op)
         integers = {**(integers or {}), **bits}
         gradients = False
-    caller = sys._getframe(1).f_globals  # the declaring module's: a declaration may name a library function
+    # the declaring module's, 1 is `recorded`: a declaration may name a library function
+    caller = sys._getframe(2).f_globals
     module, file = caller.get("__name__", ""), caller.get("__file__", "")
     named_op = _op(received, op) if like is None else ""
-    alone = {
-        "shapes": shapes,
-        "integers": integers,
-        "valid": valid,
-        "examples": examples is not None,
-        "accumulate": accumulate != "float32",
-        "intermediate": intermediate,
-        "ties": ties,
-        "writes": writes,
-        "into": into,
-        "derive": derive,
-        "stochastic": stochastic,
-        "draws": draws,
-        "promise": promise,
-        "inputs": inputs,
-    }
-    if like is None and (named_alone := [f"{name}=" for name, value in alone.items() if value]):
+    given = {**locals(), "examples": examples is not None, "accumulate": accumulate != "float32"}
+    if like is None and (named_alone := [f"{name}=" for name in _OF_LIKE if given[name]]):
         raise UsageError(
             f"an op by name has no use for {', '.join(named_alone)}, which belong to like=",
             hint="@verify.kernel(like=function, ...)",
@@ -512,7 +503,7 @@ def kernel(
             integer_dtypes=integral,
             output_dtypes=of_outputs,
             max_noise=noises,
-            beside_noise=like is not None and definition.gate == "plain" and max_ulp is None,
+            beside_noise=definition.gate == ("scaled" if like is None else "plain") and max_ulp is None,
             max_bias=promises.by_result(about, "max_bias", max_bias, results),
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,

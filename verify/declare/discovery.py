@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
-import inspect
 import os
-import re
 import shlex
 import sys
 import traceback
@@ -15,15 +13,25 @@ from pathlib import Path
 from types import ModuleType
 
 from verify import start
-from verify.declare.declaration import Kernel, declared_lines, kernel
+from verify.declare.calling import refused
+from verify.declare.declaration import Kernel, declared_lines
 from verify.declare.standin import stand_in
 from verify.declare.target import Target
-from verify.errors import UsageError, closest, said_by
+from verify.errors import UsageError, said_by
 
 
-def load(target: Target) -> list[Kernel]:
-    """Returns the kernels of a target, in the order of their definition."""
+def load(target: Target, failed: list[UsageError] | None = None) -> list[Kernel]:
+    """Returns the kernels of a target, in the order of their definition.
+
+    Adds the refused declarations of a whole file to `failed`; without it, raises the first.
+    """
     module = imported(target)
+    errors = {
+        label: UsageError(f"{target.of(label)}: {error.message.removeprefix(f'kernel {label!r}: ')}", hint=error.hint)
+        for label, error in refused.get(module.__name__, {}).items()
+    }
+    if target.kernel in errors:
+        raise errors[target.kernel]
     found = [value for value in vars(module).values() if isinstance(value, Kernel) and value.module == module.__name__]
     unique = list({id(item): item for item in found}.values())
     names = [item.name for item in unique]
@@ -41,6 +49,10 @@ def load(target: Target) -> list[Kernel]:
                 f"{target.source} declares two kernels named {label!r}; names must differ",
                 hint='@verify.kernel(op=..., name="another_name")',
             )
+    if errors and target.kernel is None:
+        if failed is None or not unique:
+            raise next(iter(errors.values()))
+        failed += errors.values()
     if not unique:
         raise UsageError(
             f"{target.source} declares no kernel",
@@ -66,7 +78,10 @@ def imported(target: Target) -> ModuleType:
     reach(target)
     shown = target.source
     try:
-        return _import_file(Path(shown).resolve(), shown) if target.is_file else importlib.import_module(shown)
+        if target.is_file:
+            return _import_file(Path(shown).resolve(), shown)
+        refused.setdefault(shown, {})
+        return importlib.import_module(shown)
     except UsageError as error:  # of a declaration: its message may not name the file
         if shown in error.message:
             raise
@@ -102,6 +117,7 @@ def _import_file(path: Path, shown: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[label] = module
     declared_lines.pop(label, None)  # of a failed import, before the user fixed the file
+    refused[label] = {}
     try:
         before = path.read_bytes()
         spec.loader.exec_module(module)
@@ -109,6 +125,8 @@ def _import_file(path: Path, shown: str) -> ModuleType:
             raise UsageError(f"{shown} changed while it was imported", hint="the same command again")
     except Exception:
         del sys.modules[label]
+        if refused[label]:  # the file goes on with what was to be a kernel
+            raise next(iter(refused[label].values())) from None
         raise
     return module
 
@@ -120,20 +138,14 @@ def _import_failure(shown: str, error: BaseException) -> UsageError:
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
     text = " ".join(said_by(error).split()) or "no message"
-    if unknown := re.match(r"kernel\(\) got an unexpected keyword argument '(\w+)'", text):
-        text = unknown[0] + closest(unknown[1], inspect.signature(kernel).parameters)
-    return UsageError(
-        f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_after_failure(shown, error, text)
-    )
+    return UsageError(f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_next(shown, error))
 
 
-def _after_failure(shown: str, error: BaseException, text: str) -> str:
+def _next(shown: str, error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         return (
             f"install {package} for {sys.executable}; where it may be missing, import it inside the function and "
             f'declare requires="{package}"'
         )
-    if isinstance(error, TypeError) and text.startswith("kernel() got an unexpected keyword"):
-        return "python -c 'import verify; help(verify.kernel)' lists the keywords"
     return f"python {shlex.quote(shown)}" if shown.endswith(".py") else f"python -c {shlex.quote(f'import {shown}')}"

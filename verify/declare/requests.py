@@ -14,11 +14,15 @@ from verify.workers.requests import Died, Late, Request
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """Holds the kernels of a target, and a digest of the modules of its project: of all, and by file."""
+    """Holds the kernels of a target, and a digest of the modules of its project: of all, and by file.
+
+    `refused` has the message and the hint of each declaration that is none.
+    """
 
     sources: str
     kernels: list[Declared]
     files: dict[str, str] = {}
+    refused: list[tuple[str, str | None]] = []
 
 
 class ListKernels(Request[Listed], frozen=True, tag="list"):
@@ -32,10 +36,11 @@ class ListKernels(Request[Listed], frozen=True, tag="list"):
         from verify.declare.discovery import load
         from verify.declare.sources import digests_of, sources_of
 
-        target = Target.parse(self.target)
-        kernels = load(target)
+        target, failed = Target.parse(self.target), list[UsageError]()
+        kernels = load(target, failed)
         declared = [Declared.of(item, target.source) for item in kernels]
-        return Listed(sources_of(kernels[0]), declared, digests_of(kernels[0]))
+        errors = [(error.message, error.hint) for error in failed]
+        return Listed(sources_of(kernels[0]), declared, digests_of(kernels[0]), errors)
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -84,12 +89,10 @@ Known = dict[str, Listed]  # the listings of targets that were requested before,
 
 
 def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -> Listed:
-    found = None if known is None else known.get(target)
-    if found is None:
-        found = worker.ask(ListKernels(target), timeout=timeout)
-        if known is not None:
-            known[target] = found
-    return found
+    known = {} if known is None else known
+    if target not in known:
+        known[target] = worker.ask(ListKernels(target), timeout=timeout)
+    return known[target]
 
 
 def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = None) -> dict[str, str]:
@@ -105,11 +108,18 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
 
 
 def declared_by(
-    worker: Answers, target: str, timeout: float = START_SECONDS, known: Known | None = None
+    worker: Answers,
+    target: str,
+    timeout: float = START_SECONDS,
+    known: Known | None = None,
+    failed: list[UsageError] | None = None,
 ) -> list[Declared]:
-    """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why."""
+    """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why.
+
+    Adds refused declarations to `failed`; without it, raises the first.
+    """
     try:
-        return _listed(worker, target, timeout, known).kernels
+        found = _listed(worker, target, timeout, known)
     except Late:
         raise UsageError(
             f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()
@@ -118,3 +128,9 @@ def declared_by(
         raise UsageError(
             f"{target}: importing it ended the process: {died}", hint=Target.parse(target).import_command()
         ) from None
+    errors = [UsageError(message, hint=hint) for message, hint in found.refused]
+    if errors and failed is None:
+        raise errors[0]
+    if failed is not None:
+        failed += errors
+    return found.kernels

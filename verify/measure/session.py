@@ -292,11 +292,13 @@ class Measuring(Source[_RunPart, KernelRun]):
         pool.probe()
         declared: list[Declared] = []
         for target in targets:
+            failed: list[UsageError] = []
             try:
-                declared += declared_by(pool, target, known=session.known)
+                declared += declared_by(pool, target, known=session.known, failed=failed)
             except UsageError as error:
-                session.usage.append(str(error))
-                self.not_imported.append(Gap("not importable", error.message, target))
+                failed = [error]
+            session.usage += map(str, failed)
+            self.not_imported += [Gap("not importable", error.message, target) for error in failed]
         about = pool.about()
         if session.whole and session.kept is not None:
             claim(session.kept, session, about, sources_of(pool, targets, session.known))

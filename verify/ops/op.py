@@ -184,6 +184,13 @@ class Kept:
     exact: dict[Any, Any] = field(default_factory=dict)  # what exact values of elements share
     slopes: dict[str, Slopes] = field(default_factory=dict)  # by gradient: where a kernel's choice is not PyTorch's
     drawn: dict[str, Tensor] = field(default_factory=dict)  # by result: the kernel's draws, see `Meaning.draws`
+    owner: Any = None  # the function that is evaluated
+
+    def belong_to(self, owner: Any) -> None:
+        """Forgets what belongs to another function: one problem may be given to two ops."""
+        if self.owner is not None and self.owner is not owner:
+            vars(self).update(vars(Kept(self.effort, self.first)))
+        self.owner = owner
 
 
 @dataclass(frozen=True)

@@ -699,6 +699,20 @@ def test_attention_may_weigh_parts_of_the_keys_by_their_log_sums(off: float, rig
         verify.assert_close(y, like=like, inputs=(q, k, v))
 
 
+@pytest.mark.parametrize(("off", "right"), [(1e-5, True), (2e-4, False)])
+def test_a_log_sum_exp_is_rounded_where_one_number_is_all(off: float, right: bool) -> None:
+    """PyTorch's backward of logcumsumexp subtracts 114.6 from a logarithm, which is rounded to 4e-6."""
+    x, dy = torch.tensor([-11.6, 114.59563, 0.0, 0.0]), torch.tensor([1.0, 1.66, -1.41, 0.45])
+    live = x.clone().requires_grad_()
+    y = live.logcumsumexp(0)
+    (dx,) = torch.autograd.grad(y, live, dy)
+    factor = torch.tensor([1, 1 + off, 1, 1])
+    with nullcontext() if right else pytest.raises(AssertionError, match="dx is wrong"):
+        verify.assert_close(
+            y.detach(), like=lambda x: x.logcumsumexp(0), inputs=(x,), grads=(dx * factor,), upstream=dy
+        )
+
+
 def test_scores_of_attention_are_stored_only_where_a_program_writes_them_down() -> None:
     q, k, v = (3 * drawn(2, 2, 48, 16, seed=seed).bfloat16() for seed in range(3))
 

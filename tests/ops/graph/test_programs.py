@@ -462,3 +462,12 @@ def test_a_network_deeper_than_the_calls_of_python_is_followed() -> None:
 
     program = trace(deep, {"x": torch.zeros(3)}, differentiable=["x"])
     assert len(program.steps) > sys.getrecursionlimit()
+
+
+def test_one_problem_may_be_given_to_two_ops() -> None:
+    """What it keeps for the first one, a program and what exact values share, is not the second one's."""
+    made = [Definition(each, ["x"]).op() for each in (lambda x: x * 3, lambda x: x.sinh())]
+    problem = Problem({"x": torch.tensor([2.0])})
+    values = [float(op.fast(problem)["y"].value) for op in (*made, made[0])]
+    assert values == [6.0, pytest.approx(math.sinh(2.0)), 6.0]
+    assert [float(op.points(problem, "y", [0])[0].mp(60)) for op in made] == [6.0, pytest.approx(math.sinh(2.0))]

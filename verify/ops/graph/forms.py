@@ -173,13 +173,15 @@ class LogSums:
 
     Kernels that divide the keys among processors weigh each part by exp(its l - l), and backward passes compute the
     probabilities so. An l of 700 is off by 3e-5, and so is a probability of 1, which s less its largest number gives
-    exactly. Beyond a rounding of bfloat16 this form is no excuse: an l of 4e6 is off by 0.25.
+    exactly. Beyond a rounding of bfloat16 this form is no excuse: an l of 4e6 is off by 0.25. A program that writes
+    exp(x - l) itself gets the same: where one number is far above the others, its l is that number in float64, and only
+    a kernel that sums in this way has no rounding there.
     """
 
     def __init__(self, steps: Sequence[Step], format: Rounding) -> None:
         self.unit = format.unit / math.sqrt(3.0)
-        self.before: dict[int, Step] = {}  # id(probabilities) -> scores less their largest
-        self.largest: dict[int, Tensor] = {}  # id(scores less their largest) -> size of that
+        self.before: dict[int, Step] = {}  # id(probabilities) -> scores less their largest, or less l
+        self.largest: dict[int, Tensor] = {}  # id(scores less their largest or l) -> size of that
         products = set[int]()  # ids of the steps that depend on a product of matrices
         for step in steps:
             of_product = isinstance(step, Contract) or (
@@ -191,6 +193,8 @@ class LogSums:
                 scores = step.inputs[0].inputs[0]
                 if id(scores) in products and less_largest(scores):
                     self.before[id(step)] = scores
+            if _is_map(step, "exp") and _is_map(step.inputs[0], "subtract") and _is_log_sum(step.inputs[0].inputs[1]):
+                self.before[id(step)] = step.inputs[0]
         self.scores = set(map(id, self.before.values()))
 
     def deviation(self, step: Step, given: Sequence[Tensor], value: Tensor) -> Tensor | None:
@@ -267,6 +271,16 @@ class Gates:
 
 def _is_map(step: Step, function: str) -> bool:
     return isinstance(step, Map) and step.function == function
+
+
+def _is_log_sum(step: Step) -> bool:
+    """True if a step is a log-sum-exp: log(sum(exp(x - largest))) + largest."""
+    total = moved_from(step)[-1]
+    logs = [moved_from(each)[-1] for each in total.inputs] if _is_map(total, "add") else []
+    sums = [moved_from(each.inputs[0])[-1] for each in logs if _is_map(each, "log")]
+    return any(
+        isinstance(s, Reduce) and s.function == "sum" and _is_map(moved_from(s.inputs[0])[-1], "exp") for s in sums
+    )
 
 
 def _other(step: Step, one: Step) -> Step | None:

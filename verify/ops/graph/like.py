@@ -33,7 +33,7 @@ from verify.ops.graph.shapes import NamedDims, Range, ranges_of, sizes_within
 from verify.ops.graph.single import ElementEvaluator, Shared, limits_of
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.steps import Leaf, Run, Step
-from verify.ops.op import Fast, Landmarks, Meaning, Op, Operand, Point, Problem
+from verify.ops.op import Fast, Kept, Landmarks, Meaning, Op, Operand, Point, Problem
 
 _OPEN = (256, 32)  # most unbounded elements of a result that Arb evaluates: elementwise programs, others
 _WHOLE = 3 << 20  # most step elements of a program of which Arb evaluates every element that float64 does not know
@@ -379,6 +379,7 @@ class Like(Meaning):
         """Returns the program of a problem, and a run with its tensors and with the decisions taken so far."""
         if self.part is not None:
             return self.part[0], replace(self.part[1], decisions=problem.kept.decisions, maps={})
+        problem.kept.belong_to(self.callee)
         present = {name: value for name, value in problem.inputs.items() if value is not None}
         wanted = self._gradients(problem) if problem.upstream else []
         gradients = tuple(name for name in present if "d" + name in wanted)
@@ -434,7 +435,7 @@ class Like(Meaning):
 
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
         """Returns the problem with the choices at ties that explain a kernel's results best."""
-        if problem.kept.choices is None and self.program(problem)[0].decides:
+        if self.program(problem)[0].decides and problem.kept.choices is None:
             self.fast(problem)
         if not problem.kept.choices:
             return problem
@@ -471,7 +472,7 @@ class Like(Meaning):
     def in_place_of(self, function: Callable[..., Any], problem: Problem) -> dict[str, Tensor]:
         """Returns the float64 results of another function of the same operands, without bounds."""
         other = replace(self, callee=replace(self.callee, function=function), programs={})
-        program, run = other.program(problem)
+        program, run = other.program(replace(problem, kept=Kept()))
         with torch.no_grad(), program.refusing():
             return program.values(run, problem.results, undisturbed(run))
 
@@ -540,6 +541,7 @@ class Like(Meaning):
         depend on the other results that were requested.
         """
         key = (problem.results, alone)
+        problem.kept.belong_to(self.callee)
         held = problem.kept.exact.get(key)
         if held is None or held[0] is not problem.inputs or held[1] is not problem.upstream:
             shared = Shared(problem.kept.effort, problem.kept.first)

@@ -115,15 +115,6 @@ def cholesky_solve(b: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return solve_triangular(lower.mT, solve_triangular(lower, b, upper=False), upper=True)
 
 
-MATRICES: dict[str, Callable[..., Any]] = {
-    "det": det,
-    "inv": inv,
-    "inverse": inv,
-    "solve": solve,
-    "matrix_power": matrix_power,
-    "slogdet": slogdet,
-    "logdet": lambda x: det(x).log(),
-    "cholesky": cholesky,
-    "solve_triangular": solve_triangular,
-    "cholesky_solve": cholesky_solve,
-}
+_NAMED = (det, inv, solve, matrix_power, slogdet, cholesky, solve_triangular, cholesky_solve)
+MATRICES: dict[str, Callable[..., Any]] = {each.__name__: each for each in _NAMED}
+MATRICES |= {"inverse": inv, "logdet": lambda x: det(x).log()}

@@ -363,29 +363,22 @@ def _bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> T
     return member.sum(0) if weights is None else (member * weights.reshape(-1, 1)).sum(0)
 
 
+# functions of this module by the names of PyTorch's
+_NAMED = (
+    *(_bincount, _bucketize, _searchsorted, _grid_sample, _kthvalue, _median, _quantile, _copysign, _bilinear),
+    *(_rms_norm, _rrelu, _embedding_bag, _scatter_reduce),
+)
 _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
     "cumprod": lambda x, dim, dtype=None: cumprod(x, dim),
     "logcumsumexp": logcumsumexp,
     "cummax": _running("cummax"),
     "cummin": _running("cummin"),
     **{name: _no_indices(name) for name in dir(functional) if name.endswith("_with_indices")},
-    "bincount": _bincount,
-    "bucketize": _bucketize,
-    "searchsorted": _searchsorted,
-    "grid_sample": _grid_sample,
     "take": lambda x, index: x.reshape(-1)[index],
-    "kthvalue": _kthvalue,
-    "median": _median,
-    "quantile": _quantile,
-    "copysign": _copysign,
-    "bilinear": _bilinear,
-    "rms_norm": _rms_norm,
-    "rrelu": _rrelu,
-    "embedding_bag": _embedding_bag,
     "gaussian_nll_loss": _gaussian_nll,
     "multi_margin_loss": _multi_margin,
     "multilabel_margin_loss": _multilabel_margin,
-    "scatter_reduce": _scatter_reduce,
+    **{each.__name__.removeprefix("_"): each for each in _NAMED},
     **MATRICES,
     "dist": lambda a, b, p=2: torch.linalg.vector_norm(a - b, p),
 }

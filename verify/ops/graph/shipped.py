@@ -18,7 +18,9 @@ from torch import Tensor
 
 from verify.ops.elements import GUARD, to_arb
 from verify.ops.geometry import Geometry, Shape
+from verify.ops.graph.noise import sampled_again
 from verify.ops.graph.program import Program, trace, undisturbed
+from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Kept, Meaning, Op, Operand, Point, Problem
@@ -144,10 +146,17 @@ class Shipped(Meaning):
                 found[name] = replace(own, value=value, bound=bound)
         return found
 
+    def deviation(self, problem: Problem, result: str) -> Tensor:
+        """Returns the noise of each element of a result: what roundings of the definition's steps change."""
+        program, run = self.program(problem)
+        with torch.no_grad():
+            return sampled_again(program, run, result, Rounding.of(run))
+
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values of single elements."""
         if result in self.summed:
             problem = merged(problem, [each.name for each in self.operands if each.role == "data"])
+        problem.kept.belong_to(self)
         device = next(value.device for value in problem.inputs.values() if value is not None)
         if device not in problem.kept.exact:
             problem.kept.exact[device] = _Opened(*self.program(problem))
