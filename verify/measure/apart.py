@@ -52,6 +52,7 @@ SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal
 _SUITE = rb"\blaws_for\b"  # such a file imports the laws: 0.4 s, else in each fork
 _DEFINITION = rb"\blike\s*="  # kernels of a file with such an op need a judge that imports it
 CALLS = 4  # a call counts as hung after the kernel's time divided by this
+FIRST = 2  # the same of the first call in a process: it may import packages, or compile
 # The share of the kernel's time after which its process is ended. If the worker is still late then, the judge is to
 # blame.
 LAST = 0.95
@@ -224,6 +225,7 @@ class KernelProcesses:
             progress(text)
 
         texts = list[Printed | None]()
+        called: Fork | None = None  # the process of the last call
 
         def replace_ended() -> bool:
             """Starts a new process if the last one ended. False if the kernel has used up its processes."""
@@ -235,9 +237,11 @@ class KernelProcesses:
             return not kernel.ended
 
         def call_kernel(asked: bytes | msgspec.Raw, most: int) -> Outcome:
+            nonlocal called
             if not replace_ended():
                 return Died("the process of the kernel has ended")
-            return kernel.call(asked, most=most, deadline=min(time.monotonic() + request.seconds / CALLS, until))
+            seconds, called = request.seconds / (CALLS if called is kernel else FIRST), kernel
+            return kernel.call(asked, most=most, deadline=min(time.monotonic() + seconds, until))
 
         if description.own_op:
             declared = Kernel.of_description(description.kernel)
@@ -375,7 +379,7 @@ class _Subject:
             reach(target)
         before = ProcessState.now()
         for target in targets:
-            load(target)
+            load(target, [])  # a refused declaration is the answer of a request that asks for it
         began = ProcessState.now()
         self._imported = before.left("import", began)
         # this default device applies to the kernel's calls, not to verify's own
