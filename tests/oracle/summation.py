@@ -5,7 +5,7 @@
 
 A certificate has the PTX, the integers of the launch, and for each sum its terms, its additions and a bound of its
 error. This module reads nothing else, and shares no code with the module that wrote it, which reads another language
-(`verify/diagnose/ttgir.py`, where layouts give the order).
+(`verify/measure/ttgir.py`, where layouts give the order).
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ def _tensor(patterns: list[int], fmt: Format | None, like: Tensor) -> Tensor:
     return tensor.to(like.device)
 
 
-_MANY, _FEW = 1 << 40, 4
+_MANY, _FEW, _BLANK = 1 << 40, 4, 1 << 22
 Size = Annotated[int, msgspec.Meta(ge=0, lt=_MANY)]
 
 
@@ -185,8 +185,12 @@ def operand_dtype(case: Case, operand: Operand) -> str:
     return case.dtypes.get(operand.name, case.dtype)
 
 
-def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = False) -> dict[str, Tensor | None]:
+def inputs_of(
+    op: Op, case: Case, device: torch.device | str, *, shared: bool = False, blank: bool = False
+) -> dict[str, Tensor | None]:
     """Returns the operands of a case on a device, in the op's order. Absent operands are None.
+
+    With `blank` only a few whole numbers with a structure, such as lengths, have values. Other operands are on "meta".
 
     With `shared` the caller must not write to them, because other callers may have the same tensors. If all are small,
     they are then in CPU memory, whatever the device.
@@ -206,6 +210,9 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
             continue
         if operand.derive is not None:
             result[operand.name] = None  # computed after all other operands
+            continue
+        if blank and not (operand.range and operand.range.structure and math.prod(shapes[operand.name]) <= _BLANK):
+            result[operand.name] = torch.empty(shapes[operand.name], dtype=_kind(case, operand), device="meta")
             continue
         if operand.name in held:
             result[operand.name] = _captured(op, case, operand, device)
@@ -233,7 +240,15 @@ def inputs_of(op: Op, case: Case, device: torch.device | str, *, shared: bool = 
         filled = filled if operand.project is None else operand.project(filled, case.seed)
         result[operand.name] = lay_out(filled, case.layouts.get(operand.name, "contiguous"))
     result = derive_all(op, case, result, device) if op.derived else result
-    return result if op.regions is None else _poisoned(op, case, result)
+    return result if op.regions is None or blank else _poisoned(op, case, result)
+
+
+def _kind(case: Case, operand: Operand) -> torch.dtype:
+    if operand.range is None:
+        floating: torch.dtype = formats.torch_dtype(formats.named(operand_dtype(case, operand)))
+        return floating
+    kind: torch.dtype = getattr(torch, case.dtypes.get(operand.name, "bool" if operand.boolean else "int64"))
+    return kind
 
 
 def _poisoned(op: Op, case: Case, inputs: dict[str, Tensor | None]) -> dict[str, Tensor | None]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -83,6 +84,29 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
             found[name] = tuple(taken)
         _long[key] = found
     return _long[key]
+
+
+def longer(kernel: Kernel, base: Dims) -> dict[str, Callable[[int], Dims | None]]:
+    """Maps each free dimension to a function that returns `base` with another size of it; None if it is not allowed."""
+    geometry = kernel.op.geometry
+    if geometry.examples:
+        return {}
+
+    def allowed(dims: Dims) -> Dims | None:
+        return dims if min(dims) > 0 and kernel.allows(dims) else None
+
+    if not isinstance(geometry, NamedDims):
+        sides = {f"dimension {place}": (base[:place], base[place + 1 :]) for place in range(len(base))}
+
+        def unnamed(name: str, size: int) -> Dims | None:
+            before, after = sides[name]
+            return allowed((*before, size, *after))
+
+        return {name: partial(unnamed, name) for name in sides}
+    related, sizes = Related.by(geometry.dims, geometry.where), geometry.sizes_by_name(base)
+    return {
+        root: partial(lambda root, size: allowed(related.dims(sizes | {root: size})), root) for root in related.roots
+    }
 
 
 def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int = 0) -> tuple[Dims, ...]:

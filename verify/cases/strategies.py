@@ -44,6 +44,7 @@ class Sizes:
     rows: exceeds the number of programs that a kernel launches at once.
     many_rows: exceeds a grid axis.
     every_pattern: True: an op of one 16-bit number is tried on all of them.
+    addresses: True: the sizes from which on offsets need more than 32 bits are searched, which takes seconds.
     """
 
     elements: int = 1 << 12
@@ -52,6 +53,7 @@ class Sizes:
     rows: int = 1 << 10
     many_rows: int = 0
     every_pattern: bool = False
+    addresses: bool = False
 
 
 @dataclass(frozen=True)

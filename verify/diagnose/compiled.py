@@ -7,182 +7,28 @@ a launch on symbols, and a sum is a tree of additions in what it computed.
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import groupby, pairwise
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 
-from verify import start
 from verify.backends import Backend
-from verify.declare.discovery import imported
-from verify.declare.target import Target
 from verify.diagnose.requests import Order, Proof, ProvedSum
-from verify.diagnose.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
+from verify.measure.launches import Launch, launches_of
+from verify.measure.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
 
 _FEW = 8  # numbers of memory that name a term
 _OF_ZEROS = {*ADDITIONS, "arith.mulf", "arith.extf", "arith.truncf", PRODUCT}  # give zero for zeros
 _PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
-_TARGET = ("cuda", 90, 32)
-_COMPARED = "3.6."  # Triton whose PTX adds as `ttgir.py` says: tests/diagnose/test_compiled.py
 _PLACES = {  # where additions are made: of parts in turn, or in a butterfly
     "loop": "{0:,} turns of a loop",
     "thread": "{0:,} numbers of a thread in turn",
     "lanes": "a butterfly over {1:,} lanes",
     "warps": "a butterfly over {1:,} warps",
 }
-
-
-# -- launches -------------------------------------------------------------------------------------
-
-
-class Launch(NamedTuple):
-    """Holds a launch, and what was compiled for it."""
-
-    function: str
-    values: dict[str, Any]  # of its operands, by name
-    grid: list[int]
-    ttgir: str
-    ptx: str
-    target: str
-
-
-def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[Launch]:
-    """Returns the launches of a call, compiled."""
-    from triton.runtime import JITFunction, interpreter
-
-    interpreted = backend.triton == "interpreted"
-    owner: Any = interpreter.InterpretedFunction if interpreted else JITFunction
-    run, seen = owner.run, list[tuple[Any, ...]]()
-
-    def recording(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
-        found = run(self, *args, grid=grid, warmup=warmup, **kwargs)
-        parameters = inspect.signature(self.fn).parameters
-        values = {name: each.default for name, each in parameters.items()}
-        values |= dict(zip(parameters, args, strict=False)) | kwargs
-        sizes = [*(grid(values) if callable(grid) else grid), 1, 1][:3]
-        seen.append((self, args, kwargs, values, [int(each) for each in sizes], found))
-        return found
-
-    owner.run = recording
-    try:
-        call()
-    finally:
-        owner.run = run
-    if interpreted:
-        request = [(_named(function), *_plain((args, kwargs))) for function, args, kwargs, *_ in seen]
-        compiled = _compiled_apart(request, target) if request else []
-    else:
-        compiled = [_texts(found) for *_, found in seen]
-    return [
-        Launch(function.fn.__name__, values, grid, *texts)
-        for (function, _, _, values, grid, _), texts in zip(seen, compiled, strict=True)
-    ]
-
-
-def _texts(compiled: Any) -> tuple[str, str, str]:
-    from triton import __version__
-
-    if not __version__.startswith(_COMPARED):
-        raise NotUnderstood(
-            f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
-        )
-    target = compiled.metadata.target
-    return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
-
-
-def _named(function: Any) -> tuple[str, str]:
-    """Returns the module and the name by which another process finds a function."""
-    for name, value in function.fn.__globals__.items():
-        while value is not function and hasattr(value, "fn"):  # an autotuner has the function that it tunes
-            value = value.fn
-        if value is function:
-            return function.fn.__module__, name
-    raise NotUnderstood(f"{function.fn.__name__} is no name of its module, so no other process finds it")
-
-
-def _plain(value: Any) -> Any:
-    """Returns arguments as JSON has them."""
-    from triton import language
-
-    value = value.value if isinstance(value, language.constexpr) else value
-    if isinstance(value, torch.Tensor):
-        return {"tensor": str(value.dtype).removeprefix("torch."), "address": value.data_ptr() % 16}
-    if isinstance(value, language.dtype):
-        return {"dtype": value.name}
-    if isinstance(value, tuple | list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if hasattr(value, "fn"):
-        return {"function": _named(value)}
-    if value is not None and not isinstance(value, bool | int | float | str):
-        raise NotUnderstood(f"an argument of the type {type(value).__name__}")
-    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
-
-
-def _compiled_apart(launches: list[Any], target: str) -> list[tuple[str, str, str]]:
-    """Returns TTGIR, PTX and target of launches, compiled by another process."""
-    environment = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
-    command, text = start.command("verify.diagnose.compiled"), json.dumps([target, launches])
-    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment, check=False)
-    if done.returncode:
-        raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    found: list[tuple[str, str, str]] = json.loads(done.stdout)
-    return found
-
-
-def main() -> None:
-    """Compiles the launches of a target for a GPU that is not here: JSON on stdin, and on stdout."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
-    target, launches = json.load(sys.stdin)
-    out, sys.stdout = sys.stdout, sys.stderr  # the module may print
-    imported(Target.parse(target))
-    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
-    driver.get_current_target = lambda: GPUTarget(*_TARGET)
-    triton.runtime.driver.set_active(driver)
-    found = []
-    for (module, name), args, kwargs in launches:
-        function, options = _function(module, name), {key: _given(each) for key, each in kwargs.items()}
-        found.append(_texts(function.run(*map(_given, args), grid=(1,), warmup=True, **options)))
-    json.dump(found, out)
-
-
-def _function(module: str, name: str) -> Any:
-    from triton.runtime import JITFunction
-
-    value = getattr(importlib.import_module(module), name)
-    while not isinstance(value, JITFunction):
-        value = value.fn
-    return value
-
-
-def _given(value: Any) -> Any:
-    """Returns an argument of a launch: for a tensor its dtype and where its memory begins."""
-    from triton import language
-    from triton.runtime.jit import MockTensor
-
-    if isinstance(value, list):
-        return tuple(map(_given, value))
-    if not isinstance(value, dict):
-        return value
-    if "tensor" in value:
-        pointer = MockTensor(getattr(torch, value["tensor"]))
-        pointer.data_ptr = lambda: value["address"]
-        return pointer
-    return language.dtype(value["dtype"]) if "dtype" in value else _function(*value["function"])
 
 
 # -- orders ---------------------------------------------------------------------------------------
@@ -351,7 +197,3 @@ def _along(additions: list[tuple[int, int]], deep: list[int], made: list[str]) -
         places.append(made[at])
         at = max(additions[at - len(additions) - 1], key=deep.__getitem__)
     return [(place, len(list(group))) for place, group in groupby(places)]
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""Devices and streams: the device and the stream of a call do not change its results. All these laws need a GPU.
+"""Devices and streams: the device and the stream of a call do not change its results. Most of these laws need a GPU.
 
 `side stream` keeps the default stream busy. A kernel that runs out of memory in `large tensors` gets no verdict.
 
@@ -9,8 +9,10 @@ Details:
   law does not apply to a kernel that reads a number on the host, because no graph can hold that.
 * other device: operands on a GPU that is not the current one give the same bits there, and the current device does not
   change.
-* large offsets: operands that start more than 2^31 elements into their storage, and rows that are more than 2^31
-  elements apart, give the bits of their contiguous copies. So the kernel computes no offset in 32 bits.
+* large offsets: the kernel computes no offset in 32 bits that needs more. For a Triton kernel the smallest sizes at
+  which one does are found by analysis of its program, on any machine, and tried if a GPU has room for them. On a GPU,
+  operands that start more than 2^31 elements into their storage, and rows that are more than 2^31 elements apart, give
+  the bits of their contiguous copies.
 * large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
   exact answer. The law includes gradients if the GPU has room for them. Rows of a PyTorch function are the indices of a
   named dimension that are independent of each other, as in `batch invariance`.
@@ -26,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -37,10 +40,22 @@ from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.composition import excuse
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, space_of
+from verify.laws.law import Broken, BrokenBeyond, Law, NotApplicable, Subject, demand_same, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
-from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_kernel, run_tensors
+from verify.measure.call import (
+    Measured,
+    Unchanged,
+    call_tensors,
+    gradients_of,
+    run_baseline,
+    run_kernel,
+    run_tensors,
+)
+from verify.measure.state import working_folder
 from verify.truth.formats import named, torch_dtype
+
+if TYPE_CHECKING:
+    from verify.laws.addresses import Found
 
 _FAR = (1 << 31) + 64  # elements
 _SPARE = 1 << 30  # bytes that remain free
@@ -184,7 +199,70 @@ def _alone_on(device: str) -> Iterator[None]:
         os.close(handle)
 
 
+def _far_reason(subject: Subject) -> str | None:
+    analysed = subject.sizes.addresses and subject.backend.triton
+    return None if analysed else _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
+
+
 def _check_far(subject: Subject, case: Case) -> None:
+    """Searches the sizes from which on offsets wrap, then tries operands far into memory if there is room."""
+    lacking = _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
+    if subject.sizes.addresses and subject.backend.triton:
+        from verify.laws.addresses import smallest_wraps
+
+        try:
+            if found := smallest_wraps(subject, case):
+                raise _wrapping(subject, case, found)
+        except NotApplicable:
+            if lacking is not None:
+                raise NotApplicable(lacking) from None
+    if lacking is None:
+        _check_copies(subject, case)
+
+
+def _wrapping(subject: Subject, case: Case, found: Sequence[Found]) -> Broken:
+    """Returns the finding of sizes at which offsets wrap, after the smallest is tried if there is room."""
+    wrap, geometry = found[0].wrap, subject.kernel.op.geometry
+    usual = geometry.sizes_by_name(found[0].base)
+    sizes = [geometry.sizes_by_name(each.dims).items() for each in found]
+    longer = [", ".join(f"{name} = {size:,}" for name, size in each if size != usual.get(name)) for each in sizes]
+    others = ", ".join(f"{name} = {size:,}" for name, size in sizes[0] if size == usual.get(name))
+    tried, failed = _tried(subject, msgspec.structs.replace(case, dims=found[0].dims))
+    facts = {
+        "from": " or ".join(longer) + (f", with {others}" if others else ""),
+        "at": f"{wrap.operand} in {wrap.function}, {wrap.place.removeprefix(f'{working_folder()}/')}",
+        "offset": f"{wrap.exact:,} elements in program {list(wrap.program)}",
+        "basis": tried,
+    }
+    rule = "an offset or a mask is computed in 32 bits and needs more"
+    return BrokenBeyond(rule, case, facts, failed=failed)
+
+
+_TIMES = 6  # a call at large sizes and PyTorch's take this multiple of the operands' memory, with what compares them
+
+
+def _tried(subject: Subject, case: Case) -> tuple[str, bool]:
+    """Returns in words what the kernel computes in a large case, and whether it raises."""
+    kernel, device, chunk = subject.kernel, subject.backend.device, 1 << 26
+    shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params)).values()
+    needed = _TIMES * sum(map(math.prod, shapes)) * torch_dtype(named(subject.dtype)).itemsize
+    if (reason := _lacking(subject, "these sizes", needed)) is not None:
+        return f"by analysis: {reason}", False
+    with _alone_on(device):
+        try:
+            ours = run_kernel(kernel, case, device)
+            theirs = run_baseline(kernel, case, device, beside=ours).results
+        except KernelError as error:
+            return f"tried: {error}", True
+        for name, value in ours.results.items():
+            pairs = zip(*(torch.split(each.reshape(-1), chunk) for each in (value, theirs[name])), strict=True)
+            off = sum(int((~torch.isclose(a.float(), b.float(), 0.1, 0.1)).sum()) for a, b in pairs)
+            if off:
+                return f"tried: {off:,} of {value.numel():,} elements of {name} are not PyTorch's", False
+    return "by analysis; tried, and the results are PyTorch's", False
+
+
+def _check_copies(subject: Subject, case: Case) -> None:
     """Compares operands far into their storage, or with rows far apart, with contiguous copies."""
     kernel, device = subject.kernel, subject.backend.device
     plain = run_kernel(kernel, case, device)
@@ -341,10 +419,10 @@ LAWS: Sequence[Law] = (
     ),
     Law(
         name="large offsets",
-        summary="operands beyond 2^31 elements give the bits of their contiguous copies",
+        summary="no offset wraps in 32 bits: operands beyond 2^31 elements give the bits of their contiguous copies",
         space=_far_space,
         check=_check_far,
-        applies=lambda subject: _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE),
+        applies=_far_reason,
         examples=_plain,
         share=0.02,
     ),

@@ -110,6 +110,10 @@ class Broken(AssertionError):
         return Broken(rule, case, facts, result=self.result, index=self.index, excess=self.excess, failed=self.failed)
 
 
+class BrokenBeyond(Broken):
+    """Reports that a law does not hold at larger sizes than those of the case, so no smaller case is searched."""
+
+
 class NotApplicable(Exception):
     """Reports that a law turned out not to apply to a kernel, with the reason."""
 

@@ -23,7 +23,7 @@ _COMMUTES = {PRODUCT} | {f"arith.{name}" for name in ("addf", "mulf", "maxnumf",
 _LEAVES = {"memory", "constant", "integer", "operand", "undefined"}
 _BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i16": 2, "i8": 1, "i1": 1}
 _LOCATION = re.compile(r"\s*\bloc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
-_OP = re.compile(r'(?:(%[^ ,:]+)(?::(\d+))? = )?"?([a-z_]+\.[a-z_.0-9]+)"?(.*)')
+_OP = re.compile(r'(?:(%[^ :=]+(?:, %[^ :=]+)*)(?::(\d+))? = )?"?([a-z_]+\.[a-z_.0-9]+)"?(.*)')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
 _TEXT = re.compile(r'"[^"]*"')
 _TYPE = re.compile(r"tensor<((?:\d+x)*)(!tt\.ptr<\w+>|\w+)(?:, (.*))?>|(!tt\.ptr<\w+>|\w+)")
@@ -32,11 +32,12 @@ _INTEGERS: dict[str, Callable[..., Any]] = {
     "xori": np.bitwise_xor, "maxsi": np.maximum, "minsi": np.minimum, "shli": np.left_shift, "shrsi": np.right_shift,
     "divsi": lambda a, b: np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), "remsi": np.fmod,
     "extsi": lambda a: -a.astype(np.int64) if a.dtype == bool else a, "trunci": lambda a: a,
-    "extui": lambda a: a if (a >= 0).all() else _refuse("arith.extui of a negative number"), "index_cast": lambda a: a,
+    "extui": lambda a: a if (a >= 0).all() else refuse("arith.extui of a negative number"), "index_cast": lambda a: a,
     "eq": np.equal, "ne": np.not_equal, "slt": np.less, "sle": np.less_equal, "sgt": np.greater,
     "sge": np.greater_equal,
 }  # fmt: skip
-_NOTHING = {"gpu.barrier", "llvm.intr.assume", "tt.assert"}
+_BLOCK = "the beginning of a block"
+_NOTHING = {_BLOCK, "gpu.barrier", "llvm.intr.assume", "tt.assert"}
 _STEPS = re.compile(
     r"arith\.(?!constant)\w+|math\.\w+|tt\.(fp_to_fp|precise_\w+|clampf|extern_elementwise|bitcast|elementwise_inline_asm)"
 )
@@ -47,12 +48,13 @@ class NotUnderstood(Exception):
 
 
 class Op(NamedTuple):
-    """Holds an operation: its results, its name, what follows the name, and the regions in its braces."""
+    """Holds an operation: its results, its name, what follows the name, the regions in its braces, and its place."""
 
     results: list[str]
     name: str
     text: str
     regions: list[Region]
+    place: str
 
     @property
     def operands(self) -> list[str]:
@@ -62,7 +64,7 @@ class Op(NamedTuple):
     def fact(self, pattern: str) -> str:
         """Returns what a pattern of one group finds in the text."""
         found = re.search(pattern, self.text)
-        return found[1] if found else _refuse(f"{self.name}{self.text}")
+        return found[1] if found else refuse(f"{self.name}{self.text}")
 
 
 _MOVES: dict[str, Callable[[Op, list[Array], list[int]], Array]] = {
@@ -87,28 +89,33 @@ class Region(NamedTuple):
     ops: list[Op]
 
 
-def _refuse(why: str) -> Any:
+def refuse(why: str) -> Any:
+    """Raises NotUnderstood."""
     raise NotUnderstood(why)
 
 
 def _parsed(lines: Iterator[str]) -> tuple[Region, str]:
     """Returns the region that the lines begin with, and the line that ends it."""
     region = Region([], [])
-    for line in lines:
+    for whole in lines:
+        line = _LOCATION.sub("", whole)
         if line.startswith("}"):
             return region, line
         if line.startswith("^bb") and not region.ops:
             region.receives.extend(_VALUE.findall(line))
             continue
-        matched = _OP.match(line) or _refuse(f"a jump between blocks, or {line}")
+        if line.startswith("^bb"):
+            region.ops.append(Op([], _BLOCK, line, [], ""))
+            continue
+        matched = _OP.match(line) or refuse(f"the line {line}")
         result, count, name, text = matched.groups()
         regions, end = list[Region](), text
         while end.endswith("{"):
             inner, end = _parsed(lines)
             regions.append(inner)
         text += end.lstrip("})") if regions else ""
-        names = [] if not result else [f"{result}#{at}" for at in range(int(count))] if count else [result]
-        region.ops.append(Op(names, name, text, regions))
+        names = [] if not result else [f"{result}#{at}" for at in range(int(count))] if count else result.split(", ")
+        region.ops.append(Op(names, name, text, regions, whole[len(line) :]))
     return region, ""
 
 
@@ -116,7 +123,7 @@ def _type(text: str) -> tuple[list[int], str, str]:
     """Returns shape, element and layout of the last type of a text."""
     last = re.split(" -> | to ", text)[-1].rsplit(" : ", 1)[-1].strip("() ")
     last = last[last.rfind(", tensor<") + 2 if ", tensor<" in last else 0 :]
-    found = _TYPE.fullmatch(last) or _TYPE.fullmatch(last.split(", ")[-1]) or _refuse(f"the type {last}")
+    found = _TYPE.fullmatch(last) or _TYPE.fullmatch(last.split(", ")[-1]) or refuse(f"the type {last}")
     return [int(each) for each in (found[1] or "").split("x")[:-1]], found[2] or found[4], found[3] or ""
 
 
@@ -181,13 +188,10 @@ class Program:
     """
 
     def __init__(self, ttgir: str, values: Mapping[str, Any], ids: Sequence[int], grid: Sequence[int]) -> None:
-        text = _LOCATION.sub("", ttgir)
-        whole = re.search(r"tt\.func public @\w+\((.*)\) attributes \{.*\n((?:.*\n)*?)  \}\n", text)
-        if not whole or '"ttg.num-ctas" = 1 ' not in text:
-            raise NotUnderstood("no public function, or a cluster of several blocks")
-        if picked := re.search(r"tt\.dot\w*|ttng\.\w*(?:dot|mma)\w*|tt\.atomic_\w+", text):
-            raise NotUnderstood(f"{picked[0]}: the hardware picks the order")
-        self.aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", text, re.M))
+        function = r"tt\.func public @\w+\((.*)\) attributes \{.*\n((?:.*\n)*?)  \}(?: loc\(.*\))?\n"
+        whole = re.search(function, ttgir) or refuse("no public function, or a cluster of several blocks")
+        self._demand(ttgir)
+        self.aliases = dict(re.findall(r"^(#\w+) = (#ttg\..*)$", ttgir, re.M))
         self.nodes, self.made = list[tuple[Any, ...]](), list[str]()
         self.stored: dict[int, int] = {}
         self._numbers: dict[tuple[Any, ...], int] = {}
@@ -205,6 +209,12 @@ class Program:
             else:
                 names[f"%{name}"] = self.node("operand", name, np.array(at))
         self._run(_parsed(line.strip() for line in whole[2].splitlines())[0], names)
+
+    def _demand(self, ttgir: str) -> None:
+        if '"ttg.num-ctas" = 1 ' not in ttgir:
+            raise NotUnderstood("a cluster of several blocks")
+        if picked := re.search(r"tt\.dot\w*|ttng\.\w*(?:dot|mma)\w*|tt\.atomic_\w+", ttgir):
+            raise NotUnderstood(f"{picked[0]}: the hardware picks the order")
 
     def node(self, op: str, fact: str, *inputs: Array) -> Array:
         """Returns the expressions of a step on arrays: of expressions, or for a leaf of what tells it from others."""
@@ -237,20 +247,38 @@ class Program:
         return value if value.dtype == EXPRESSION else self.node("integer", "", value)
 
     def _known(self, value: Array, what: str) -> Array:
-        return value if value.dtype != EXPRESSION else _refuse(f"{what} depends on data")
+        return value if value.dtype != EXPRESSION else refuse(f"{what} depends on data")
 
     # -- operations
 
     def _run(self, region: Region, names: dict[str, Array]) -> list[Array]:
         """Runs a region; returns what it yields."""
-        for op in region.ops:
+        at = 0
+        while at < len(region.ops):
+            op, at = region.ops[at], at + 1
             if op.name in ("scf.yield", "tt.reduce.return", "tt.return"):
                 return [names[each] for each in op.operands]
-            if op.name in _NOTHING:
-                continue
-            found = self._regions(op, names) if op.regions else [self._one(op, [names[each] for each in op.operands])]
-            names.update(zip(op.results, found, strict=False))
+            if op.name in ("cf.br", "cf.cond_br"):
+                at = self._jump(op, region, names)
+            elif op.regions:
+                names.update(zip(op.results, self._regions(op, names), strict=False))
+            elif op.name not in _NOTHING:
+                found = self._one(op, [names[each] for each in op.operands])
+                names.update(dict.fromkeys(op.results, found))
         return []
+
+    def _jump(self, op: Op, region: Region, names: dict[str, Array]) -> int:
+        """Returns where in a region a jump goes on, for example after an early return of others."""
+        targets = re.findall(r"(\^bb\d+)(?:\(([^:]*):[^)]*\))?", op.text)
+        chosen = op.name == "cf.br" or self._chosen(names[op.operands[0]])
+        label, given = targets[0 if chosen else 1]
+        [at] = [at for at, each in enumerate(region.ops) if each.name == _BLOCK and re.match(rf"\{label}\b", each.text)]
+        receives = _VALUE.findall(region.ops[at].text.split("//")[0])
+        names.update(zip(receives, [names[each] for each in _VALUE.findall(given)], strict=True))
+        return at + 1
+
+    def _chosen(self, condition: Array) -> bool:
+        return bool(self._known(condition, "cf.cond_br: its condition"))
 
     def _regions(self, op: Op, names: dict[str, Array]) -> list[Array]:
         """Runs a reduction, a branch or a loop."""
@@ -304,7 +332,7 @@ class Program:
         symbolic = any(each.dtype == EXPRESSION for each in given)
         kind = op.text.split(",")[0].strip() if name == "cmpi" else name
         if kind in _INTEGERS and not symbolic:
-            return _wrapped(_INTEGERS[kind](*given), "i1" if name == "cmpi" else element)
+            return self.wrapped(_INTEGERS[kind](*given), "i1" if name == "cmpi" else element)
         if not _STEPS.fullmatch(op.name) or not (symbolic or element[0] in "fb" or "f" in name):
             raise NotUnderstood(f"{op.name}: no order is known through it")
         if op.name == "math.fma":
@@ -356,6 +384,13 @@ class Program:
         self.stored |= dict(zip(address[mask].tolist(), value[mask].tolist(), strict=True))
         return value
 
+    def wrapped(self, value: Any, element: str) -> Array:
+        """Returns integers as those of their width are."""
+        if element in ("i1", "i64", "index"):
+            return np.asarray(value).astype(bool if element == "i1" else np.int64)
+        half = 1 << int(element[1:]) - 1
+        return np.asarray((np.asarray(value).astype(np.int64) + half) % (2 * half) - half)
+
     def _reduce(self, op: Op, given: list[Array]) -> list[Array]:
         """Reduces as the threads do: their registers, then lanes, then warps."""
         axis, (shape, _, layout) = int(op.fact(r"axis = (\d+)")), _type(op.text.rsplit(" -> ", 1)[0])
@@ -387,11 +422,3 @@ class Program:
         for out, each in zip(found, parts, strict=True):  # of equal elements the first thread's is written last
             out[rest if rest else ...] = each.reshape(-1)[::-1] if rest else each[0, 0, 0]
         return found
-
-
-def _wrapped(value: Any, element: str) -> Array:
-    """Returns integers as those of their width are."""
-    if element in ("i1", "i64", "index"):
-        return np.asarray(value).astype(bool if element == "i1" else np.int64)
-    half = 1 << int(element[1:]) - 1
-    return np.asarray((np.asarray(value).astype(np.int64) + half) % (2 * half) - half)

@@ -1,0 +1,269 @@
+"""Records the launches of Triton kernels in a call, and compiles them for a GPU that need not be here.
+
+The interpreter's launches are compiled in a process of its own, whose Triton interprets nothing. A launch may also be
+recorded without being made, so that its tensors need no memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from verify import start
+from verify.backends import Backend
+from verify.declare.discovery import imported
+from verify.declare.target import Target
+from verify.measure.ttgir import NotUnderstood, refuse
+
+_TARGET = ("cuda", 90, 32)
+_COMPARED = "3.6."  # Triton whose PTX adds as `ttgir.py` says: tests/diagnose/test_compiled.py
+_ODD, _WIDE = 3, (1 << 33) + 1  # integers of 32 and of 64 bits that Triton specialises for nothing else
+
+
+class Launch(NamedTuple):
+    """Holds a launch, and what was compiled for it."""
+
+    function: str
+    values: dict[str, Any]  # of its operands, by name
+    grid: list[int]
+    ttgir: str
+    ptx: str
+    target: str
+
+
+class Recorded(NamedTuple):
+    """Holds a launch as the call made it."""
+
+    function: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    values: dict[str, Any]  # of its operands, by name
+    grid: list[int]
+    found: Any  # what Triton returned
+
+    @property
+    def program(self) -> str:
+        """Returns what its program in Triton's first form depends on: the function, types, and constants."""
+        names, constants = list[str](), set[str]()
+        for name, each in inspect.signature(self.function.fn).parameters.items():
+            names.append(name)
+            constants |= {name} if "constexpr" in str(each.annotation) else set()
+        args = [value if name in constants else _typical(value) for name, value in zip(names, self.args, strict=False)]
+        kwargs = {
+            name: value if name in constants or name not in names else _typical(value)
+            for name, value in self.kwargs.items()
+        }
+        return json.dumps([_named(self.function), *_plain((args, kwargs))])
+
+
+def _typical(value: Any) -> Any:
+    """Returns integers as others for which Triton compiles the same program, if it does not know their divisors."""
+    if isinstance(value, tuple | list):
+        return [_typical(each) for each in value]
+    if isinstance(value, torch.Tensor):
+        return {"tensor": str(value.dtype).removeprefix("torch."), "address": value.element_size()}
+    if not isinstance(value, int) or isinstance(value, bool) or value == 1:
+        return value
+    return _ODD if -(1 << 31) <= value < 1 << 31 else _WIDE
+
+
+@contextmanager
+def recording(backend: Backend, *, launched: bool = True) -> Iterator[list[Recorded]]:
+    """Records the launches made meanwhile. Without `launched` none is made, and an autotuner takes its first choice."""
+    from triton.runtime import Autotuner, JITFunction, interpreter
+
+    owner: Any = interpreter.InterpretedFunction if backend.triton == "interpreted" else JITFunction
+    tuner: Any = Autotuner
+    run, tune, seen = owner.run, tuner.run, list[Recorded]()
+
+    def recorded(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        found = run(self, *args, grid=grid, warmup=warmup, **kwargs) if launched else None
+        parameters = inspect.signature(self.fn).parameters
+        values = {name: each.default for name, each in parameters.items()}
+        values |= dict(zip(parameters, args, strict=False)) | kwargs
+        sizes = [*(grid(values) if callable(grid) else grid), 1, 1][:3]
+        seen.append(Recorded(self, args, kwargs, values, [int(each) for each in sizes], found))
+        return found
+
+    owner.run = recorded
+    if not launched:
+        tuner.run = lambda self, *args, **kwargs: self.fn.run(*args, **kwargs, **self.configs[0].all_kwargs())
+    try:
+        yield seen
+    finally:
+        owner.run, tuner.run = run, tune
+
+
+def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[Launch]:
+    """Returns the launches of a call, compiled."""
+    with recording(backend) as seen:
+        call()
+    if backend.triton == "interpreted":
+        request = [(_named(each.function), *_plain((each.args, each.kwargs))) for each in seen]
+        compiled = _compiled_apart(request, target) if request else []
+    else:
+        compiled = [_texts(each.found) for each in seen]
+    return [
+        Launch(each.function.fn.__name__, each.values, each.grid, *texts)
+        for each, texts in zip(seen, compiled, strict=True)
+    ]
+
+
+@contextmanager
+def first_forms(target: str) -> Iterator[Callable[[Sequence[str]], list[str]]]:
+    """Yields a function that returns the TTIR of each `Recorded.program`; "" for one that does not compile."""
+    command, kept = _apart()
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept) as process:
+        requests, replies = process.stdin, process.stdout
+        assert requests is not None and replies is not None
+
+        def forms(programs: Sequence[str]) -> list[str]:
+            if not programs:
+                return []
+            print(json.dumps([target, list(map(json.loads, programs)), True]), file=requests, flush=True)
+            found: list[str] = json.loads(replies.readline() or refuse("its kernels are not compiled"))
+            return found
+
+        try:
+            yield forms
+        finally:
+            requests.close()
+            process.kill()
+
+
+def _texts(compiled: Any) -> tuple[str, str, str]:
+    from triton import __version__
+
+    if not __version__.startswith(_COMPARED):
+        raise NotUnderstood(
+            f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
+        )
+    target = compiled.metadata.target
+    return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
+
+
+def _named(function: Any) -> tuple[str, str]:
+    """Returns the module and the name by which another process finds a function."""
+    for name, value in function.fn.__globals__.items():
+        while value is not function and hasattr(value, "fn"):  # an autotuner has the function that it tunes
+            value = value.fn
+        if value is function:
+            return function.fn.__module__, name
+    raise NotUnderstood(f"{function.fn.__name__} is no name of its module, so no other process finds it")
+
+
+def _plain(value: Any) -> Any:
+    """Returns arguments as JSON has them."""
+    from triton import language
+
+    value = value.value if isinstance(value, language.constexpr) else value
+    if isinstance(value, torch.Tensor):
+        return {"tensor": str(value.dtype).removeprefix("torch."), "address": value.data_ptr() % 16}
+    if isinstance(value, language.dtype):
+        return {"dtype": value.name}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    if hasattr(value, "fn"):
+        return {"function": _named(value)}
+    if value is not None and not isinstance(value, bool | int | float | str):
+        raise NotUnderstood(f"an argument of the type {type(value).__name__}")
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
+def _apart() -> tuple[list[str], dict[str, str]]:
+    kept = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
+    return start.command("verify.measure.launches"), kept
+
+
+def _compiled_apart(launches: list[Any], target: str) -> list[tuple[str, str, str]]:
+    """Returns TTGIR, PTX and target of launches, compiled by another process."""
+    (command, kept), text = _apart(), json.dumps([target, launches, False])
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=kept, check=False)
+    if done.returncode:
+        raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
+    found: list[tuple[str, str, str]] = json.loads(done.stdout)
+    return found
+
+
+def main() -> None:
+    """Compiles launches of a target for a GPU that is not here: for each line of JSON on stdin one on stdout."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    out, sys.stdout = sys.stdout, sys.stderr  # the module may print
+    driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
+    driver.get_current_target = lambda: GPUTarget(*_TARGET)
+    for line in sys.stdin:
+        target, launches, ttir = json.loads(line)
+        if target:
+            imported(Target.parse(target))
+        triton.runtime.driver.set_active(driver)
+        triton.knobs.runtime.add_stages_inspection_hook = _ending_with_ttir if ttir else None
+        print(json.dumps([_compiled(*each, ttir=ttir) for each in launches]), file=out, flush=True)
+
+
+def _compiled(named: Sequence[str], args: Any, kwargs: Any, *, ttir: bool) -> Any:
+    function, options = _function(*named), {key: _given(each) for key, each in kwargs.items()}
+    try:
+        made = function.run(*map(_given, args), grid=(1,), warmup=True, **options)
+        return made.asm["ttir"] if ttir else _texts(made)
+    except _Ended as end:
+        return str(end)
+    except Exception:
+        if not ttir:
+            raise
+        return ""
+
+
+class _Ended(Exception):
+    """Raised with the TTIR of a program, of which nothing else is compiled."""
+
+
+def _ending_with_ttir(backend: Any, stages: dict[str, Any], *others: Any) -> None:
+    first = stages["ttir"]
+
+    def ended(*args: Any) -> Any:
+        raise _Ended(str(first(*args)))
+
+    stages["ttir"] = ended
+
+
+def _function(module: str, name: str) -> Any:
+    from triton.runtime import JITFunction
+
+    value = getattr(importlib.import_module(module), name)
+    while not isinstance(value, JITFunction):
+        value = value.fn
+    return value
+
+
+def _given(value: Any) -> Any:
+    """Returns an argument of a launch: for a tensor its dtype and where its memory begins."""
+    from triton import language
+    from triton.runtime.jit import MockTensor
+
+    if isinstance(value, list):
+        return tuple(map(_given, value))
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        pointer = MockTensor(getattr(torch, value["tensor"]))
+        pointer.data_ptr = lambda: value["address"]
+        return pointer
+    return language.dtype(value["dtype"]) if "dtype" in value else _function(*value["function"])
+
+
+if __name__ == "__main__":
+    main()
