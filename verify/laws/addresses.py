@@ -299,7 +299,9 @@ class _NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(each.name == "device" for each in func._schema.arguments):
             inner[1]["device"] = "meta"
         found = func(*inner[0], **inner[1])
-        return tree_map_only(Tensor, lambda each: outer.get(id(each)) or _Blank.of(each, self._device), found)
+        return tree_map_only(
+            Tensor, lambda each: outer[id(each)] if id(each) in outer else _Blank.of(each, self._device), found
+        )
 
 
 def _memory(tensor: Tensor) -> int:

@@ -63,7 +63,7 @@ class Recorded(NamedTuple):
             name: value if name in constants or name not in names else _typical(value)
             for name, value in self.kwargs.items()
         }
-        return json.dumps([_named(self.function), *_plain((args, kwargs))])
+        return json.dumps([_named(self.function, alike=True), *_plain((args, kwargs))])
 
 
 def _typical(value: Any) -> Any:
@@ -123,7 +123,8 @@ def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[
 def first_forms(target: str) -> Iterator[Callable[[Sequence[str]], list[str]]]:
     """Yields a function that returns the TTIR of each `Recorded.program`; "" for one that does not compile."""
     command, kept = _apart()
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=kept) as process:
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, text=True, env=kept, **pipes) as process:
         requests, replies = process.stdin, process.stdout
         assert requests is not None and replies is not None
 
@@ -152,13 +153,17 @@ def _texts(compiled: Any) -> tuple[str, str, str]:
     return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
 
 
-def _named(function: Any) -> tuple[str, str]:
-    """Returns the module and the name by which another process finds a function."""
+def _named(function: Any, *, alike: bool = False) -> tuple[str, str]:
+    """Returns the module and the name by which another process finds a function, or with `alike` one of its source."""
+    others = list[str]()
     for name, value in function.fn.__globals__.items():
         while value is not function and hasattr(value, "fn"):  # an autotuner has the function that it tunes
+            others += [name] if value.fn is function.fn else []
             value = value.fn
         if value is function:
             return function.fn.__module__, name
+    if alike and others:
+        return function.fn.__module__, others[0]
     raise NotUnderstood(f"{function.fn.__name__} is no name of its module, so no other process finds it")
 
 
