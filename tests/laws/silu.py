@@ -44,6 +44,22 @@ def _backward_kernel(dy_ptr, x_ptr, dx_ptr, n, BUG: tl.constexpr, BLOCK: tl.cons
     tl.store(dx_ptr + at, dx, mask=written)
 
 
+@triton.jit
+def _doubled_kernel(x_ptr, y_ptr, n, BUG: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at, mask=at < n, other=0.0)
+    seldom = ((x.to(tl.int32, bitcast=True) & 511) == 7) & ((tl.program_id(0) + 1) * BLOCK > n)
+    tl.store(y_ptr + at, tl.where(seldom & BUG, 2 * x * (1 + 2.0**-22), 2 * x), mask=at < n)
+
+
+def doubled(x, bug=True):
+    """Doubles numbers. With the bug, one number in 512 has other last bits in a block that is not full."""
+    flat = x.contiguous()
+    y = torch.empty_like(flat)
+    _doubled_kernel[(triton.cdiv(x.numel(), 4 * _BLOCK),)](flat, y, x.numel(), BUG=bug, BLOCK=4 * _BLOCK)
+    return y
+
+
 class _Silu(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bug):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import verify
+from tests.laws import silu
 from tests.laws.trial import PROFILE, attempt, breaks, holds, silu_kernel, skips
 from verify import backends
 from verify.declare.declaration import Kernel
@@ -114,6 +115,13 @@ def test_a_rest_of_a_vector_that_seldom_has_other_bits_is_found() -> None:
     breaks("same bits", elements(vectors, same_bits=["rows"]), "the number of rows changes bits of a row")
     breaks("same bits", elements(vectors, same_bits=["position"]), "the place of a row changes its bits")
     holds("same bits", elements(doubled, same_bits=["rows", "position", "layout"]))
+
+
+@pytest.mark.parametrize("bug", [True, False])
+def test_a_block_of_triton_that_is_not_full_and_seldom_has_other_bits_is_found(bug: bool) -> None:
+    kernel = elements(functools.partial(silu.doubled, bug=bug), where="m >= 1 and n >= 1")
+    subject = Subject(kernel, "float32", backends.select(), PROFILE.sizes[backends.select().scale])
+    assert len(hard_cases(subject, plain_case(subject, (33, 33)))) == 1 + bug
 
 
 def test_numbers_are_searched_where_an_operand_is_a_row_for_all() -> None:

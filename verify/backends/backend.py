@@ -80,6 +80,10 @@ class Backend:
         """Returns False if this process can no longer use the device, for example after an illegal access."""
         return True
 
+    def launches(self) -> int:
+        """Returns how many launches of Triton kernels this process has interpreted."""
+        return 0
+
     def workers(self, cores: int) -> int:
         """Returns how many processes may measure at a time."""
         return cores
@@ -136,6 +140,11 @@ class Interpreter(Backend):
         from verify.backends.interpreter.install import install
 
         install()
+
+    def launches(self) -> int:
+        from verify.backends.interpreter import programs
+
+        return programs.now.launches
 
 
 def demand_triton() -> None:

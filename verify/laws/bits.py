@@ -12,7 +12,8 @@ from 2^-20 to 2^20, or cancel, so that another order of a sum shows.
 
 If each element of the results depends on the elements at its own place alone, 65,536 numbers (2,048 in Triton's
 interpreter) are computed all at once, and seven at a time. Numbers that then have other bits fill a case of their own:
-they are at every place, so also where a setting ends a vector.
+they are at every place, so also where a setting ends a vector. A kernel that Triton interprets computes them 127 at a
+time: its blocks are whole arrays, so no vector of the processor ends in one, and a block that is not full is longer.
 
 A promise about rows of a kernel that has none is broken.
 """
@@ -50,6 +51,9 @@ MANY = {"interpreted": 65, "compiled": 4096}
 _FILLS = ("spread", "alternating", CANCELLING)  # beside ordinary values
 _LONG = 1 << 17  # product of the sizes of a case with many rows and long sums
 _PIECE = 7  # fewer elements than a vector has
+# Fewer than most blocks of Triton have. Its interpreter takes 15 ms for a call of 7 numbers as for one of 127: in
+# pieces of 7, the search took nine tenths of a run of GELU.
+_PART_OF_BLOCK = 127
 _POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else all of the pool
 _HARD = 5  # numbers in a case of those that differ
 
@@ -206,14 +210,22 @@ def hard_cases(subject: Subject, case: Case) -> list[Case]:
         return []
     if any(case.dims[rank - len(shape) :] != shape for shape in operands.values()):
         return []
-    count, piece = _POOLED.get(subject.backend.triton, POOLED), _PIECE if rank == 1 else 1
-    dims = (count,) if rank == 1 else (-(-count // _PIECE), *(1,) * (rank - 2), _PIECE)
+    count, size = _POOLED.get(subject.backend.triton, POOLED), _piece(subject, case)
+    dims, piece = ((count,), size) if rank == 1 else ((-(-count // size), *(1,) * (rank - 2), size), 1)
     rows, pool = replace(every[0], count=dims[0]), _filled(case, POOL, dims)
     found = dict.fromkeys([POOL])
     if kernel.allows(dims) and rows.allowed(kernel, pool, piece):
         with suppress(KernelError):  # it takes no such sizes, which is for other laws to report
             found |= dict.fromkeys(_differing(subject, pool, rows, piece))
     return [_filled(case, fill, case.dims) for fill in found]
+
+
+def _piece(subject: Subject, case: Case) -> int:
+    """Returns how many numbers a call of a piece has."""
+    before = subject.backend.launches()
+    with suppress(KernelError):
+        run_kernel(subject.kernel, case, subject.backend.device)
+    return _PART_OF_BLOCK if subject.backend.launches() > before else _PIECE
 
 
 def _filled(case: Case, fill: str, dims: tuple[int, ...]) -> Case:

@@ -363,6 +363,8 @@ class _CaseJudge:
         ]
         found.sort(key=lambda entry: entry[2])
         entries = [*earlier.worst, *found]
-        self.shown += [(outcome, place) for _, _, place in kept(entries) if isinstance(place, int)]
         among = kept(entries, each=each)
+        if source == BASELINE:  # the record shows one of them; mpmath for ten took a tenth of a run of layer norm
+            among = [entry for entry in among if entry[1][0] not in APART][:1]
+        self.shown += [(outcome, place) for _, _, place in among if isinstance(place, int)]
         return [(error, part, element(error, place)) for error, part, place in among if isinstance(place, int)]

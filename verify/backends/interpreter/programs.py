@@ -56,10 +56,10 @@ class Parted(BaseException):
 
 
 class _Now:
-    """The programs that run together now; `lanes` is 0 if none do."""
+    """The programs that run together now; `lanes` is 0 if none do. `launches` counts all launches of this process."""
 
     def __init__(self) -> None:
-        self.lanes = 0
+        self.launches = self.lanes = 0
         self.largest = 1  # elements of the largest block of one program so far
         self.ids: tuple[Array, ...] = ()
         self.stored: list[tuple[Array, Array, Array]] = []  # addresses, earlier contents, mask
@@ -182,6 +182,7 @@ def launching(shipped: Callable[..., Any]) -> Callable[..., Any]:
 
 def _run_all(executor: Any, grid: Any, args: dict[str, Any]) -> tuple[int]:
     """Runs all programs of a launch. Returns an empty grid, so Triton's own loop runs none."""
+    now.launches += 1
     fn, sides = executor.fn, grid(args) if callable(grid) else grid
     assert len(sides) <= 3, "grid must have at most 3 dimensions"
     x, y, z = (*sides, 1, 1)[:3]
