@@ -8,7 +8,6 @@ import io
 import json
 import linecache
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -29,7 +28,6 @@ from verify.records.bounds import committed
 from verify.records.record import Gap, Run
 from verify.report import run_table
 from verify.report.present import present
-from verify.report.rows import COLUMNS
 from verify.workers import process, process_tree
 
 ROOT = Path(__file__).parents[1]
@@ -99,16 +97,6 @@ def test_what_is_saved_is_read_again(project: Path) -> None:
     assert found.markdown().startswith("### ✓ verify: ")
     assert "faithful" in found._repr_html_()
     assert [row["verdict"] for row in found.rows()] == [line.word for line in run_table.rows_of(present(found.record))]
-
-
-def test_importing_the_functions_loads_no_torch(tmp_path: Path) -> None:
-    text = (
-        "import sys, verify; bare = set(sys.modules); verify.run, verify.sweep, verify.hunt, verify.gate, verify.load\n"
-    )
-    text += "print({'msgspec', 'torch'} & bare, {'torch', 'triton', 'numpy', 'rich', 'jinja2'} & set(sys.modules))\n"
-    text += "import verify.search.sweep.drive, verify.search.hunt.schedule, verify.records.bounds.verdict\n"
-    text += "print(*(each.__module__ for each in (verify.sweep, verify.hunt, verify.gate)))"
-    assert script(text, tmp_path).stdout == "set() set()\nverify.api verify.api verify.api\n"
 
 
 def test_nothing_is_printed_and_progress_goes_where_it_is_wanted(
@@ -375,31 +363,3 @@ def test_a_notebook_measures_kernels_of_cells_and_functions(
     asyncio.run(notebook.cell())
     assert capsys.readouterr().out.splitlines() == ["fail mine True", "pass plain 2"], stderr.getvalue()
     assert stderr.getvalue() == ""
-
-
-def test_the_page_describes_every_column_and_every_argument() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
-    section = page.partition("## The columns of a row")[2].partition("\n## ")[0]
-    named = [
-        name
-        for line in section.splitlines()
-        if line.startswith("| `")
-        for name in re.findall(r"`(\w+)`", line.split("|")[1])
-    ]
-    assert sorted(named) == sorted(COLUMNS)
-    section = page.partition("## verify.run")[2].partition("\n## ")[0]
-    for name in inspect.signature(verify.run).parameters:
-        assert re.search(rf"\b{name}\b", section), name
-    for name in (
-        "CompletedRun",
-        "CompletedGate",
-        "assert_close",
-        "capture",
-        "close_to",
-        "gate",
-        "hunt",
-        "load",
-        "run",
-        "sweep",
-    ):
-        assert name in verify.__all__ and f"verify.{name}" in page, name

@@ -10,10 +10,6 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-from verify.laws.engine import PROFILES
-from verify.plugin import register_profiles
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = any(point.value == "verify.plugin" for point in entry_points(group="pytest11"))
@@ -118,15 +114,6 @@ def test_a_kernel_that_refuses_every_case_fails(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, "--verify-profile=quick", TRITON_INTERPRET="1")
     assert done.returncode == 1 and "raises: it refuses every case: raises raised RuntimeError" in done.stdout
     assert "1 failed, 1 skipped" in done.stdout
-
-
-def test_each_profile_has_the_cases_of_its_laws() -> None:
-    register_profiles()
-    for name, profile in PROFILES.items():
-        registered = settings.get_profile(f"verify-{name}")
-        assert registered.max_examples == profile.examples
-        assert registered.deadline is None
-        assert registered.derandomize is (name == "ci")
 
 
 def run_pytest(folder: Path, *options: str, **environment: str) -> subprocess.CompletedProcess[str]:

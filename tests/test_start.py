@@ -41,17 +41,6 @@ def test_a_command_works_beside_files_with_names_of_modules(folder: Path) -> Non
     assert not [*folder.glob("*.executed")]
 
 
-def test_folders_of_users_come_between_the_library_and_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = os.path.dirname(os.__file__)
-    monkeypatch.setattr(sys, "path", [library, f"{library}/lib-dynload", f"{library}/site-packages"])
-    start.put_on_path(["/a", "/b", "/a"])
-    start.put_on_path(["/b", "/c"])
-    assert sys.path[2:] == ["/c", "/a", "/b", f"{library}/site-packages"]
-    monkeypatch.setattr(sys, "path", ["/only"])
-    start.put_on_path(["/a"])
-    assert sys.path == ["/a", "/only"]
-
-
 def test_a_process_gets_pythonpath_after_its_own_start(folder: Path) -> None:
     given = start.environment({"PYTHONPATH": "/x", "HOME": "/h"})
     assert given == {start.PATH: "/x", "HOME": "/h"}

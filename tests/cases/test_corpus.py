@@ -59,14 +59,6 @@ def test_entries_of_other_kernels_and_dtypes_stay_out(tmp_path: Path) -> None:
     assert corpus.cases_for("nobody", None, tmp_path) == []
 
 
-def test_names_that_make_one_folder_keep_their_entries_apart(tmp_path: Path) -> None:
-    for name in ("a/b", "a b", "..", "a_b", "-x"):
-        path, _ = corpus.add(corpus.entry(name, "f.py::k", "gelu", CASE, law="determinism"), tmp_path)
-        assert path.parent.parent == tmp_path
-    for name in ("a/b", "a b", "..", "a_b", "-x"):
-        assert [item.kernel for item in corpus.cases_for(name, None, tmp_path)] == [name]
-
-
 def test_a_file_that_no_longer_reads_is_an_error_that_names_it(tmp_path: Path) -> None:
     path, _ = corpus.add(entry(), tmp_path)
     good = json.loads(path.read_text())

@@ -69,23 +69,6 @@ def test_a_run_has_every_recipe_with_more_than_16_rows_or_columns_and_two_long_d
         assert 0 < group.pairs[0] < group.pairs[1]
 
 
-def test_another_dtype_covers_other_pairs() -> None:
-    kernel = declared(softmax, **ROWS)
-    first, second = (plan(kernel, dtype, "interpreter", 0)[0] for dtype in kernel.dtypes)
-    assert first.pairs[1] == second.pairs[1] and first.pairs[0] < second.pairs[0]
-    plain = ("randn", SIGNS, MASKED)  # long dimensions have these in each dtype
-    chosen = [{(case.dims, case.fill) for case in each.cases if case.fill not in plain} for each in (first, second)]
-    assert not chosen[0] & chosen[1]
-
-
-def test_a_declaration_limits_the_sizes() -> None:
-    where = "d % 128 == 0 and n <= 70"
-    kernel = declared(softmax, **ROWS, where=where)
-    found = covering(kernel, {"recipe": ("randn",)}, EFFORT, 4).cases
-    assert all(kernel.allows(each.dims) for each in found)
-    assert {n for n, _ in (each.dims for each in found)} >= {1, 65} and max(n for n, _ in (c.dims for c in found)) <= 70
-
-
 def test_an_empty_dimension_is_tried_where_pytorch_has_an_answer() -> None:
     assert {dims.index(0) for dims in empty_sizes(declared(product, **PRODUCT))} == {0, 1, 2}
     assert {dims.index(0) for dims in empty_sizes(declared(lambda x: x.amax(-1), **ROWS))} == {0}  # no largest of none
@@ -250,21 +233,6 @@ def test_what_a_softmax_adds_up_may_be_masked() -> None:
     assert {max(case.dims) for case in group.cases if case.fill == MASKED} >= {4097}
 
 
-def test_each_class_of_sizes_has_a_verdict() -> None:
-    """Nothing is promised at extreme inputs: what is wrong at a size is named where the inputs are others."""
-    for like, shapes, where in (
-        (lambda x: x.mean(-1), {"x": "n d"}, ""),
-        (lambda x: x.cumsum(0), {"x": "n"}, ""),
-        (lambda x: torch.nn.functional.avg_pool1d(x[None], 3, 2)[0], {"x": "n d"}, "n >= 1 and d >= 3"),
-    ):
-        kernel = declared(like, shapes=shapes, where=where, dtypes=["float32"], gradients=False)
-        (group,) = plan(kernel, "float32", "interpreter", 0)
-        judged = [case.dims for case in group.cases if class_of_recipe(case.fill) != EXTREME]
-        for sizes in zip(*judged, strict=True):
-            classes = {class_of_size(size) for size in sizes if any(size in each for each in CLASSES.values())}
-            assert classes >= {*CLASSES} - ({"1"} if 1 not in sizes and where else set())
-
-
 def test_the_lower_end_of_an_integer_occurs_beside_a_long_dimension() -> None:
     """A label of -1, where a row has several blocks and few rows fit the budget: with inputs that have a verdict."""
 
@@ -346,12 +314,6 @@ def test_two_dimensions_are_equal_in_some_case() -> None:
     (group,) = plan(kernel, "float32", "interpreter", 0)
     for one, other in ((0, 1), (1, 2)):
         assert any(case.dims[one] == case.dims[other] > 3 for case in group.cases)
-
-
-def test_few_integers_differ_between_two_cases_of_the_same_sizes() -> None:
-    """What a kernel keeps by the sizes, such as a mask, is wrong in the second one."""
-    drawn = [whole_numbers("0 <= k <= s", 3, seed) for seed in range(8)]
-    assert len(set(map(tuple, drawn))) > 4 and {each[-1] for each in drawn} >= {1000}
 
 
 def test_labels_of_the_outer_rows_are_the_confident_ones() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
-from tests import warm
 from verify.cases.case import case_of, fingerprint
 from verify.ops.graph.like import Definition
 
@@ -123,15 +121,3 @@ def test_what_means_the_same_keeps_its_hash() -> None:
 
     function.__name__ = "first"
     assert _hash(first) == _hash(function)
-
-
-def test_every_process_makes_the_same_hash() -> None:
-    """Python hashes strings by another seed there, so that sets have another order."""
-    code = """
-sys.path.insert(0, "tests/cases")
-from test_fingerprint import _Held, _hash, _closure
-print(_hash(_closure(0.1)), _hash(_Held(1.5, buffer=True)), hash("a"))
-"""
-    *found, of_text = warm.printed(code).split()
-    assert found == [_hash(_closure(0.1)), _hash(_Held(1.5, buffer=True))]
-    assert of_text != str(hash("a")) or "PYTHONHASHSEED" in os.environ

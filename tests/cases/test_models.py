@@ -20,8 +20,6 @@ from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 
-SCALES = ("small", "large")
-
 
 def declared(like: Callable[..., Any], shapes: Mapping[str, str], spoil: Any = lambda y, *_: y, **more: Any) -> Kernel:
     def kernel(*operands: Tensor) -> Tensor:
@@ -35,33 +33,6 @@ def declared(like: Callable[..., Any], shapes: Mapping[str, str], spoil: Any = l
 
 def double(x: Tensor) -> Tensor:
     return 2 * x
-
-
-def test_the_data_fits_together() -> None:
-    assert len(MODELS) >= 20 and len({one.source for one in MODELS.values()}) == len(MODELS)
-    for one in MODELS.values():
-        assert one.source.count("/") == 1 and one.dtype in ("bfloat16", "float16", "float32")
-        assert one.sizes["heads"] % one.sizes["kv_heads"] == 0 and one.sizes["vocab"] > one.sizes["hidden"]
-        assert one.sizes.get("topk", 0) <= one.sizes.get("experts", 0)
-        assert one.sizes.get("rotary", 0) <= one.sizes["head_dim"]
-        for scale in SCALES:
-            turns = [one.turn(scale, number) for number in range(4)]
-            assert all(turn["heads"] == turn["kv_heads"] * turn["heads_per_kv"] for turn in turns)
-            assert set(FORMS) - {"rotary", "experts", "expert_intermediate", "topk"} - {
-                "q_rank", "kv_rank", "nope_dim", "v_head_dim"
-            } <= set(turns[0])  # fmt: skip
-
-
-def test_gpus_share_heads_and_widths_and_round_up() -> None:
-    moe = [MODELS["qwen3-moe"].turn("small", number) for number in range(4)]
-    assert [turn["expert_intermediate"] for turn in moe] == [768, 384, 192, 96]
-    assert [turn["kv_heads"] for turn in moe] == [4, 2, 1, 1]
-    assert {turn["hidden"] for turn in moe} == {2048} and {turn["experts"] for turn in moe} == {128}
-    # 10 heads of keys cannot be shared by 4, and 71 heads by no number of GPUs
-    assert [MODELS["phi-4"].turn("small", number)["heads"] for number in range(4)] == [40, 20, 40, 20]
-    assert {MODELS["falcon-7b"].turn("small", number)["heads"] for number in range(4)} == {71}
-    assert MODELS["gpt2"].turn("small", 1)["vocab"] == 25_129, "a vocabulary of 50,257 is padded"
-    assert MODELS["gpt-oss-20b"].turn("small", 0)["intermediate"] == 2880, "each of its layers has experts"
 
 
 def test_dimensions_take_sizes_by_their_names_and_no_others() -> None:
@@ -110,19 +81,6 @@ def test_each_size_is_tried_once_and_says_where_else() -> None:
     assert modelled(only, "float32", names, "small", 0).groups, "the first dtype, if the kernel lacks the model's"
     experts = modelled(declared(double, {"x": "tokens experts"}), "bfloat16", names, "small", 0)
     assert experts.notes[0] == "bfloat16: llama-3-8b: it has no experts" and not experts.groups
-
-
-def test_ops_by_name_get_all_widths_and_projections() -> None:
-    norm = verify.kernel(op="rms_norm", dtypes=["bfloat16"], name="k")(lambda x, weight: x)
-    plan = modelled(norm, "bfloat16", ("qwen3-moe",), "small", 0)
-    widths = {case.dims[1] for case in plan.groups[0].cases}
-    assert widths == {2048, 128, 6144, 3072, 1536, 768, 384, 192, 96, 151_936, 75_968, 37_984, 18_992}
-    linear = verify.kernel(op="linear", operands=["x", "weight"], dtypes=["bfloat16"], name="k")(lambda x, weight: x)
-    plan = modelled(linear, "bfloat16", ("qwen3-moe",), "small", 0)
-    products = {case.dims[1:] for case in plan.groups[0].cases}
-    assert {(2048, 4096), (4096, 2048), (2048, 768), (96, 2048), (2048, 128)} <= products
-    assert not any(size > 1 << 26 for size in (k * n for k, n in products))
-    assert "[3, 2048, 151936] is too large for this backend" in plan.notes[0]
 
 
 def _half(y: Tensor, at: Any, wrong: bool) -> Tensor:

@@ -14,17 +14,14 @@ from torch.nn import functional
 
 import verify
 from verify import backends
-from verify.cases import Case, case_of, inputs_of
-from verify.cases.classes import class_of_recipe
+from verify.cases import Case, inputs_of
 from verify.cases.plan import plan
 from verify.cases.scores import LENGTHS, RECIPES
 from verify.cases.sizes import with_keys
 from verify.declare.declaration import Kernel
-from verify.errors import UsageError
 from verify.laws import registry
 from verify.laws.engine import PROFILES
 from verify.laws.law import Subject
-from verify.records.record import DEMANDING, ORDINARY
 
 HEADS = {"q": "b h t d", "k": "b h s d", "v": "b h s d"}
 SWAPPED = {"q": "t b d", "k": "d s b", "v": "e s b"}
@@ -112,27 +109,6 @@ def test_one_key_and_other_numbers_of_keys_are_tried() -> None:
     limited = Subject(declared(largest=8.0), "bfloat16", subject.backend, subject.sizes)
     found = [case for case in registry.get("accuracy").fixed(limited) if case.fill in RECIPES]
     assert found and all(case.largest == 8.0 for case in found)  # what is beyond is not promised
-
-
-def test_gradients_are_judged_in_these_cases() -> None:
-    cases = [case for case in plan(declared(), "bfloat16", "cpu", 0)[0].cases if case.fill in RECIPES]
-    assert cases and all(case.upstream == "normal" and case.regime == case.fill for case in cases)
-
-
-def test_exact_values_in_float64_are_asked_of_few_keys() -> None:
-    cases = [case for case in plan(declared(), "float64", "cpu", 0)[0].cases if case.fill in RECIPES]
-    assert cases and max(case.dims[-1] for case in cases) <= 5
-
-
-def test_classes() -> None:
-    wanted = {name: ORDINARY if name == "sinks" else DEMANDING for name in RECIPES}
-    assert {name: class_of_recipe(name) for name in RECIPES} == wanted
-
-
-def test_another_program_refuses_these_recipes() -> None:
-    kernel = verify.kernel(op="softmax")(lambda x: torch.softmax(x, -1))
-    with pytest.raises(UsageError, match="'sinks' is a recipe for a softmax over products of two operands; 'softmax'"):
-        inputs_of(kernel.op, case_of(kernel, "float32", dims=(3, 5), fill="sinks"), "cpu")
 
 
 def test_largest_limits_these_recipes_too() -> None:

@@ -28,18 +28,8 @@ def test_a_condition_narrows_the_long_sizes_and_names_others() -> None:
     assert found == {"n": [(65, 16, 32), (100, 16, 32)], "d": [(3, 80, 160), (3, 144, 288), (3, 512, 1024)]}
 
 
-def test_dimensions_that_are_not_long_alone_grow_together() -> None:
-    found = dict(sizes_alone(named("n k", "k <= n"), (3, 2), (65,)))
-    assert found == {"n": [(65, 2)], "k": [(65, 65)]}
-
-
 def named(dims: str, where: str = "") -> NamedDims:
     return NamedDims({}, dims=tuple(dims.split()), where=where)
-
-
-def test_multiples_of_a_modulus_are_among_the_sizes() -> None:
-    kernel = verify.kernel(like=torch.exp, shapes={"x": "n d"}, where="d % 24 == 0", dtypes=["float32"])(exp)
-    assert {24, 48, 72} <= {d for _, d in sizes_of(kernel.op, 1 << 12)}
 
 
 def test_of_sizes_that_are_all_larger_the_smallest_are_taken() -> None:
@@ -71,11 +61,6 @@ def test_what_a_case_costs_follows_from_the_program() -> None:
     assert max(dims[2] for dims in long_sizes(CAUSAL.op, FAR)["t"]) >= 4097
 
 
-def test_rows_are_fewer_than_columns_where_each_may_be_a_program() -> None:
-    found = long_sizes(ROWS.op, REACHES_OF_LAWS["small"])
-    assert {name: some[-1] for name, some in found.items()} == {"n": (257, 3), "d": (2, 65_537)}
-
-
 def test_a_run_and_the_law_of_accuracy_try_long_dimensions(backend: Backend) -> None:
     planned = {case.dims for case in plan(ROWS, "float32", backend.name, 0)[0].cases}
     assert {129, 4097 if backend.scale == "small" else 65_537} <= {d for _, d in planned}
@@ -85,7 +70,3 @@ def test_a_run_and_the_law_of_accuracy_try_long_dimensions(backend: Backend) -> 
     tried = {case.dims for case in law.fixed(subject)}
     assert {65, 129, 1025, 4097, 65_537} <= {d for _, d in tried}
     assert any(d > 64 and n > 64 for n, d in planned) and any(d > 64 and n > 64 for n, d in tried)
-
-
-def test_float64_has_long_dimensions_only_where_it_is_alone(backend: Backend) -> None:
-    assert max(max(case.dims) for case in plan(ROWS, "float64", backend.name, 0)[0].cases) < 65

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from itertools import pairwise
 
 import pytest
 import torch
@@ -19,8 +18,6 @@ from verify.cases.strategies import (
     Layouts,
     Sizes,
     fixed_shapes,
-    interesting_sizes,
-    row_counts,
     space,
 )
 from verify.cases.values import SMALL, Stream, fill
@@ -83,47 +80,12 @@ def test_a_call_without_gradients_is_one_choice_of_the_upstream() -> None:
     assert 20 < rolled.count("") < 90
 
 
-def test_numbers_of_rows_lie_beyond_65_and_are_seldom_round() -> None:
-    counts = row_counts(65_534)
-    assert counts[0] == 66 and 60_000 < counts[-1] <= 65_534
-    assert all(more <= less * 1.1 + 2 for less, more in pairwise(counts))
-    assert sum(count % 16 == 0 for count in counts) <= len(counts) // 8
-
-
-def test_a_rolled_case_is_one_of_the_space_and_every_choice_comes_up() -> None:
-    layouts = tuple(LAYOUTS)
-    chosen = space(norm, "float32", layouts=Layouts(layouts, layouts), upstream=("normal", "ones"))
-    generator = random.Random(1)
-    rolled = [chosen.roll(generator) for _ in range(2_000)]
-    assert {case.fill for case in rolled} == set(ROW_RECIPES)
-    assert {case.params["eps"] for case in rolled} == set(EPSILONS)
-    assert {case.dims[-1] for case in rolled} == set(interesting_sizes(Sizes().width))
-    placed = {(name, layout) for case in rolled for name, layout in case.layouts.items()}
-    assert placed == {
-        (n, layout) for n in ("x", "weight", "bias", "dy") for layout in layouts if layout != "contiguous"
-    }
-    again = random.Random(1)
-    assert [chosen.roll(again) for _ in range(2_000)] == rolled
-    assert {case.upstream for case in (space(packed, "float32").roll(generator) for _ in range(50))} == {""}
-
-
 def test_fixed_shapes_respect_the_sizes_and_what_the_op_can_take() -> None:
     assert () in fixed_shapes(silu, Sizes()) and () not in fixed_shapes(packed, Sizes())
     assert (1031,) in fixed_shapes(silu, Sizes()) and (1031,) not in fixed_shapes(silu, Sizes(elements=100))
     for kernel in (norm, packed, silu):
         for case in space(kernel, "float32").each_choice():
             assert all(value is not None for value in inputs_of(kernel.op, case, "cpu").values())
-
-
-def test_shapes_that_are_asked_for_are_the_only_ones() -> None:
-    chosen = space(silu, "float32", shapes=[(4,), (9,)], fill=("normal", "bits"))
-    assert {case.dims for case in chosen.each_choice()} == {(4,), (9,)}
-    assert {case.dims for case in chosen.each_choice([(2, 2)])} == {(2, 2)}
-
-
-def test_interesting_sizes_surround_the_powers_of_two() -> None:
-    sizes = interesting_sizes(64)
-    assert sizes[0] == 1 and 0 in sizes and {31, 32, 33, 63, 64} <= set(sizes) and max(sizes) == 64
 
 
 @pytest.mark.gpu

@@ -21,13 +21,6 @@ from verify.referee.words import lines_of
 from verify.workers import process
 
 
-def test_the_schema_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["judge", "--schema", "-"]) == exits.PASS
-    schema = json.loads(capsys.readouterr().out)
-    assert schema["version"] == SCHEMA
-    assert set(Judgement.__struct_fields__) <= set(schema["$defs"]["Judgement"]["properties"])
-
-
 def test_the_text_has_the_answer_first() -> None:
     wrong = WrongInput("y", "x = 1 (0x3f800000)", "0, 1", "2 (0x40000000)", "1.5", "3", "3x noise", "{}")
     errors = dict(

@@ -102,34 +102,6 @@ def test_a_python_without_docstrings_has_the_same_commands() -> None:
     assert done.returncode == exits.PASS and '"rule":"run needs targets"' in done.stdout
 
 
-@pytest.fixture(scope="module")
-def help_of_a_fresh_process() -> tuple[int, set[str]]:
-    """Returns how many functions `python -m verify --help` calls, and which modules it imports."""
-    code = """
-import runpy, sys
-calls, before = 0, set(sys.modules)
-def count(frame, event, given):
-    global calls
-    calls += event in ("call", "c_call")
-sys.argv[1:] = ["--help"]
-sys.setprofile(count)
-try:
-    runpy.run_module("verify", run_name="__main__", alter_sys=True)
-finally:
-    sys.setprofile(None)
-    print(calls, *set(sys.modules) - before, file=sys.stderr)
-"""
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    calls, *modules = done.stderr.split()
-    return int(calls), set(modules)
-
-
-def test_help_does_not_import_what_only_a_command_needs(help_of_a_fresh_process: tuple[int, set[str]]) -> None:
-    _, modules = help_of_a_fresh_process
-    assert "verify.cli" in modules
-    assert not {"dataclasses", "inspect", "json", "tempfile", "difflib", "subprocess"} & modules
-
-
 # -- what was given -----------------------------------------------------------------------------------------
 
 
@@ -186,10 +158,3 @@ def test_a_path_is_relative_to_the_folder_where_the_command_was_typed(
 def test_numbers_that_json_lacks_are_words() -> None:
     text = sinks.as_json({"b": [math.nan, (math.inf, -math.inf)], "a": 0.5})
     assert json.loads(text) == {"a": 0.5, "b": ["nan", ["inf", "-inf"]]}
-
-
-def test_jobs_auto_is_the_default_and_is_not_repeated() -> None:
-    typed = parser().parse_args(["run", "a.py", "b.py", "--jobs", "auto"])
-    assert typed.jobs == parser().parse_args(["run", "a.py"]).jobs == 0
-    assert given.again(typed, everything=True) == "verify run a.py b.py"
-    assert parser().parse_args(["run", "a.py", "--jobs", "3"]).jobs == 3

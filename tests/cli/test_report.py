@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -15,7 +14,7 @@ from tests.cli.here import said
 from tests.report.sample import HOSTILE_NAME, passing, sample
 from verify.cli import main
 from verify.records.files import load, save
-from verify.records.record import KernelRun, Result, Run
+from verify.records.record import Result, Run
 
 
 def changed(run: Run, maximum: float, **more: object) -> Run:
@@ -94,20 +93,6 @@ def test_a_reader_that_goes_away_ends_a_command_without_a_word(
         monkeypatch.setattr(sys, "stdout", gone)
         assert main(["report", "runs/a.json"]) == 141
     assert capsys.readouterr().err == ""
-
-
-def test_the_schema_of_a_record_needs_none(saved: Path) -> None:
-    done = said("report", "--schema", "-", cwd=saved)
-    schema = json.loads(done.stdout)
-    known = schema["$defs"]["SealedRun"]["properties"]
-    assert done.returncode == 0 and set(json.loads((saved / "runs" / "a.json").read_bytes())) <= set(known)
-    assert set(schema["$defs"]["KernelRun"]["properties"]) == {
-        field.name for field in msgspec.structs.fields(KernelRun)
-    }
-    assert said("report", cwd=saved).returncode == 2
-    assert said("report", "--sarif", "-", cwd=saved).stderr == (
-        "verify: a report shows a record; received none\n  next: verify report RUN.json\n"
-    )
 
 
 def test_records_of_shards_are_shown_and_saved_as_one(saved: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,8 @@ import pytest
 
 from tests.cli.here import hears_ctrl_c
 from tests.golden import asked, golden
-from verify.cli import main
 from verify.cli.door import LONGEST, VERSIONS, Door
-from verify.cli.tools import TOOLS, Answer, options_of, schema_of
-from verify.errors import UsageError
+from verify.cli.tools import TOOLS, Answer, schema_of
 from verify.measure.session import RunProgress
 from verify.records import files
 from verify.workers import process_tree
@@ -119,20 +117,6 @@ def test_a_request_is_answered_with_what_came_of_it(spoken: Spoken) -> None:
             "error": {"kind": "stopped", "rule": "it took more than 5 s", "received": "", "hint": ""},
         },
     ]
-
-
-def test_options_are_those_of_the_commands() -> None:
-    found = options_of("run", {"targets": ["a.py", "b.py"], "dtype": "bfloat16", "seed": 3, "fail_fast": True}, "cpu")
-    assert (found.targets, found.dtype, found.seed, found.fail_fast) == (["a.py", "b.py"], ["bfloat16"], 3, True)
-    assert found.backend == "cpu" and options_of("run", {"targets": "a.py", "fail_fast": False}, None).backend is None
-    found = options_of("replay", {"target": "a.py::k", "case": CASE, "index": 7}, None)
-    assert (found.target, json.loads(found.case), found.index) == ("a.py::k", CASE, 7)
-    assert options_of("replay", {"case": "{}"}, None).target == ""
-    assert options_of("judge", {"problem": "--many", "solution": "-x"}, None).problem == "--many"
-    with pytest.raises(UsageError, match=r"received target \(closest: targets\)"):
-        options_of("run", {"target": "a.py"}, None)
-    with pytest.raises(UsageError, match=r"received \\x1b\[2J"):
-        options_of("run", {"\x1b[2J": 1}, None)
 
 
 NASTY: tuple[Any, ...] = (None, True, [], {}, [[]], {"a": [1]}, -1, 1.5, "", "\x00", "\x1b[2J", 10**30, ["a", 1, None])
@@ -323,9 +307,3 @@ def test_a_client_that_has_gone_ends_it(session: Session) -> None:
     session.process.stdout.close()
     session.send(id=1, do="nothing")  # stdin stays open
     assert session.process.wait(30) == 3
-
-
-def test_help_says_that_there_is_no_port(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
-    assert "no network port" in " ".join(capsys.readouterr().out.split())

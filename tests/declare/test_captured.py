@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -72,19 +71,6 @@ def test_a_file_gives_back_its_bits(tmp_path: Path, suffix: str) -> None:
         got = held[name].read()
         assert (got.dtype, got.shape) == (value.dtype, value.shape) == (held[name].dtype, held[name].shape)
         assert got.view(torch.uint8).equal(value.view(torch.uint8))
-
-
-def test_the_bytes_are_those_of_the_format(tmp_path: Path) -> None:
-    """The example of the format's description: a header of JSON behind its length, then raw bytes in its order."""
-    header = json.dumps(
-        {"__metadata__": {"a": "b"}, "x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}
-    ).encode()
-    path = tmp_path / "by hand.safetensors"
-    path.write_bytes(len(header).to_bytes(8, "little") + header + np.array([1.5, -2.0], "<f4").tobytes())
-    assert _safetensors(path)["x"].read().tolist() == [1.5, -2.0]
-    written = _written(path, {"x": torch.tensor([1.5, -2.0])})
-    assert written[8 : 8 + int.from_bytes(written[:8], "little")].startswith(b'{"x": {"dtype": "F32", "shape": [2]')
-    assert int.from_bytes(written[:8], "little") % 8 == 0
 
 
 def test_a_capture_of_no_calls_is_refused(tmp_path: Path) -> None:

@@ -25,10 +25,6 @@ def test_the_nearest_pyproject_counts(tmp_path: Path) -> None:
     assert found.root == tmp_path
 
 
-def test_no_section_is_an_empty_configuration(tmp_path: Path) -> None:
-    assert config.find(write(tmp_path, "[project]\nname = 'x'\n")).kernels == ()
-
-
 def test_folders_are_below_the_project(tmp_path: Path) -> None:
     found = config.find(write(tmp_path, '[tool.verify]\nbounds = "limits"\npeers = ["others.py"]\n'))
     assert found.bounds == tmp_path / "limits"

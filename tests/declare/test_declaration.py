@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.golden import answers
-from verify.backends import runs_on
 from verify.cases import case_of
 from verify.declare.declaration import kernel
 from verify.declare.discovery import load
@@ -39,48 +38,6 @@ def _clean_imports() -> Iterator[None]:
 
 
 # -- what is declared ---------------------------------------------------------------------------
-
-
-def test_the_defaults() -> None:
-    item = kernel(op="gelu")(mine)
-    assert item.name == "mine"
-    assert item.dtypes == ("float32", "bfloat16", "float16")
-    assert item.operands == ("x",)
-    assert item.outputs == ("y",)
-    assert (item.contiguous, item.gradients, item.peer) == ((), "auto", False)
-    assert item.max_ulp == {"float32": 4.0, "bfloat16": 1.0, "float16": 1.0}
-    assert item.backends == () and runs_on(item.backends, "cpu")
-    assert item.summary == "Says what it does."
-    assert item.module == __name__
-    assert item(3) == 3
-    promise = "float32 bfloat16 float16; layouts: any; gradients: where autograd gives one; "
-    assert item.promise == promise + "max ULP: 4 in float32, 1 in bfloat16, 1 in float16"
-    assert repr(item) == f"<Kernel mine: gelu\n {item.promise}>"  # in a notebook
-
-
-def test_a_full_declaration() -> None:
-    def norm(x, weight, *, eps):  # type: ignore[no-untyped-def]
-        return x
-
-    item = kernel(
-        op="layer_norm",
-        params={"eps": 1e-6},
-        dtypes=["torch.float32", torch.bfloat16],  # type: ignore[list-item]
-        operands=["weight", "x"],
-        gradients=["dx", "weight"],
-        layouts="contiguous",
-        max_ulp=1,
-        backends="interpreter",
-        name="n",
-    )(norm)
-    assert item.dtypes == ("float32", "bfloat16")
-    assert item.operands == ("x", "weight")
-    assert item.absent == ("bias",)
-    assert item.gradients == ("x", "weight")
-    assert [operand.name for operand in item.differentiable] == ["x", "weight"]
-    assert item.accepted == {"eps"}
-    assert item.backends == ("interpreter",) and not runs_on(item.backends, "cuda")
-    assert item.promise == ("float32 bfloat16; layouts: contiguous; gradients: dx dweight; max 1 ULP scaled")
 
 
 def test_the_layouts_of_single_operands() -> None:
@@ -200,13 +157,6 @@ def test_kernels_imported_from_another_declaration_are_left_there(tmp_path: Path
     write(tmp_path, TWO, "first_of_two.py")
     text = HEAD + ("from first_of_two import a\n@verify.kernel(op='gelu')\ndef c(x): return a(x)\n")
     assert names(write(tmp_path, text, "second_of_two.py")) == ["c"]
-
-
-def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
-    one = write(tmp_path / "p" / "q_r", HEAD + "@verify.kernel(op='gelu')\ndef one(x): return x\n")
-    two = write(tmp_path / "p_q" / "r", HEAD + "@verify.kernel(op='silu')\ndef two(x): return x\n")
-    dash = write(tmp_path / "p" / "q-r", HEAD + "@verify.kernel(op='silu')\ndef no(x): return x\n")
-    assert (names(one), names(two), names(dash)) == (["one"], ["two"], ["no"])
 
 
 def test_a_module_is_found_from_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

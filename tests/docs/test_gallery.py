@@ -17,13 +17,6 @@ def test_the_page_is_written_from_its_pictures() -> None:
     }
 
 
-def test_the_page_names_every_example() -> None:
-    text = gallery.PAGE.read_text(encoding="utf-8")
-    for path in (picture.ROOT / "examples").rglob("*.py"):
-        named = "examples/public" if path.parent.name == "public" else f"examples/{path.name}"
-        assert f"../{named})" in text, path.name
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not COMPARABLE, reason="the pictures show PyTorch's figures of another processor")
 @pytest.mark.parametrize("entry", gallery.ENTRIES, ids=lambda entry: entry.name)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mutants import zoo
 from verify.cli import exits, main
 from verify.diagnose.requests import ReplayElement
 from verify.referee import judging
@@ -41,13 +40,3 @@ def test_the_page_shows_what_its_commands_print(
     assert capsys.readouterr().out.count('"verdict"') == 2
     shown = subprocess.run([sys.executable, "show.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert shown.stdout == SHOWN[0]
-
-
-def test_the_table_is_that_of_the_zoo() -> None:
-    table = PAGE.partition("<!-- zoo -->\n")[2].partition("<!-- /zoo -->")[0]
-    assert table == zoo.table(), "run: python -m mutants.zoo --table"
-
-
-def test_the_zoo_has_a_line_for_each_of_the_tricks() -> None:
-    numbers = sorted([*(trick.number for trick in zoo.TRICKS), *zoo.WITHOUT])
-    assert numbers == list(range(1, len(numbers) + 1)) and len(zoo.PUBLIC) + len(zoo.WITHOUT) == 71

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from benchmarks import public_quantisers
-from benchmarks.quantisers import LEAST, MAGNITUDES
 from tests.measure.test_kernel import few_cases
 from verify.backends import Backend
 from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.records import files
 from verify.report.words import basis_of
 
 ROOT = Path(__file__).parents[2]
@@ -62,26 +58,3 @@ def test_the_kernel_with_a_quantised_operand_of_the_page_passes(
     run = measure_kernel(declared("w4a16"), Measure("page.py::w4a16"), backend)
     assert run.status == "ok", run
     assert {result.output for result in run.results} == {"y", "dx"}
-
-
-def test_the_proofs_of_the_page_are_those_of_the_record() -> None:
-    record = json.loads((ROOT / "reports" / "benchmarks" / "sm_90" / "quantisers.json").read_text())
-    rows = {row["quantiser"]: row for row in record["figures"]}
-    whole = [row for row in rows.values() if row["decode all"] and row["scales all"]]
-    assert len(whole) >= LEAST and sum(row["seconds"] for row in rows.values()) < 60
-    assert not any(row[f"{name} wrong"] for row in rows.values() for name in ("decode", "scales", "codes"))
-    assert (
-        f"\n{len(rows)} quantisers in {sum(row['seconds'] for row in rows.values()):.0f} s; " in PAGE
-        and f" {len(whole)} of them with every decoding" in PAGE
-    )
-    amax = record["float32"]
-    assert {row["float32 scales"] for row in amax} == {MAGNITUDES} and not any(row["float32 wrong"] for row in amax)
-    seconds = sorted(row["seconds"] for row in amax)
-    assert f"for the {len(amax)} quantisers" in PAGE and f"takes {seconds[0]:.1f} to {seconds[-1]:.0f} s" in PAGE
-
-
-def test_the_page_of_public_quantisers_shows_its_record() -> None:
-    runs = [files.load(path) for path in public_quantisers.RECORDS]
-    assert public_quantisers.table(runs) in public_quantisers.PAGE.read_text()
-    kernels = [kernel for run in runs for kernel in run.kernels]
-    assert len(kernels) >= 46 and all(kernel.results for kernel in kernels)

@@ -76,33 +76,3 @@ def share_free(cells: tuple[str, ...]) -> tuple[str, ...]:
 
 def shares(cells: tuple[str, ...]) -> list[float]:
     return [float(share) for cell in cells for share in re.findall(r"(\d+\.\d+)%", cell)]
-
-
-def test_the_range_of_triton_is_the_one_that_the_interpreter_names() -> None:
-    [(first, last)] = re.findall(r"without a GPU: Triton ([\d.]+) to ([\d.]+) ", README)
-    major, minor = last.split(".")
-    hint = f"pip install 'triton>={first},<{major}.{int(minor) + 1}'"
-    assert hint in (ROOT / "verify" / "backends" / "interpreter" / "install.py").read_text()
-    assert f"Triton {first} to {last}" in (ROOT / "docs" / "toolchains.md").read_text()
-
-
-def test_the_number_of_laws_is_the_number_of_laws() -> None:
-    from verify.laws import registry
-
-    assert f"[{len(registry.ALL)} laws]" in README
-    assert f"{len(registry.ALL)} laws" in (ROOT / "CHANGELOG.md").read_text()
-
-
-def test_every_command_has_its_place_in_the_index_or_the_reference() -> None:
-    """The index of the pages names what is used daily; docs/cli.md has the rest."""
-    from verify.cli import parser
-
-    known = set(re.findall(r"\n    (\w+) ", parser().format_help()))
-    index = (ROOT / "docs" / "README.md").read_text()
-    daily = "run sweep hunt bench replay explain gate bounds nightly compare".split()
-    assert known >= set(daily)
-    for command in daily:
-        assert f"`verify {command}`" in index, command
-    reference = (ROOT / "docs" / "cli.md").read_text()
-    for command in known:
-        assert f"\n## verify {command}\n" in reference, command

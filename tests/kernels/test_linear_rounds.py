@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import functools
-import itertools
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from kernels import linear_act as module
 from kernels.linear_act import linear_act, linear_data_grad
-from kernels.linear_layers import tile_of
 from tests.kernels.test_linear_layouts import Recorder
 
 ACTIVATIONS = ["id", "gelu", "gelu_tanh", "squared_relu"]
-MODES = [a + more for more in (0, module.GRAD.value, module.SAVE.value) for a in range(4)]
 
 
 def order(tiles_m, tiles_n, group):
@@ -25,80 +20,6 @@ def order(tiles_m, tiles_n, group):
         for column in range(tiles_n):
             for row in range(first, min(first + group, tiles_m)):
                 yield row, column
-
-
-@triton.jit
-def numbered(row_ptr, column_ptr, tiles_m, tiles_n, GROUP: tl.constexpr, SIZE: tl.constexpr):
-    t = tl.arange(0, SIZE)
-    row, column = tile_of(t, tiles_m, tiles_n, GROUP)
-    tl.store(row_ptr + t, row, mask=t < tiles_m * tiles_n)
-    tl.store(column_ptr + t, column, mask=t < tiles_m * tiles_n)
-
-
-def test_the_enumeration_is_the_kernels(backend):
-    for tiles_m in (1, 2, 3, 7, 8, 9, 15, 16, 17, 19):
-        for tiles_n in (1, 2, 5):
-            for group in (1, 3, 8):
-                rows, columns = (torch.zeros(tiles_m * tiles_n, dtype=torch.int32).to(backend.device) for _ in range(2))
-                numbered[(1,)](rows, columns, tiles_m, tiles_n, GROUP=group, SIZE=128)
-                tiles = list(zip(rows.tolist(), columns.tolist(), strict=True))
-                assert tiles == list(order(tiles_m, tiles_n, group))
-
-
-UNITS = (1, 15, 16, 32, 78, 114, 132)
-
-
-@pytest.mark.parametrize("group", [1, 3, 8])
-def test_what_whole_rounds_leave_is_exactly_the_rectangle(group):
-    found = dict.fromkeys(UNITS, 0)
-    for tiles_m, tiles_n in itertools.product(range(1, 36), repeat=2):
-        tiles = list(order(tiles_m, tiles_n, group))
-        for units in UNITS:
-            found[units] += leaves_a_rectangle(tiles, tiles_m, tiles_n, units, group)
-    assert {units for units, times in found.items() if times} == {units for units in UNITS if units >= 16}
-
-
-def leaves_a_rectangle(tiles, tiles_m, tiles_n, units, group):
-    """True if tiny tiles do what whole rounds leave, and then exactly that."""
-    whole, rows, columns = module._rounds(tiles_m, tiles_n, units, group)
-    corner = set(itertools.product(range(tiles_m - rows, tiles_m), range(tiles_n - columns, tiles_n)))
-    assert set(tiles[whole:]) == corner
-    left = len(tiles) % units
-    if rows:
-        assert whole == len(tiles) - left > 0
-        assert whole % units == 0
-        assert 0 < left * 16 <= units  # a tile is 16 tiny ones
-        return True
-    assert (whole, columns) == (len(tiles), 0)
-    return False
-
-
-def launched(mode, a, b, bias, gate, y, pre, sub=()):
-    """The tile kernel into y[sub], and pre and from gate likewise."""
-    (m, k), n = a.shape, b.shape[0]
-    y_sub, gate_sub, pre_sub = (t[sub] if sub else t for t in (y, gate, pre))
-    bm, bn, bk = module._TINY
-    module._tile_kernel[(-(-m // bm) * -(-n // bn),)](
-        a, b, bias, gate_sub, y_sub, pre_sub, m, n, k, *a.stride(), *b.stride(), y.stride(0),
-        MODE=mode, HAS_BIAS=True, PRECISION="ieee", BM=bm, BN=bn, BK=bk, GROUP=8, num_warps=4, num_stages=1,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_the_tile_kernel_writes_a_rectangle_of_wider_results(backend, mode):
-    generator = torch.Generator().manual_seed(mode)
-    a, b, bias = (torch.randn(s, generator=generator).bfloat16().to(backend.device) for s in ((70, 150), (72, 150), 72))
-    gate = torch.randn(100, 200, generator=generator).bfloat16().to(backend.device)
-    sub = slice(20, 90), slice(104, 176)
-    narrow = [torch.full((70, 72), 77.0).to(gate) for _ in range(2)]
-    launched(mode, a, b, bias, gate[sub].contiguous(), *narrow)
-    assert (narrow[1] != 77).any() == (mode >= module.SAVE.value)
-    wide = [torch.full((100, 200), 77.0).to(gate) for _ in range(2)]
-    launched(mode, a, b, bias, gate, *wide, sub)
-    for got, want in zip(wide, narrow, strict=True):
-        assert torch.equal(got[sub], want)
-        got[sub] = 77
-        assert (got == 77).all()
 
 
 def whole_numbers(shape, generator, dtype):

@@ -11,7 +11,6 @@ import gc
 import threading
 import time
 import weakref
-from functools import partial
 
 import pytest
 import torch
@@ -23,8 +22,6 @@ from kernels.geglu import geglu, geglu_split
 from kernels.gelu import _forward, _forward_kernel, _launch, gelu
 from kernels.layer_norm import layer_norm
 from kernels.layer_norm.operators import forward_op
-from kernels.operators import Operator
-from kernels.rms_norm import rms_norm
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, WIDE, drawn, results, same
 
 _LAUNCHER = plans._launcher
@@ -115,22 +112,6 @@ def test_a_plan_keeps_no_tensor_and_no_graph(launcher, name):
         gc.enable()
 
 
-def test_a_form_is_dtype_shape_strides_alignment_and_every_plain_value(launcher):
-    [x] = drawn(0, (8, 34))
-    x = x.detach()
-    variants = [
-        (x[:, :32], "none"), (x[:, :32], "tanh"), (x[:, :32].contiguous(), "none"), (x[:, 1:33], "none"),
-        (x[:, :16], "none"), (x.t(), "none"), (x.bfloat16(), "none"), (x.half(), "none"), (x.double(), "none"),
-        (x[:4], "none"), (x[0], "none"), (x.view(4, 2, 34), "none"),
-    ]  # fmt: skip
-    expected = [gelu(t.clone(memory_format=torch.preserve_format), form) for t, form in variants]
-    plans.forget()
-    for _ in range(4):
-        for (t, form), y in zip(variants, expected, strict=True):
-            assert torch.equal(gelu(t, form), y)
-    assert len(_forward.launcher.plans) == len(variants)
-
-
 def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launcher):
     """Each variant is called between calls that are recognised. A wrong plan would give other bits or no gradient."""
     x, w, b = (t.detach() for t in drawn(0, (8, 48), (48,), (48,)))
@@ -180,26 +161,6 @@ def test_a_call_is_recognised_only_if_every_tensor_and_value_is_as_before(launch
         layer_norm(torch.autograd.forward_ad.make_dual(x, x), w, b)
 
 
-def test_several_forms_of_one_shape_are_recognised_in_turn(launcher, monkeypatch):
-    """Norms share an operator. Forms beyond the limit and operands off 16 bytes still give the bits of the launcher."""
-    x, w, b = drawn(0, (8, 48), (48,), (48,))
-    off = torch.empty(8 * 48 + 1, device=DEVICE)[1:].view(8, 48).copy_(x.detach())
-    forms = [partial(layer_norm, x, w, b), partial(layer_norm, x, w), partial(rms_norm, x), partial(rms_norm, x, w)]
-    beyond = [partial(layer_norm, x, w, b, eps=2.0**-k) for k in range(plans.KNOWN)]
-    expected = [form() for form in (*forms, *beyond)]
-    for _ in range(4):
-        for form in forms:
-            form()
-        layer_norm(off, w, b)
-    with monkeypatch.context() as watched:
-        watched.setattr(Operator, "_unknown", lambda *_: pytest.fail("a form was looked up"))
-        assert all(torch.equal(form(), y) for form, y in zip(forms, expected, strict=False))
-    for _ in range(4):
-        assert all(torch.equal(form(), y) for form, y in zip((*forms, *beyond), expected, strict=True))
-        assert torch.equal(layer_norm(off, w, b), layer_norm(x, w, b))
-    assert [len(known) for known in forward_op.known.values()] == [plans.KNOWN]
-
-
 def test_an_operand_that_has_to_be_copied_is_copied_every_time(launcher):
     x = torch.randn(6, 64, device=DEVICE)[:, ::2]
     for _ in range(4):
@@ -242,17 +203,6 @@ def test_nothing_is_repeated_where_a_launch_is_watched(launcher, monkeypatch, ho
     finally:
         [plan] = _forward.launcher.plans.values()
         plan.hooks[0].clear()
-
-
-def test_a_call_on_another_device_than_the_current_one_changes_to_it_and_back(launcher, monkeypatch):
-    [x] = drawn(1, ROW)
-    for _ in range(2):
-        y = gelu(x.detach())
-    monkeypatch.setattr(plans, "_current_device", lambda: 3)
-    seen = []
-    monkeypatch.setattr(torch.cuda, "device", lambda index: seen.append(index) or plans.unrecorded())
-    assert torch.equal(gelu(x.detach()), y)
-    assert seen == [x.get_device()]
 
 
 def test_a_capture_repeats_and_records_nothing(launcher, monkeypatch):

@@ -26,8 +26,3 @@ def test_every_function_that_triton_does_not_compile_has_annotations() -> None:
     paths = [path for path in (ROOT / "kernels").rglob("*.py") if path.parent.name not in ("bench", "derive")]
     assert len(paths) > 30
     assert {str(path): names for path in paths if (names := untyped(path.read_text()))} == {}
-
-
-def test_a_function_without_types_is_found_and_a_kernel_is_not() -> None:
-    kernel = "@triton.jit(do_not_specialize=['n'])\ndef k(x, n): ...\n"
-    assert untyped(kernel + "def f(x) -> int: ...\ndef g(x: int): ...\ndef h(*x: int) -> int: ...\n") == ["f", "g"]

@@ -26,7 +26,6 @@ from verify.laws.registry import get
 from verify.measure.call import run_tensors
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.search.hunt.space import searchable
 
 LAW = "distribution"
 OFTEN, POSSIBLE = "numbers are not drawn as often as their probabilities say", "a number is drawn that cannot be"
@@ -208,19 +207,6 @@ def test_a_draw_of_another_form_is_an_error() -> None:
             run_tensors(declared(function), inputs, {}, {})
     drawn = run_tensors(declared(lambda x, seed: torch.tensor([[4], [0], [1]])), inputs, {}, {})["y"]
     assert drawn.argmax(-1).tolist() == [4, 0, 1] and drawn.sum(-1).tolist() == [1, 1, 1]
-
-
-def test_other_laws_are_not_about_draws() -> None:
-    kernel = declared(multinomial)
-    skips("accuracy", kernel, "y is drawn at random")
-    holds("determinism", kernel)
-    skips(LAW, declared(multinomial, integers={"seed": "0 <= seed < 9"}), "seed has fewer than 1,024 values")
-    assert "drawn at random" in (searchable(kernel, "float32", "y") or "")
-
-
-def test_probabilities_add_up_to_one() -> None:
-    with pytest.raises(UsageError, match="probabilities of y that add up to 1 in each row; received a row with 64"):
-        attempt(LAW, declared(multinomial, lambda logits: logits.exp() / logits.exp().mean(-1, keepdim=True)))
 
 
 def plain(logits: Tensor, seed: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import settings
 
 import verify
-from tests import warm
 from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes, space
@@ -63,15 +60,6 @@ def test_cases_do_not_depend_on_the_text_of_the_check_or_on_loaded_modules() -> 
 
     run_law(law_of(another_check), silu, "float32", here(), PROFILE)
     assert seen == before
-
-
-def test_cases_are_the_same_in_another_process_that_has_loaded_other_modules() -> None:
-    code = """
-import verify.report.html.record_html, verify.ops.elementwise, hashlib
-from tests.laws.test_engine import tried, PROFILE
-print(hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest())
-"""
-    assert warm.printed(code).strip() == hashlib.sha256(repr(tried(PROFILE)).encode()).hexdigest()
 
 
 def test_a_search_draws_few_cases_of_the_largest_size_and_all_small_ones() -> None:
@@ -124,19 +112,6 @@ def test_a_case_that_breaks_is_reported_in_its_smallest_form_and_counted_as_it_w
 
 
 # -- profiles ------------------------------------------------------------------------------------------
-
-
-def test_laws_take_the_profile_that_hypothesis_has_loaded() -> None:
-    before = settings.get_current_profile_name()
-    try:
-        for name in PROFILES:
-            settings.load_profile(f"verify-{name}")
-            assert engine.current_profile() == profile_named(name)
-        for other in ("default", "ci"):  # Hypothesis' own
-            settings.load_profile(other)
-            assert engine.current_profile().name == "ci"
-    finally:
-        settings.load_profile(before)
 
 
 def test_nightly_takes_the_day_or_the_environment_as_seed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.laws import device, registry
 from verify.laws.engine import Profile
-from verify.laws.law import Broken, Subject
+from verify.laws.law import Subject
 
 
 def checked_silu(x):
@@ -170,30 +170,6 @@ def test_a_value_that_is_baked_into_the_compiled_program_is_found() -> None:
 
     found = breaks("compiled", silu_kernel(baked, gradients=False), "torch.compile changes the results")
     assert found.facts["call"] == "other values in the first shape"
-
-
-def test_cases_that_differ_in_values_share_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = []
-    compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda *args, **options: made.append(args) or compiler(*args, **options))
-    law, faulty = registry.get("compiled"), []
-
-    def function(x):
-        return silu_in_an_operator(x, "") * (1.001 if faulty and torch.compiler.is_compiling() else 1.0)
-
-    subject = Subject(silu_kernel(function, gradients=False), "float32", backends.select(), None)
-
-    def check(seed: int, *dims: int) -> int:
-        law.check(subject, Case(dtype="float32", dims=dims, fill="normal", seed=seed))
-        return len(made)
-
-    assert [check(0, 2, 5), check(1, 2, 5), check(0, 33), check(0, 2, 5)] == [1, 1, 2, 3]
-    faulty.append(True)
-    with pytest.raises(Broken):
-        check(1, 3, 5)
-    with pytest.raises(Broken):
-        check(1, 3, 5)
-    assert len(made) == 5  # what was broken is compiled again, as a replay would
 
 
 def test_a_right_operator_keeps_the_law_and_a_kernel_without_one_is_skipped() -> None:

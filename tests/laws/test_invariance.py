@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,6 @@ from verify.declare.declaration import Kernel
 from verify.laws import registry
 from verify.laws.engine import Profile
 from verify.laws.law import Subject
-from verify.measure import autotuners
 from verify.measure.autotuners import launched
 
 DTYPES = ["float32"]
@@ -273,66 +271,3 @@ def test_configurations_that_the_tuner_prunes_are_not_forced() -> None:
         _tuned_kernel.early_config_prune = None
         _tuned_kernel.cache.clear()
     assert _tuned_kernel.configs == before
-
-
-def test_measuring_gives_each_key_one_configuration_that_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuner, device = _tuned_kernel, backends.select().device
-    cls = type(tuner)
-    tried: list[object] = []
-
-    def bench(self, *args, config, **meta):
-        tried.append(config)
-        return [math.inf if config is refused else 0.0] * 3
-
-    refused = None
-    for name in ("run", "prune_configs", "_bench"):  # as they were afterwards
-        monkeypatch.setattr(cls, name, getattr(cls, name))
-    monkeypatch.setattr(cls, "_bench", bench)
-    monkeypatch.setattr(autotuners, "_own", {})
-    tuner.cache.clear()
-    autotuners.choose_by_key()
-    sizes = range(1, 17)
-
-    def chosen() -> list[object]:
-        tuner.cache.clear()
-        return [(tuned(False)(torch.ones(size, device=device)), tuner.best_config)[1] for size in sizes]
-
-    first = chosen()
-    assert set(first) == set(tuner.configs)  # all have their turn
-    assert chosen() == first
-    refused = tuner.configs[0]
-    assert set(chosen()) == {tuner.configs[1]}
-    tuner.cache.clear()
-    tried.clear()
-    with launched(timed=True) as found:  # as Triton made it: the stopwatch sees all
-        tuned(False)(torch.ones(4, device=device))
-    assert found[0].configs == tuner.configs
-    assert tried == tuner.configs
-    tuner.cache.clear()
-
-
-def test_watching_a_tuner_times_nothing_and_leaves_it_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    tuner, x = _tuned_kernel, torch.ones(40, device=backends.select().device)
-    tuned(False)(x)  # Triton leaves attributes on a tuner that runs for the first time
-    tuner.cache.clear()
-    tuner.cache["as before"] = tuner.configs[1]
-    before = dict(vars(tuner))
-    called: list[int] = []
-    times = []
-
-    def bench(self, *args, config, **meta):
-        times.append(self.do_bench(lambda: called.append(1), quantiles=(0.5, 0.2, 0.8)))
-        return times[-1]
-
-    if backends.select().name == "interpreter":  # which asks no stopwatch
-        monkeypatch.setattr(type(tuner), "_bench", bench)
-    with launched() as found:
-        tuned(False)(x)
-        assert [each.tuner for each in found] == [tuner]
-        assert len(tuner.cache) == 1 and set(tuner.cache.values()) == {tuner.configs[0]}
-    assert vars(tuner).keys() == before.keys()
-    assert tuner.cache == {"as before": tuner.configs[1]}
-    tuner.cache.clear()
-    if times:
-        assert times == [[0.0, 0.0, 0.0]] * 2
-        assert len(called) == 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +12,7 @@ from torch import Tensor
 from verify import backends
 from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
-from verify.laws import accuracy, engine, profiles, registry, special, suite
+from verify.laws import accuracy, engine, profiles, registry, suite
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.effort import Effort
 from verify.measure.requests import Measure
@@ -170,30 +169,3 @@ def test_laws_after_an_error_that_makes_the_gpu_unusable_are_not_tried(monkeypat
     place = profiles.NAMES.index("special values")
     assert all(law.late and "no longer use the GPU" in law.message for law in found.laws[place + 1 :])
     assert [law.status for law in found.laws[: place + 1]] == [*["ok"] * place, "broken"]
-
-
-def test_special_values_of_large_operands_are_compared_where_the_kernel_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(special, "_NEAR", 0)
-    law, sizes = registry.get("special values"), engine.PROFILES["ci"].sizes["small"]
-    right = Subject(declared(softmax, 3, 5), "float32", backends.select(), sizes)
-    law.check(right, case_of(right))
-    loses = Subject(declared(lambda x: softmax(x).nan_to_num(0.5), 3, 5), "float32", backends.select(), sizes)
-    with pytest.raises(Broken, match="a NaN is lost"):
-        law.check(loses, case_of(loses))
-
-
-def test_many_equal_calls_are_made_for_one_case_alone() -> None:
-    calls = list[int]()
-
-    def counting(x: Tensor) -> Tensor:
-        calls.append(1)
-        return torch.softmax(x, -1)
-
-    subject = Subject(declared(counting, 3, 5), "float32", backends.select(), engine.PROFILES["ci"].sizes["small"])
-    law = registry.get("determinism")
-    counts = []
-    for case in (case_of(subject), msgspec.structs.replace(case_of(subject), seed=7)):
-        calls.clear()
-        law.check(subject, case)
-        counts.append(len(calls))
-    assert counts[0] > 100 and counts[1] < 10

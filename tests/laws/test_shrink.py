@@ -160,15 +160,6 @@ def test_a_result_within_its_limit_is_refused() -> None:
         shrink_element(subject(textbook), case, "y", 0, 0.25)
 
 
-def test_the_number_of_evaluations_is_kept_and_the_same_every_time() -> None:
-    case = Case(dtype="float32", dims=(40, 50), fill="active", seed=3)
-    first, second = (shrink(wrong_when_two_meet, case, "y", 17) for _ in range(2))
-    assert first.case == second.case and first.evaluations == second.evaluations
-    few = shrink(wrong_when_two_meet, case, "y", 17, evaluations=6)
-    assert few.evaluations == 6 and few.exhausted
-    assert few.case.dims != case.dims  # what was found until then counts
-
-
 def broken_by(law: str, kernel: Kernel, case: Case) -> Broken:
     with pytest.raises(Broken) as caught:
         engine.attempt(registry.get(law), subject(kernel), case)
@@ -209,15 +200,6 @@ def test_a_law_that_breaks_only_once_gives_back_what_it_was_given() -> None:
     assert found.case == case and found.broken is broken and found.evaluations == 1
 
 
-def test_the_engine_calls_it_and_reports_the_smaller_case() -> None:
-    profile = engine.PROFILES["quick"]
-    law, kernel, backend = registry.get("accuracy"), wrong_from_256_on, backends.select()
-    found = engine.run_law(law, kernel, "float32", backend, profile, "here.py::it")
-    assert found.status == "broken"
-    case = Case.from_json(found.case)
-    assert case.dims == (257,) and case.fill == "ones" and found.origin is not None and found.origin.law == "accuracy"
-
-
 def test_the_first_wrong_size_and_the_right_results_are_said() -> None:
     def both(x: Tensor) -> tuple[Tensor, Tensor]:
         return x.sum(-1), x * 2
@@ -235,11 +217,3 @@ def test_the_first_wrong_size_and_the_right_results_are_said() -> None:
     assert found.status == "broken"
     assert "wrong from s = 129 on, right up to 128, as far as tried" in found.facts["sizes"]
     assert found.facts["right"] == "twice of the same call"
-
-
-def test_a_kernel_that_is_wrong_at_every_size_has_no_first_one() -> None:
-    declared = verify.kernel(like=torch.cos, shapes={"x": "n s"}, dtypes=["float32"], gradients=False, name="k")(
-        lambda x: torch.cos(x) * 1.001
-    )
-    found = run_law(registry.get("accuracy"), declared, "float32", select("interpreter"), PROFILES["ci"], "k.py::k")
-    assert found.status == "broken" and "sizes" not in found.facts and "right" not in found.facts

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-import torch
 
-import verify
 from tests import warm
 from verify import backends
 from verify.backends import Interpreter
-from verify.cases import Case
 from verify.declare.discovery import load
-from verify.declare.requests import Describe, ListKernels
+from verify.declare.requests import ListKernels
 from verify.declare.target import Target
 from verify.diagnose.requests import ReplayLaw
-from verify.errors import KernelError, UsageError
-from verify.measure.call import run_judged
+from verify.errors import KernelError
 from verify.measure.kernel import measure_kernel
-from verify.measure.remote_call import RemoteKernel, bits_of_results
-from verify.measure.requests import CallKernel, Measure
+from verify.measure.requests import Measure
 from verify.measure.session import Session, run
 from verify.records.record import KernelRun, Printed, SideEffect
 from verify.report.present import KernelFacts
-from verify.search.sweep.requests import ListSpaces
 from verify.workers import process_tree
 from verify.workers.pool import Pool
 from verify.workers.process import Worker
-from verify.workers.requests import Outcome, Reply
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -292,25 +283,6 @@ def test_laws_without_a_verdict_cost_no_figures(worker: Worker, target: Path) ->
     assert done.message.startswith("while laws were tried: it must leave the process as it was; it changed grad mode")
 
 
-def test_the_process_that_listed_the_kernels_of_a_file_is_the_first_ones(worker: Worker, target: Path) -> None:
-    imports = Path(f"{target}.imports")
-    seen = []
-    for request in (
-        ListKernels("verify.errors"),  # which declares none: whatever was there before has ended
-        ListKernels(str(target)),
-        ListSpaces([f"{target}::halfway"], dtypes=("float64",)),  # of which it has none
-        Describe(f"{target}::halfway"),
-        Measure(f"{target}::wrong", accuracy=False),
-        ListKernels(str(target)),  # after a measurement it is nobody else's
-    ):
-        before = len(imports.read_text().split()) if imports.exists() else 0
-        with contextlib.suppress(UsageError):
-            worker.ask(request, timeout=60)
-            assert not isinstance(request, ListSpaces)
-        seen.append(len(imports.read_text().split()) - before if imports.exists() else 0)
-    assert seen == [0, 1, 0, 0, 0, 1]
-
-
 BEGUN = """
 import time
 from verify.backends import Cuda
@@ -378,60 +350,3 @@ def printed() -> list[str]:
     five = [("gelu",), ("gelu_tanh",), ("gelu", "float16"), ("gelu_tanh",), ("gelu",)]
     begin = "from verify.backends import Cuda\nCuda.activate = lambda self: None\n"
     return warm.printed(begin + TIMED.replace("FIVE", repr(five)) + BEGUN).splitlines()
-
-
-def test_a_judge_with_forks_lets_the_kernel_begin_with_the_next_case(tmp_path: Path) -> None:
-    """The kernel writes down its calls, in whose order nothing changes, and the record is the same bit for bit."""
-    file = tmp_path / "triples.py"
-    file.write_text(TRIPLES)
-    with Worker("interpreter") as worker:
-        alone, forks = (worker.ask(Measure(f"{file}::triples", judges=judges), timeout=60) for judges in (1, 2))
-    calls = (tmp_path / "triples.py.calls").read_text().split()
-    assert len(calls) > 10 and calls[: len(calls) // 2] == calls[len(calls) // 2 :]
-    assert alone.status == "ok" and forks.results == alone.results
-
-
-TRIPLES = """
-import torch, verify
-
-@verify.kernel(like=lambda x: 3 * x, examples=[(torch.empty(64, 8),)], dtypes=["float32"])
-def triples(x):
-    with open(__file__ + ".calls", "a") as file:
-        print(float(x.sum()), file=file)
-    return 3 * x
-"""
-
-
-def test_a_call_that_was_begun_is_the_next_one_or_is_waited_for() -> None:
-    kernel = verify.kernel(op="silu", dtypes=["float32"], gradients=False)(torch.nn.functional.silu)
-    cases, log = [Case(dtype="float32", dims=(8,), fill="normal", seed=seed) for seed in range(3)], list[str]()
-
-    def begin(request: bytes | msgspec.Raw, most: int) -> Callable[[], Outcome]:
-        case = Case.from_json(msgspec.json.decode(request, type=CallKernel).case)
-        log.append(f"begin {case.seed}")
-
-        def end() -> Outcome:
-            log.append(f"end {case.seed}")
-            made = bits_of_results(run_judged(kernel, case, "cpu"))
-            return Reply(msgspec.Raw(msgspec.json.encode(made.reply)), [bytearray(part) for part in made.parts])
-
-        return end
-
-    run = RemoteKernel(kernel, "a.py::silu", "cpu", begin)
-
-    def said(case: Case, expected: Case | None = None) -> str:
-        log.clear()
-        if expected is not None:
-            run.expect(expected)
-        assert torch.equal(run(case).results["y"], run_judged(kernel, case, "cpu").results["y"])
-        return ", ".join(log)
-
-    first, second, third = cases
-    assert said(first, second) == "begin 0, end 0, begin 1"
-    assert said(second) == "end 1"
-    assert said(first, third) == "begin 0, end 0, begin 2"
-    assert said(second, third) == "end 2, begin 1, end 1, begin 2", "another case was called"
-    log.clear()
-    run.end()
-    run.end()
-    assert log == ["end 2"]

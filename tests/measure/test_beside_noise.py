@@ -13,7 +13,6 @@ from torch.nn import functional
 
 import verify
 from tests.measure.test_kernel import CPU, only
-from verify.measure.counting import tally
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.readings import judged as judged_by_gate
@@ -114,25 +113,6 @@ def judged(off: float, noise: float, floor: float = 1.0) -> float:
     assert found.scaled is not None
     assert float(found.ulp) == pytest.approx(off)
     return float(found.scaled)
-
-
-def test_noise_below_the_floor_changes_no_figure_and_larger_noise_shrinks_it() -> None:
-    for off in (0.25, 3.0, -20.0):
-        assert judged(off, 0.0) == judged(off, 1.0) == pytest.approx(off)
-    assert judged(20.5, 10.0) == pytest.approx(0.5 + 2.0)
-    assert judged(-20.5, 10.0) == pytest.approx(-2.5)
-    assert judged(0.25, 10.0) == pytest.approx(0.25), "within half a ULP it is what it is"
-
-
-def test_tallies_with_and_without_noise_have_one_maximum() -> None:
-    """A case whose elements keep the limit in ULP needs no noise; zeros tried there are no less wrong."""
-    truth = torch.tensor([1.5 - 1000 * 2.0**-23], dtype=torch.float64)
-    unit = Yardstick(torch.tensor([1e6 * 2.0**-23], dtype=torch.float64), 1.0, beside=True)
-    [plain] = tally(errors(torch.tensor([1.5]), truth, FMT))
-    [less] = tally(errors(torch.tensor([1.5]), truth, FMT, scale=unit))
-    assert less.scaled is not None and float(less.scaled.upper) < 1
-    for both in (plain.merge(less), less.merge(plain)):
-        assert both.scaled is not None and float(both.scaled.upper) == pytest.approx(1000)
 
 
 # -- the verdict --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import verify
 from verify.cases import Case
 from verify.errors import KernelError, Refused, RefusedBackward
 from verify.measure.call import Measured
-from verify.measure.case_runner import MOST_ENDED, CaseRunner
+from verify.measure.case_runner import CaseRunner
 from verify.workers.requests import Died, Late
 
 RESULT = Measured({}, {}, {})
@@ -155,13 +155,3 @@ def test_a_kernel_whose_judge_spent_the_time_did_not_time_out() -> None:
     assert tried(runner, cases(8, 16)) == []
     assert runner.judge_was_late and runner.too_late == "no time for 2 more cases within 10 s"
     assert runner.verdict(set()) == ("ok", "")
-
-
-def test_when_processes_end_nothing_more_is_tried() -> None:
-    def run(case: Case) -> Measured:
-        raise Died("the process died of SIGSEGV")
-
-    runner = CaseRunner(kernel(), "k.py::k", run)
-    assert tried(runner, cases(*range(1, MOST_ENDED + 1))) == []
-    runner.run = lambda case: RESULT
-    assert runner.ended and tried(runner, cases(1000)) == []

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import fcntl
 import functools
 import inspect
-import math
 import os
 import subprocess
 import sys
 import tempfile
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -32,13 +29,11 @@ from verify.declare.declaration import Kernel, kernel
 from verify.measure import effort as effort_limits
 from verify.measure import kernel as measuring
 from verify.measure.call import run_judged
-from verify.measure.effort import DIFFERING, Effort, _line, cuts_of, differing, sampled, turn
+from verify.measure.effort import Effort, sampled, turn
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.ops.graph import sampled as sampling
 from verify.ops.graph import slices
-from verify.ops.graph.steps import Run
-from verify.ops.op import Problem
 from verify.records.record import KernelRun, value_of
 from verify.report.words import basis_short
 from verify.workers.requests import Failure
@@ -137,26 +132,6 @@ def test_forks_judge_the_chosen_elements(
         assert backend.gpu or by_forks.results == at_once.results
 
 
-@pytest.mark.parametrize("name", ["gelu", "softmax"])
-def test_forks_leave_no_tensor_of_their_cases_on_the_device(
-    name: str, backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A case may take most of a GPU, and several wait for the answers of forks."""
-    called, tensors, taken = _declared(name), list[Any](), slices.taken
-    monkeypatch.setattr(
-        slices, "taken", lambda *given, **how: taken(*given, **how).clone()
-    )  # on a CPU it may be a view
-
-    def run(case: Any) -> Any:
-        assert all(each() is None for each in tensors)
-        measured = run_judged(called, case, backend.device)
-        tensors[:] = [weakref.ref(each) for each in (*measured.inputs.values(), *measured.results.values())]
-        return measured
-
-    found = measure_kernel(called, Measure("a.py::called", judges=3), backend, effort=TINY, run=run)
-    assert found.status == "ok" and len(tensors) == 3
-
-
 QUICK = ("gelu", "softmax")  # tests/ops/graph/test_slices.py cuts convolutions in every run
 
 
@@ -240,38 +215,6 @@ def test_a_result_of_which_no_element_is_affordable_is_a_gap(backend: Backend) -
     assert "one element depends on more numbers than the judge may evaluate" in found.gaps[0].text
 
 
-def test_elements_that_differ_from_pytorch_are_singled_out() -> None:
-    theirs = torch.randn(1 << 19, generator=torch.Generator().manual_seed(0))
-    mine = theirs.clone()
-    mine[[5, 300_000]] = torch.tensor([torch.nan, torch.inf])
-    mine[77_777] *= 1.01
-    assert set(differing(mine, theirs)) == {5, 77_777, 300_000}
-    assert differing(theirs, theirs) == []
-    assert len(differing(theirs * 1.01, theirs)) <= DIFFERING
-    assert differing(mine, None) == []
-
-
-def test_indices_have_both_ends_edges_of_blocks_and_every_part() -> None:
-    line = _line(100_000, 64, 0, "y")
-    assert line[0] == 0 and line[-1] == 99_999 and len(line) > 56
-    assert np.diff(line).max() < 100_000 / 64 * 4
-    assert sum(at % 16 in (0, 15) for at in line.tolist()) >= 14
-    assert (_line(5, 8, 0, "y") == np.arange(5)).all()
-
-
-def test_drawn_elements_are_among_those_judged_if_their_boxes_need_more_than_the_first() -> None:
-    shape = (2, 16, 2048, 128)
-    x = torch.empty(shape, dtype=torch.bfloat16, device="meta")
-    declared = kernel(like=_attention, examples=[(x, x, x)], dtypes=["bfloat16"], name="f")(_attention)
-    given = Problem(inputs=dict.fromkeys("qkv", x), params={}, upstream={"y": x}, results=("y", "dq", "dk", "dv"))
-    program, run = declared.op.meaning.program(given)
-    effort = Effort(2.0**35, 20 << 30, 1 << 22, 1 << 18, 2.0**26)
-    for name in given.results:
-        first, drawn, *_ = cuts_of(program, run, name, [5], effort, 0)
-        assert [len(line) for line in first.box] == [1, 1, 1, 1]
-        assert math.prod(len(line) for line in drawn.box) > 5000
-
-
 def test_a_plan_that_takes_too_much_memory_is_halved(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = list[Effort]()
 
@@ -352,24 +295,6 @@ def test_judging_stays_within_its_memory() -> None:
     assert int(before) < int(peak) < int(before) + held + (1 << 28)
 
 
-def test_declaring_and_planning_what_fills_terabytes_takes_no_memory(backend: Backend) -> None:
-    functions = {
-        "relu": (torch.relu, (1 << 20, 1 << 20)),
-        "pooling": (lambda x: functional.max_pool1d(x, 8, 1, 4, 3), (1 << 10, 1 << 10, 1 << 18)),
-        "softmax": (lambda x: functional.softmax(x, -1), (1 << 20, 1 << 20)),
-        "transposed": (lambda x: functional.conv_transpose1d(x, torch.ones(4, 4, 3)).softmax(1), (1 << 20, 4, 1 << 18)),
-    }
-    effort = Effort(2.0**31, 2 << 30, 1 << 26, 1 << 18, 2.0**24)
-    for function, shape in functions.values():
-        x = torch.empty(shape, device="meta")
-        declared = kernel(like=function, examples=[(x,)], dtypes=["float32"], name="f")(lambda x: x)
-        program = declared.op.meaning._program({"x": shape}, ("x",))
-        grad = torch.empty(program.results["y"].shape, device="meta")
-        for name in ("y", "dx"):
-            cuts = cuts_of(program, Run({"x": x, "grad y": grad}, torch.device("cpu")), name, [0, 12345], effort, 0)
-            assert cuts and all(cut.bytes <= effort.memory for cut in cuts)
-
-
 def _taken(folder: Path) -> bool:
     """True if some judge has its turn."""
     with next(folder.glob("verify-*.lock")).open("r+") as file:
@@ -428,54 +353,6 @@ def test_large_cases_run_one_at_a_time_and_a_killed_judge_ends_its_turn(gpu: Bac
     assert entered.wait(60)
     waiting.join()
     other.communicate()
-
-
-def test_a_case_waits_while_others_hold_the_memory_of_the_gpu(
-    gpu: Backend, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    tried, waits, needs = list[float](), list[float](), list[float]()
-
-    def scarce(op: Any, problem: Any, name: str, singled: Any, effort: Effort, seed: int, **how: Any) -> Any:
-        tried.append(effort.memory)
-        assert _taken(tmp_path)  # by this case
-        if len(tried) <= 7:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
-        return sampled(op, problem, name, singled, effort, seed, **how)
-
-    @contextlib.contextmanager
-    def late(backend: Backend, need: float) -> Iterator[None]:
-        needs.append(need)
-        if len(tried) <= 7:
-            threading.Event().wait(0.4)  # others have their turns first
-        with turn(backend, need):
-            yield
-
-    monkeypatch.setattr(effort_limits, "_LARGE", 0)
-    monkeypatch.setattr(measuring, "sampled", scarce)
-    monkeypatch.setattr(measuring, "turn", late)
-    monkeypatch.setattr(measuring.time, "sleep", waits.append)
-    steps = list[str]()
-    found = measure_kernel(_declared("softmax"), Measure("a.py::called"), gpu, effort=TINY, progress=steps.append)
-    assert found.status == "ok" and not found.gaps
-    assert [str(step) for step in steps if getattr(step, "waited", 0.0) > 0.3] == ["called float32, case 1 of 2"] * 2
-    assert tried[:6] == [TINY.memory / 2**n for n in (0, 1, 2, 3, 4, 0)]  # five plans, then again from the first
-    assert waits == [1.0] and needs[1] == 2 * needs[0] == 2 * needs[2]
-    assert not _taken(tmp_path)
-
-
-@pytest.mark.parametrize("need", [1 << 30, 1 << 37])
-@pytest.mark.parametrize(("reserved", "free", "emptied"), [(3 << 28, 0.7, 1), (3 << 28, 0.8, 0), (1 << 28, 0.7, 0)])
-def test_memory_held_for_later_calls_is_given_back_unless_most_of_the_gpu_is_free(
-    reserved: int, free: float, emptied: int, need: int, gpu: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = list[str]()
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 1 << 27)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(free * (1 << 34)), 1 << 34))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("emptied"))
-    with turn(gpu, need):
-        assert not calls
-    assert calls == ["emptied"] * emptied
 
 
 def test_no_memory_for_the_inputs_of_a_call_is_tried_again(gpu: Backend, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -16,23 +14,14 @@ from verify.backends import Interpreter
 from verify.cases import Case, inputs_of
 from verify.cases.classes import NONFINITE
 from verify.cases.plan import PLAN_SIZES, Group, plan
-from verify.cases.sizes import REACHES
 from verify.declare.standin import baseline_of
 from verify.errors import Refused
-from verify.measure import effort
 from verify.measure import kernel as running
 from verify.measure.call import Measured, run_baseline, run_kernel
 from verify.measure.case_runner import DIFFER
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
-from verify.ops import linear
-from verify.ops.graph.shipped import Shipped
-from verify.ops.linear import LINEAR
-from verify.records.merge import together
 from verify.records.record import KernelRun, Result, value_of
-from verify.report.present import KernelFacts
-from verify.truth import exact
-from verify.workers import fork_map
 
 CPU = Interpreter("cpu")
 
@@ -178,19 +167,6 @@ def test_a_missing_gradient_leaves_the_run_incomplete_unless_the_declaration_say
     assert measured(on_purpose).gaps == []
 
 
-def test_the_message_names_the_gradients_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    few_cases(monkeypatch, "randn")
-    options = {"like": torch.mul, "operands": ["input", "other"], "shapes": {"input": "r n", "other": "r n"}}
-
-    def one_sided(input: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-        return input * other.detach()
-
-    told = "k: no dother, which PyTorch has; if that is meant, declare gradients=['input']"
-    for gradients, texts in (("auto", [told]), (["input"], [])):
-        kernel = verify.kernel(**options, dtypes=["float32"], gradients=gradients, name="k")(one_sided)
-        assert [gap.text for gap in measured(kernel).gaps] == texts
-
-
 def test_a_promised_gradient_that_is_missing_is_an_error() -> None:
     kernel = verify.kernel(op="silu", dtypes=["float16"], gradients=True, name="detached")(lambda x: silu(x.detach()))
     run = measured(kernel)
@@ -216,69 +192,6 @@ def test_layer_norm_is_judged_by_the_scaled_error_in_every_regime(monkeypatch: p
     assert value_of(figures["randn"].scaled_max) < 64
     bad = figures["mean 1e3"].scaled_max
     assert bad == "nan" or not value_of(bad) < 1e4  # E[x^2] - E[x]^2 has cancelled
-
-
-class OnGpu(torch.Tensor):
-    """Stands for a tensor of a GPU: `cpu()` makes it an ordinary one, and a fork of the process cannot touch it."""
-
-    owner = 0  # the process that has used the GPU
-
-    @classmethod
-    def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if os.getpid() != cls.owner:
-            raise RuntimeError(f"{function} of a GPU's tensor in a fork")
-        made = super().__torch_function__(function, types, args, kwargs or {})
-        return made.as_subclass(torch.Tensor) if function is torch.Tensor.cpu else made
-
-
-def clipped(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return torch.softmax(torch.relu(x), -1) @ y
-
-
-def on_gpu(run: Callable[..., Measured]) -> Callable[..., Measured]:
-    def moved(*given: Any) -> Measured:
-        made = run(*given)
-        return replace(made, **{name: _on_gpu(getattr(made, name)) for name in ("inputs", "upstream", "results")})
-
-    def _on_gpu(values: dict[str, torch.Tensor | None]) -> dict[str, torch.Tensor | None]:
-        return {name: None if value is None else value.as_subclass(OnGpu) for name, value in values.items()}
-
-    return moved
-
-
-@pytest.mark.parametrize("declared", [pytest.param("linear", marks=pytest.mark.slow), "like"])
-def test_forks_that_judge_use_no_gpu_and_no_autograd(declared: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork of a process that has used a GPU has neither: each would raise there, and be asked again here."""
-    few_cases(monkeypatch)
-    monkeypatch.setattr(OnGpu, "owner", os.getpid())
-    options: dict[str, Any] = {"dtypes": ["bfloat16"]}
-    if declared == "like":
-        kernel = verify.kernel(like=clipped, shapes={"x": "n k", "y": "k m"}, **options)(clipped)
-    else:  # of which no program is known from another test
-        own = Shipped(LINEAR.baseline, LINEAR.operands, ("y", "pre"), scales=linear._scales)
-        op = replace(LINEAR, meaning=own)
-        kernel = verify.kernel(op=op, **options)(lambda *given: op.baseline(*given, **op.params)[0])
-
-    def no_gradient(*given: Any, **named: Any) -> Any:
-        if os.getpid() != OnGpu.owner:
-            raise RuntimeError("autograd in a fork")
-        return gradient(*given, **named)
-
-    def ended(asked: Any) -> int:
-        statuses.append(end(asked))
-        return statuses[-1]
-
-    statuses: list[int] = []
-    gradient, end = torch.autograd.grad, fork_map._ended
-    with monkeypatch.context() as beside_a_gpu:
-        beside_a_gpu.setattr(torch.autograd, "grad", no_gradient)
-        beside_a_gpu.setattr(fork_map, "_ended", ended)
-        beside_a_gpu.setattr(running, "run_judged", on_gpu(running.run_judged))
-        beside_a_gpu.setattr(running, "run_baseline", on_gpu(running.run_baseline))
-        in_forks = measured(kernel, judges=3)
-    assert statuses and not any(statuses), in_forks.message
-    run = measured(kernel)
-    assert run.results and msgspec.structs.replace(in_forks, seconds=run.seconds, peak=run.peak) == run
 
 
 def test_a_peer_has_no_baseline_of_its_own() -> None:
@@ -382,18 +295,6 @@ def test_where_there_is_no_answer_a_kernel_has_no_verdict_on_any_machine(
     assert run.status == "ok" and only(run).figures.n > 0
 
 
-def test_open_roundings_of_a_peer_are_counted_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PLAN_SIZES, "small", replace(PLAN_SIZES["small"], elements=1 << 12))
-    monkeypatch.setattr(effort, "OPEN_PEER", 0)
-    judged, peer = (
-        only(measured(verify.kernel(op="silu", dtypes=["float32"], gradients=False, peer=peer)(silu))).figures
-        for peer in (False, True)
-    )
-    assert judged.undecided == 0 < peer.undecided
-    assert judged.misrounded <= peer.misrounded + peer.undecided
-    assert peer.max_ulp == judged.max_ulp, "maxima are settled in any case"
-
-
 def test_what_is_wrong_for_inference_alone_is_a_result_of_its_own() -> None:
     def halved(x: torch.Tensor) -> torch.Tensor:
         return silu(x) * (0.5 if torch.is_inference_mode_enabled() else 1.0)
@@ -443,18 +344,6 @@ def test_a_finite_wrong_value_at_an_infinity_is_wrong() -> None:
     assert result.reason == "8.389e+07 ULP at an infinite input, the limit is 1"
     assert result.worst[0].inputs["x"].startswith("-inf")
     assert value_of(result.figures.max_upper) <= 1  # of all other inputs
-
-
-def test_infinity_for_the_largest_finite_number_is_wrong() -> None:
-    @verify.kernel(op="silu", dtypes=["float16"], gradients=False, max_ulp=1)
-    def overflows_early(x: torch.Tensor) -> torch.Tensor:
-        y = torch.where(x == -torch.inf, 0.0, x.double() * torch.sigmoid(x.double())).to(x.dtype)
-        return torch.where(y == 65504, torch.inf, y)
-
-    [result] = measured(overflows_early).results
-    assert (result.status, result.figures.max_ulp) == ("wrong", "inf")
-    assert result.reason == "infinite or unbounded error at 1 of 26,622 demanding inputs"
-    assert result.worst[0].inputs["x"] == "6.55e+04 (0x7bff)"
 
 
 def test_a_kernel_may_return_the_slope_of_either_side_of_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,52 +396,5 @@ def test_a_kernel_that_returns_one_buffer_again_and_again_is_an_error() -> None:
     assert "must not change what it has returned: later calls with other values change y" in found.message
 
 
-def running_sums(x: torch.Tensor) -> torch.Tensor:
-    return x.double().cumsum(-1).to(x.dtype)
-
-
-def test_the_record_says_the_largest_size_of_each_dimension(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(REACHES, "small", replace(REACHES["small"], columns=129))
-    few_cases(monkeypatch, "randn", "signs")
-    said = {"shapes": {"x": "n d"}, "where": "n <= 100 and d <= 129", "dtypes": ["float32"]}
-    run = measured(verify.kernel(like=running_sums, **said)(running_sums))
-    assert run.sizes == {"n": 100, "d": 129}
-    assert "sizes up to n 100, d 129" in KernelFacts(run).notes
-    assert any("pairs of sizes, recipes and operands are covered" in note for note in run.notes)
-    assert together(run, msgspec.structs.replace(run, sizes={"n": 7, "d": 5000})).sizes == {"n": 100, "d": 5000}
-    assert measured(verify.kernel(op="silu", dtypes=["bfloat16"], gradients=False)(silu)).sizes == {}
-
-
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return x.softmax(-1)
-
-
-def test_a_wrong_kernel_costs_no_more_exact_arithmetic_than_a_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Zeros in a softmax took 6.7 times the seconds: its truths beside 1 went up to 20,480 bits.
-
-    And mpmath judged every element that could be the maximum, twelve times as many as are printed.
-    """
-    few_cases(monkeypatch, "randn", "mean 1e3", "outlier", "spread")
-    bits: list[int] = []
-    both: list[bool] = []
-    settle = exact.settle
-
-    def counted(*given: Any, **how: Any) -> tuple[Any, int, int]:
-        found = settle(*given, **how)
-        bits.append(found[1])
-        both.append(how["both"])
-        return found
-
-    monkeypatch.setattr(exact, "settle", counted)
-
-    def cost(change: Callable[[torch.Tensor], torch.Tensor], status: str) -> int:
-        bits.clear()
-        both.clear()
-        declared = verify.kernel(like=softmax, examples=lambda: [(torch.empty(6, 24),)], dtypes=["float32"], name="k")
-        assert measured(declared(lambda x: change(softmax(x)))).status == status
-        assert 0 < 9 * sum(both) <= len(both)
-        return sum(bits)
-
-    right = cost(lambda y: y, "ok")
-    for wrong in (lambda y: 0 * y, lambda y: 0 * y + 12345, lambda y: 1.01 * y):
-        assert cost(wrong, "wrong") <= 1.1 * right

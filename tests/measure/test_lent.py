@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from verify.errors import KernelError
-from verify.measure import remote_call
 from verify.measure import tensors as lending
-from verify.measure.call import Measured
-from verify.measure.requests import Lent, Stored
+from verify.measure.requests import Lent
 
 
 class Driver:
@@ -59,13 +57,6 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     assert made.opened == 0  # what was opened is closed, whatever happened
 
 
-def test_a_lent_tensor_arrives_from_the_midst_of_its_allocation(driver: Driver) -> None:
-    part = driver.held[20:60].view(4, 10)
-    place = lending.lent(part)
-    assert place is not None and place.offset == 80
-    assert torch.equal(lending.borrowed(place, torch.empty(4, 10)), part)
-
-
 @pytest.mark.parametrize(
     ("handle", "offset", "count", "said"),
     [
@@ -81,18 +72,6 @@ def test_memory_that_is_not_there_is_an_error_of_the_kernel(
     held = Lent(handle if offset is None else handle.ljust(64, b"\0"), offset or 0)
     with pytest.raises(KernelError, match=said):
         lending.borrowed(held, torch.empty(count))
-
-
-def test_results_stay_where_they_are_until_they_are_copied(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_call, "_LARGE", 100)
-    y, dx = driver.held[:40], driver.held[40:80]
-    sent = remote_call.bits_of_results(Measured({}, {}, {"y": y, "dx": dx}))
-    assert not sent.parts and [each.lent and each.lent.offset for each in sent.reply.stored] == [0, 160]
-    assert [each.data_ptr() for each in remote_call._kept] == [y.data_ptr(), dx.data_ptr()]
-    with pytest.raises(KernelError, match="wrote into the connection"):  # a kernel on a CPU has no memory to lend
-        remote_call._tensors(sent.reply.stored, (), "cpu", 10_000)
-    with pytest.raises(KernelError, match="bits that do not match"):
-        remote_call._tensors([Stored("y", "torch.float32", (40,))], (), "cpu", 10_000)
 
 
 OTHER = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from typing import Any
 
@@ -58,29 +57,6 @@ def test_each_result_is_judged_in_its_own_format_and_by_its_limit(mixed: tuple[K
     assert shown.count("(0x") == 3 and len(shown.split(", ")) in (3, 4), "the first few of the row that it is made of"
     # PyTorch computes in the wider dtype and rounds once; a sum over rows may cancel
     assert all(result.baseline is not None and float(result.baseline.max_ulp) < 8 for result in found.values())
-
-
-@pytest.mark.parametrize(
-    ("like", "shapes", "shown"),
-    [
-        (lambda p, q: (p - q).abs().sum(), {"p": "m n", "q": "m n"}, {"p": 3, "q": 3}),
-        (lambda x, label: x.sum() + label.sum(), {"x": "m n", "label": "m"}, {"x": 3, "label": 0}),
-        (lambda x: x.chunk(2, -1)[0] * x.chunk(2, -1)[1], {"x": "m n"}, {"x": 3}),
-        (lambda x, weight: (x @ weight.mT).sum(-1), {"x": "m n", "weight": "k n"}, {"x": 3}),
-    ],
-)
-def test_what_is_shown_of_operands_that_have_no_element_at_a_results_place(
-    backend: Backend, like: Any, shapes: dict[str, str], shown: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first few that can matter: of all, where a single number comes back, or of the same row."""
-    few_cases(monkeypatch)
-    held = {"integers": {"label": "0 <= label < n"}} if "label" in shapes else {}
-    where = "n % 2 == 0 and n >= 4 and m >= 2"
-    declared = verify.kernel(like=like, shapes=shapes, where=where, dtypes=["float32"], gradients=False, **held)
-    kernel = functools.wraps(like)(lambda *given: like(*given) * 1.25)
-    _, found = measured(declared(kernel), backend)
-    (result,) = found.values()
-    assert {name: text.count("(0x") for name, text in result.worst[0].inputs.items()} == shown
 
 
 def test_a_weight_that_is_narrowed_is_wrong_in_the_mixed_case_alone(

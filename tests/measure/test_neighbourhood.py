@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from verify.measure.curve import ENOUGH, Peaks, excess, join, peaks_of
+from verify.measure.curve import Peaks, excess, peaks_of
 from verify.truth.ulp import Errors
 
 X = -torch.linspace(0.5, 8, 4001, dtype=torch.float64)
@@ -47,17 +47,3 @@ def test_a_number_that_is_nan_or_infinite_is_beyond_everything_but_an_infinite_e
     worse = torch.full_like(X, math.inf)
     assert excess(peaks(bad), peaks(worse), 4.0) == 1.0
     assert excess(peaks(bad, torch.isnan(bad)), peaks(worse), 4.0) == 0.0
-
-
-def test_infinite_answers_and_nan_are_neighbours_of_each_other() -> None:
-    x = torch.tensor([math.inf, -math.inf, math.nan, 0.0, 1.0], dtype=torch.float64)
-    right, wrong = torch.zeros(5), torch.tensor([9.0, 0.0, 0.0, 0.0, 0.0])
-    assert excess(peaks(wrong, x=x), peaks(right, x=x), 4.0) == math.inf
-    assert excess(peaks(wrong, x=x), peaks(wrong, x=x), 4.0) == 1.0
-
-
-def test_peaks_of_parts_join_to_the_peaks_of_all() -> None:
-    errors = torch.rand(len(X), dtype=torch.float64)
-    first = torch.arange(len(X)) < 1000
-    assert join(peaks(errors, first), peaks(errors, ~first)) == peaks(errors)
-    assert sum(count for count, _ in peaks(errors).values()) == len(X) and ENOUGH > 1

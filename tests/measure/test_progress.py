@@ -54,16 +54,6 @@ def test_what_an_earlier_start_did_is_no_tenth_of_this_one() -> None:
     assert text == "42 of 57 done, about 2 min left"
 
 
-def test_a_part_that_reports_one_case_twice_has_no_pace() -> None:
-    time = Clock()
-    progress = RunProgress(2, laws=False, clock=time)
-    progress.begin("a", "gelu")
-    for _ in range(2):
-        time.now += 5
-        progress.at("a", case(2))
-    assert progress.end("a") == "1 of 2 done, about 10 s left"
-
-
 def simulated(
     parts: int, workers: int, *, startup: float, first: float, case_of: float, cases: int = 14
 ) -> list[tuple[float, Line]]:

@@ -9,7 +9,7 @@ import verify
 from verify.backends import Interpreter
 from verify.cases import Case
 from verify.measure.call import run_kernel
-from verify.measure.element import patterns, special_case, special_values
+from verify.measure.element import patterns, special_values
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.record import SpecialValue
@@ -84,14 +84,6 @@ def test_each_operand_takes_its_turn_and_a_packed_one_has_two() -> None:
     assert [{k: v for k, v in row.inputs.items() if k != "of"} for row in gradients[:22]] == [r.inputs for r in rows]
     # d x1 * gelu(x2) / d x1 = gelu(x2): at x1 = inf it is gelu(1)
     assert gradients[8].truth.startswith("0.84134474606854")
-
-
-def test_rows_and_sums_have_no_matrix() -> None:
-    kernel = verify.kernel(op="layer_norm", dtypes=["float32"], gradients=False, name="ln")(
-        lambda x, weight, bias, *, eps: F.layer_norm(x, x.shape[-1:], weight, bias, eps)
-    )
-    assert special_case(kernel, "float32") is None
-    assert special_values(kernel, "a.py::ln", "float32", lambda case: run_kernel(kernel, case, "cpu")) == {}
 
 
 def test_a_kernel_that_refuses_the_small_case_keeps_its_figures_and_says_so() -> None:

@@ -184,23 +184,3 @@ def test_every_error_lies_in_its_bin() -> None:
     for number, index in zip(probes, bin_of(torch.tensor(probes, dtype=torch.float64)).tolist(), strict=True):
         assert edges[index] <= number
         assert number < edges[index + 1] or number == math.inf
-
-
-def test_the_histogram_counts_every_element_once_between_powers_of_two() -> None:
-    found = draw(5)
-    whole = tally(found)[0]
-    histogram = whole.histogram()
-    edges = [value_of(edge) for edge in histogram.edges]
-    assert sum(histogram.counts) == SIZE
-    assert len(edges) == len(histogram.counts) + 1
-    assert edges == sorted(edges)
-    assert edges == [-edge for edge in reversed(edges)]
-    ulp = found.ulp.numpy()
-    for low, high, count in zip(edges, edges[1:], histogram.counts, strict=False):
-        # mirrored: an error of exactly -1 belongs with -1.5, as +1 does with +1.5
-        if low >= 0:
-            expected = ((ulp >= low) & ((ulp < high) | (high == math.inf))).sum()
-        else:
-            expected = ((ulp > low) | (low == -math.inf)) & (ulp <= high) & (ulp < 0)
-            expected = expected.sum()
-        assert count == expected, (low, high)

@@ -14,7 +14,7 @@ import torch
 
 import verify
 from tests.report.sample import passing
-from tests.workers.fake import FakeWorker, raising, texts
+from tests.workers.fake import FakeWorker, raising
 from verify import backends
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
@@ -68,28 +68,6 @@ def hunted(worker: FakeWorker, **settings: Any) -> tuple[Run, HuntSession]:
 
 def only(dtype: str, reply: Reply) -> Reply:
     return lambda request: (reply if request.hunt.dtype == dtype and "rows" in request.target else found)(request)
-
-
-def test_each_hunt_has_its_share_of_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-
-    def reply(request: DoHunt) -> HuntReply:
-        clock[0] += 6.0
-        return found(request)
-
-    worker = fake(reply)
-    run, _ = hunted(worker, until=16.0)
-    assert [each.settings.seconds for each in hunts(worker)] == [4.0, 3.3, 2.0], (
-        "16 s for four, 10 for three, 4 for two, none for the last"
-    )
-    assert worker.timeouts[-3] == 16.0 + schedule.CLOSING_SECONDS, "a hunt that hangs must not take the night with it"
-    assert texts(run) == [f"hunt of k.py::pairs y float32: not begun: {SPENT}"]
-    assert run.verdict == "incomplete"
-    clock[0] = 0.0
-    plenty = fake(reply)
-    hunted(plenty, until=1000.0)
-    assert [each.settings.seconds for each in hunts(plenty)] == [20.0] * 4, "no more than a hunt may take at most"
 
 
 def test_a_hunt_that_the_end_of_the_budget_stops_is_late() -> None:

@@ -135,11 +135,6 @@ def test_a_law_that_ends_the_process_costs_itself_and_a_kernel_that_always_does_
     assert done.kernels[1].status == "ok" and done.verdict == "fail"
 
 
-def test_what_a_kernel_says_of_itself_is_its_error() -> None:
-    done = tried(FakeWorker(only("small", "first", raising(KernelError("out of memory")))))
-    assert (done.kernels[0].status, done.kernels[0].message) == ("error", "bfloat16 first: out of memory")
-
-
 def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
@@ -157,13 +152,6 @@ def test_what_the_time_does_not_reach_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert {text.partition(":")[0] for text in texts(done)} == {"small"}, "the longest come first"
     assert [text.rpartition(": not begun: ")[2] for text in texts(done)] == [SPENT] * 2
     assert done.verdict == "incomplete" and {gap.kind for gap in done.incomplete} == {"out of time"}
-
-
-def test_laws_with_less_time_than_they_need_are_counted() -> None:
-    done = tried(FakeWorker(only("small", "first", lambda request: kept(request, late=True))))
-    notes = [kernel.notes for kernel in done.kernels]
-    assert notes == [[f"1 of 4 laws had fewer cases than the profile draws: {SPENT}"], []]
-    assert not done.incomplete, "every law was tried"
 
 
 def test_a_law_that_the_end_of_the_budget_stops_is_late_and_one_that_hangs_is_a_timeout() -> None:

@@ -10,14 +10,12 @@ import pytest
 from tests.cli.here import Here
 from tests.report.sample import passing
 from tests.workers.fake import FakeWorker
-from verify import nightly
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, SPENT, InternalError, TruthError
 from verify.measure import session
 from verify.measure.requests import Measure
 from verify.measure.session import Session
-from verify.nightly import Night, PlannedStage
 from verify.records.part_store import PartStore
 from verify.records.record import Gap, KernelRun, LawRun, Run
 from verify.workers import process
@@ -134,16 +132,3 @@ def test_time_that_runs_out_names_the_dtype(monkeypatch: pytest.MonkeyPatch) -> 
     assert done.incomplete == [Gap("out of time", f"good: float16: not begun: {SPENT}", "k.py::good")]
     assert done.verdict == "incomplete"
     assert [kernel.status for kernel in done.kernels] == ["ok"]
-
-
-def test_a_night_does_not_stop_the_workers_of_its_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nightly, "_claim", lambda night: PartStore(night.folder / nightly.SETTINGS))
-    worker = fake({})
-    mine = Night(tmp_path / "night", ("k.py",), pool=Pool.of([worker]))
-
-    def stage(night: Night, until: float | None) -> Run:
-        assert list(nightly._grown(night).workers) == [worker], "and has no others"
-        return passing()
-
-    nightly.run(mine, (PlannedStage("laws", 1.0, stage),), "verify nightly")
-    assert worker.stops == 0

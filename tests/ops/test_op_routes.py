@@ -16,7 +16,6 @@ from mpmath import mp
 from torch import Tensor
 
 from tests.ops.exactly import mpf_to_arb
-from verify.errors import UsageError
 from verify.ops import Op, Point, Problem, get, names
 from verify.ops.elements import arb_bits
 from verify.ops.op import Fast
@@ -133,15 +132,6 @@ def spoiled(op: Op, problem: Problem) -> int:
     return count
 
 
-def test_every_builtin_op_has_a_case() -> None:
-    builtin = {
-        "gelu", "geglu", "geglu_split", "silu", "swiglu", "swiglu_split", "layer_norm",
-        "layer_norm_residual", "layer_norm_residual_bias", "rms_norm", "rms_norm_residual", "softmax", "linear",
-    }  # fmt: skip
-    assert {case.op for case in CASES} == builtin
-    assert builtin <= set(names())
-
-
 @each_case
 def test_routes_agree(case: Case) -> None:
     op, problem = problem_of(case, torch.float32)
@@ -182,36 +172,6 @@ def test_baseline_and_autograd_agree_with_fast(case: Case) -> None:
             torch.testing.assert_close(leaf.grad, fast["d" + name].value, rtol=1e-9, atol=1e-12)
 
 
-@each_case
-def test_a_view_gives_the_same_points(case: Case) -> None:
-    """Strided inputs and upstream gradients are read in logical order."""
-    op, problem = problem_of(case, torch.float32)
-
-    def strided(tensor: Tensor | None) -> Tensor | None:
-        if tensor is None:
-            return None
-        holder = torch.full((*tensor.shape[:-1], 2 * tensor.shape[-1] + 1), 9.0)
-        view = holder[..., 1::2]
-        view.copy_(tensor)
-        return view
-
-    views = Problem(
-        {name: strided(tensor) for name, tensor in problem.inputs.items()},
-        problem.params,
-        {name: strided(tensor) for name, tensor in problem.upstream.items()},  # type: ignore[misc]
-        problem.results,
-    )
-    for result in problem.results:
-        plain, other = op.fast(problem)[result].value, op.fast(views)[result].value
-        torch.testing.assert_close(plain, other, rtol=1e-13, atol=1e-300)
-        for a, b in zip(
-            all_points(op, problem, result, plain.numel()),
-            all_points(op, views, result, plain.numel()),
-            strict=True,
-        ):
-            assert a.mp(80) == b.mp(80), result
-
-
 @pytest.mark.parametrize("op_name", sorted({case.op for case in CASES} - {"linear"}))
 @pytest.mark.parametrize("rows", [0, 2])
 def test_empty_problems(op_name: str, rows: int) -> None:
@@ -243,15 +203,6 @@ def test_empty_linear(dims: tuple[int, int, int]) -> None:
             strict=True,
         ):
             assert value == point.mp(80), result
-
-
-def test_an_unknown_op_lists_the_known_ones() -> None:
-    with pytest.raises(UsageError) as caught:
-        get("layernorm")
-    assert str(caught.value) == (
-        f"no op is named 'layernorm' (closest: layer_norm); the known ops are: {', '.join(names())}\n"
-        "  next: verify list --ops, or like=FUNCTION: the PyTorch function that says what is right (docs/like.md)"
-    )
 
 
 def test_the_regimes_of_an_op_cover_every_number_once() -> None:

@@ -15,7 +15,7 @@ from verify.errors import UsageError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.records.files import decode, encode
-from verify.records.readings import judged, readings
+from verify.records.readings import readings
 from verify.records.record import Figures, Result, Run, value_of
 
 
@@ -55,13 +55,6 @@ def test_every_regime_that_a_bound_could_be_about_names_its_own_worst(run: Run) 
     assert beyond(result)[NONFINITE].worst.inputs["x"] == "-inf (0xfc00)"
 
 
-def test_a_correctly_rounded_result_and_a_peer_keep_none() -> None:
-    right = verify.kernel(op="silu", dtypes=["float16"], gradients=False)(silu)
-    assert beyond(only(measure_kernel(right, Measure("a.py::silu"), CPU))) == {}
-    other = verify.kernel(op="silu", dtypes=["float16"], gradients=False, peer=True)(sloppy.function)
-    assert beyond(only(measure_kernel(other, Measure("a.py::sloppy"), CPU))) == {}
-
-
 def test_a_record_keeps_them_and_every_reading_has_its_own(run: Run) -> None:
     again = decode(encode(run))
     assert again == run
@@ -76,21 +69,6 @@ def measured_again(run: Run) -> Run:
     first = run.kernels[0]
     kernel = msgspec.structs.replace(kernel, seconds=first.seconds, peak=first.peak)  # what this process takes
     return msgspec.structs.replace(run, kernels=[kernel])
-
-
-def test_of_many_cases_the_worst_counts() -> None:
-    """Layer norm has a case for each shape: the worst of a regime is that of all of them."""
-
-    @verify.kernel(op="layer_norm", dtypes=["float16"], gradients=False)
-    def norm(x, weight, bias, eps=1e-5):
-        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps) * 1.01
-
-    result = only(measure_kernel(norm, Measure("accuracy.py::norm"), CPU))
-    named = beyond(result)
-    assert len(named) > 3
-    for part in named.values():
-        assert abs(value_of(part.worst.scaled_ulp)) == pytest.approx(judged(part.figures, "scaled"), rel=1e-6)
-    assert len({part.worst.origin.case for part in named.values()}) > 3
 
 
 def test_a_replay_finds_the_worst_of_a_regime(run: Run) -> None:

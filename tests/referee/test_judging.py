@@ -146,7 +146,7 @@ def judged_by_this_process(folder: Path) -> dict[str, Judgement]:
     """Returns judgements of three problems. Kills all processes that this one has started.
 
     Wrong inputs stay as large as they were found. Making each of them smaller takes seconds, and
-    tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py, in tests/benchmarks/test_judge.py and in
+    tests/laws/test_shrink.py tests that. A worker judges in test_hostile.py and in
     the slow tests.
     """
     asked = list[bool]()

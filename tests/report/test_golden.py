@@ -11,8 +11,8 @@ import pytest
 from tests.golden import golden
 from tests.records.bounds.gate_records import HASH, SEEN, book, bound, kernel, result, run
 from tests.report import pages
+from tests.report.bench_record import timed
 from tests.report.sample import incomplete, passing, plain, rich, sample
-from tests.report.test_bench_table import timed
 from tests.report.test_findings import three_defects, without_verdict
 from tests.report.test_gate_text import everything
 from tests.report.test_html import visible

@@ -5,13 +5,9 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import html
-import itertools
 import json
 import re
-import shlex
 from html.parser import HTMLParser
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,15 +22,12 @@ from tests.report.sample import (
     night,
     passing,
     rich,
-    rich_many,
     sample,
 )
 from verify.records import files, record
-from verify.records.recorded import worst_of_run
 from verify.report import words
-from verify.report.html import plot, record_html
+from verify.report.html import record_html
 
-PUBLISHED = Path(__file__).parents[2] / "reports" / "published" / "sm_90" / "run.json.gz"
 VOID = {"meta", "input", "br", "wbr", "link", "img", "hr", "base"}
 LINES = {"dt", "dd", "p", "h1", "h2", "h3", "li", "tr", "caption", "summary", "figcaption", "text"}
 FETCHES = {"src", "srcset", "href", "action", "data", "poster", "formaction", "background", "ping"}
@@ -194,29 +187,6 @@ def test_every_maximum_has_its_basis_beside_it(reader: Reader) -> None:
         assert re.search(r"(exhaustive, [\d,]+ inputs|(observed|certified) over [\d,]+ cases)", line)
 
 
-def test_it_is_small() -> None:
-    assert len(record_html.render(many(20))) < 300_000
-    # two hundred results with everything that a result can have: the size of this repository's own run
-    assert len(record_html.render(rich_many(100))) < 1_500_000
-
-
-def test_the_page_of_a_whole_night_shows_every_kernel_in_full() -> None:
-    """All kernels and their peers, with sweeps and searches, whose cases have up to 26,000 characters."""
-    run = files.load(PUBLISHED)
-    page = record_html.render(run, record="run.json.gz")
-    assert len(page.encode()) < 5_000_000
-    sections, short = sections_of(page), 0
-    for place, kernel in enumerate(run.kernels):
-        text = sections[f"kernel-{place}"]
-        assert text.count('<article class="result">') == len(kernel.results)
-        for command, row in re.findall(r'<tr data-replay="(verify replay [^"]* --run [^"]*)">(.*?)</tr>', text):
-            name, _, _, _, output, _, dtype, _, index = shlex.split(html.unescape(command))[2:]
-            found = worst_of_run(run, name, dtype=dtype, result=output, index=int(index))
-            assert name == kernel.name and words.truth(found.truth) in row and found.got in row
-            short += 1
-    assert short > 100
-
-
 def sections_of(page: str) -> dict[str, str]:
     """Returns the sections that lie compressed in a page."""
     found: dict[str, str] = json.loads(unpacked(page, "packed"))
@@ -231,54 +201,9 @@ def test_many_peers_stand_apart_by_operation() -> None:
     assert "group" not in re.findall(r'<details class="(\w+)', record_html.render(sample()))
 
 
-def test_the_histogram_shows_every_bin() -> None:
-    one = sample().kernels[1].results[0].histogram
-    drawn = str(plot.histogram_svg(one, name="k"))
-    bars = re.findall(r"M([\d.]+) 132v-(\d+)", drawn)
-    filled = [count for count in one.counts if count]
-    assert len(bars) == len(filled)
-    heights = [int(height) for _, height in sorted(bars, key=lambda bar: float(bar[0]))]
-    order = sorted(range(len(filled)), key=lambda k: filled[k])
-    assert [heights[k] for k in order] == sorted(heights)  # more errors, higher bar
-    assert 'aria-label="Signed errors in ULP, logarithmic counts: k"' in drawn
-
-
-def test_axis_labels_do_not_collide() -> None:
-    for octaves in (-1, 0, 2, 8, 24, 60):
-        tops = [2.0**k for k in range(-4, octaves + 1)]
-        edges = [*(-top for top in reversed(tops)), 0.0, *tops]
-        drawn = str(plot.histogram_svg(record.Histogram(edges, [1] * (len(edges) - 1)), name="k"))  # type: ignore[arg-type]
-        labels = re.findall(r'<text(?: class="(\w+)[^"]*")? x="([\d.]+)" y="148">([^<]+)<', drawn)
-        spans = []
-        for place, x, text in labels:
-            width = 6.0 * len(text)  # measured in Chromium: 10.5 px digits are at most 6.7 wide
-            left = float(x) - {"start": 0.0, "end": width}.get(place, width / 2)
-            spans.append((left, left + width))
-        spans.sort()
-        assert all(a[1] < b[0] for a, b in itertools.pairwise(spans)), octaves
-        assert "0" in [text for _, _, text in labels]
-
-
 @pytest.fixture(scope="module")
 def everything() -> Reader:
     return Reader(record_html.render(rich()))
-
-
-def test_the_curve_draws_every_bin_and_names_its_worst() -> None:
-    found = rich().kernels[1].results[0].curve
-    assert found is not None
-    drawn = str(plot.curve_svg(found, 4.0, "bfloat16", name="k y"))
-    ours = re.search(r'class="of-kernel" d="([^"]*)"', drawn)
-    assert ours is not None
-    assert len(re.findall(r"[MV]", ours[1])) == len({value for value in found.max_ulp if value})  # a level each
-    assert ours[1].endswith("H560") or not found.counts[-1]
-    over = re.search(r'class="bad" d="([^"]*)"', drawn)
-    assert over is not None
-    assert over[1].count("H") == 2  # the bins beyond the limit
-    label = re.search(r'aria-label="(.*?)"', drawn)
-    assert label is not None
-    assert " to -15.6667: 200 ULP at x = -16 (0xc180), PyTorch 255 ULP; " in label[1]
-    assert 'class="cross"' not in drawn
 
 
 def test_a_section_shows_the_definition_of_like_escaped() -> None:

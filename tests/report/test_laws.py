@@ -9,7 +9,7 @@ from tests.report import pages
 from tests.report.sample import passing
 from verify.records.record import LawRun, Origin, Run
 from verify.report.html import record_html
-from verify.report.present import KernelFacts, present
+from verify.report.present import KernelFacts
 from verify.report.terminal.text_page import Terminal
 
 BROKEN = LawRun(
@@ -36,11 +36,6 @@ def with_laws() -> Run:
 @pytest.fixture
 def run() -> Run:
     return with_laws()
-
-
-def test_a_peer_breaks_laws_without_being_judged(run: Run) -> None:
-    peer = msgspec.structs.replace(run.kernels[0], peer=True)
-    assert present(msgspec.structs.replace(run, kernels=[peer])).broken_laws == []
 
 
 def test_html_and_markdown_carry_it_escaped(run: Run) -> None:

@@ -14,7 +14,7 @@ from tests.records.bounds.gate_records import worst as element
 from tests.report import pages
 from verify.cli import parser
 from verify.records.bounds.verdict import Verdict, judge
-from verify.records.record import LawRun, Origin, RegimeFigures, Result, Run
+from verify.records.record import Origin, RegimeFigures, Result, Run
 from verify.records.recorded import worst_of_run
 from verify.report import gate_words
 from verify.report.html import record_html
@@ -96,32 +96,3 @@ def test_the_page_lists_the_worst_of_each_region_beside_the_worst_of_all() -> No
     assert "--index 9" in rows[1]
     bare = msgspec.structs.replace(kernel_, results=[msgspec.structs.replace(plain(2.0), regimes=[])])
     assert "<caption>Worst inputs, judged" in record_html.render(msgspec.structs.replace(record(), kernels=[bare]))
-
-
-def test_what_is_said_of_many_is_said_once() -> None:
-    """A kernel that raises breaks every law; a lost device fails every kernel; a hunt notes each result."""
-    laws = [
-        LawRun(name, "float16", "broken", 1, "k raised Error", cause="failed", origin=Origin("a.py::k", "{}", law=name))
-        for name in "abc"
-    ]
-    broken = kernel(plain(), name="k", status="wrong", laws=[*laws, LawRun("d", "float16", "broken", 1, "other")])
-    notes = [f"y{place}: biased" for place in range(5)]
-    failed = [kernel(name=name, status="error", message="device lost", hint=again(name), notes=notes) for name in "pq"]
-    item = run(broken, *failed)
-    page = record_html.render(item)
-    front = page[: page.index('id="results"')]
-    assert front.count("k raised Error") == 1
-    assert "called for: b (float16), c (float16)</dd>" in front
-    assert "other" in front
-    assert front.count("device lost") == 1
-    assert "p, q</a></h3>" in front
-    assert "Next:" not in front[front.index("Failures") :], "the hint is the command below it"
-    assert all(f"<code>{again(name)}</code>" in front for name in "pq")
-    assert page.count("Note: y0, y1, y2 and 2 more: biased") == 2
-    text = pages.of_run(item, Terminal(100))
-    assert "p: y0, y1, y2 and 2 more: biased" in text
-    assert text.count(again("p")) == 1
-
-
-def again(name: str) -> str:
-    return f"verify run accuracy.py::{name}"

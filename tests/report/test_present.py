@@ -11,7 +11,7 @@ from tests.golden import answers
 from tests.report import pages
 from tests.report.sample import KERNELS, empty, figures, incomplete, make, passing, sample
 from verify.records import recorded
-from verify.records.record import Basis, ClassFigures, Gap, KernelRun, LawRun, Origin, Result, Unmeasured
+from verify.records.record import ClassFigures, Gap, KernelRun, LawRun, Origin, Result, Unmeasured
 from verify.report import result_words, run_table
 from verify.report.html import record_html
 from verify.report.present import KernelFacts, present
@@ -150,20 +150,6 @@ def test_the_next_command() -> None:
     assert present(passing()).next_command("a b.json") == "verify bounds propose 'a b.json'"
 
 
-def test_parts_of_many_kinds_with_one_end_are_one_line() -> None:
-    """A night whose time is up lacks every law of every dtype: a hundred lines that say the same."""
-    laws = [f"k{k}: the law of {law}: not begun: no time" for k in range(2) for law in ("a", "b", "c", "d")]
-    lines = [*laws, "k0: the law of a: not tried: lost", "k0 float16: not timed: no time"]
-    run = msgspec.structs.replace(passing(), incomplete=[Gap("not possible", line) for line in lines])
-    first, *rest = present(run).missing
-    kinds = "the law of a, the law of b, the law of c and 1 more"
-    assert first.text == f"8 parts of k0 and k1 ({kinds}): not begun: no time"
-    assert sorted(first.parts) == sorted(line.removesuffix(": not begun: no time") for line in laws)
-    assert [gap.text for gap in rest] == lines[-2:]
-    [three, *_] = present(msgspec.structs.replace(run, incomplete=run.incomplete[:3])).missing
-    assert three.text == laws[0]
-
-
 def test_cases_that_nothing_allows_a_kernel_to_refuse_are_counted_in_the_sentence() -> None:
     run = passing()
     one, text = run.kernels[0], "gelu: float32: it refuses 15 of 17 cases"
@@ -176,30 +162,6 @@ def test_cases_that_nothing_allows_a_kernel_to_refuse_are_counted_in_the_sentenc
     assert facts.next_command() == run.command
 
 
-def test_a_skipped_kernel_is_told_once() -> None:
-    skipped = msgspec.structs.replace(sample().kernels[0], name="late", status="skipped", results=[], message="no time")
-    run = msgspec.structs.replace(passing(), kernels=[skipped], incomplete=[Gap("out of time", "late: no time")])
-    assert [gap.text for gap in present(run).missing] == ["late: no time"]
-
-
-def test_of_several_measurements_the_largest_leads_and_then_the_best_basis() -> None:
-    kernel = sample().kernels[0]
-    run = kernel.results[0]
-    sweep = msgspec.structs.replace(run, source="sweep", basis=Basis("exhaustive", 1 << 32))
-    seen = msgspec.structs.replace(run, basis=Basis("observed", 1 << 40, 0))
-    larger = msgspec.structs.replace(
-        seen, source="hunt", figures=msgspec.structs.replace(run.figures, max_ulp=0.7, max_upper=0.7, misrounded=1)
-    )
-    other = msgspec.structs.replace(run, output="dw")
-    for order in ([seen, sweep, other], [sweep, other, seen]):
-        assert KernelFacts(msgspec.structs.replace(kernel, results=order)).leading[0].result is sweep
-    found = msgspec.structs.replace(kernel, results=[seen, sweep, larger, other])
-    assert [each.result for each in KernelFacts(found).leading] == [larger, other]
-    assert KernelFacts(found).summary == "y bfloat16: faithful, dw bfloat16: correctly rounded"
-    many = msgspec.structs.replace(found, results=[msgspec.structs.replace(larger, output=f"y{k}") for k in range(5)])
-    assert KernelFacts(many).summary == "5 results (5 faithful); the worst is y0 bfloat16: 0.7 ULP"
-
-
 def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
     stopped = replace(KERNELS["good"], status="interrupted", message="not finished: interrupted", results=[], laws=[])
     run = make([stopped], incomplete=[Gap("interrupted", f"{stopped.name}: {stopped.message}", stopped.target)])
@@ -208,15 +170,3 @@ def test_what_an_interrupt_stopped_is_called_so_and_counted_once() -> None:
     assert [line.text for line in present(run).missing] == [f"{stopped.name}: not finished: interrupted"]
     shown = pages.of_run(run, Terminal(100))
     assert "○ interrupted" in shown and "skipped" not in shown
-
-
-def test_what_was_not_measured_is_no_note_besides() -> None:
-    text = "no dx, which PyTorch has; if that is meant, declare gradients=False"
-    run = passing()
-    name, target = run.kernels[0].name, run.kernels[0].target
-    kernels = [msgspec.structs.replace(run.kernels[0], notes=[text, "another"]), *run.kernels[1:]]
-    gap = Gap("no gradient", f"{name}: {text}", target)
-    page = text_page.render(
-        run_table.document(msgspec.structs.replace(run, kernels=kernels, incomplete=[gap])), Terminal(120)
-    )
-    assert page.count(text) == 1 and f"{name}: another" in page

@@ -17,7 +17,6 @@ from verify.truth.enclosure import (
     Enclosure,
     from_arb,
     from_mpmath,
-    narrow_pair,
     to_double_double,
 )
 
@@ -197,27 +196,3 @@ def test_pairs_at_the_ends() -> None:
     assert math.isnan(to_double_double(NAN)[0])
     tiny = Enclosure(Fraction(-1, 2**5000), Fraction(0))
     assert math.copysign(1, to_double_double(tiny)[0]) == -1
-
-
-@pytest.mark.parametrize("radius_bits", [None, 90, 120, 131, 200, 2000])
-def test_the_short_way_to_a_pair_gives_the_pair(moment: int, radius_bits: int | None) -> None:
-    taken = 0
-    for mantissa, exponent in random_dyadics(moment, 300):
-        ball = flint.arb((mantissa, exponent))
-        if radius_bits is not None:
-            ball = flint.arb((mantissa, exponent), (1, exponent + mantissa.bit_length() - radius_bits))
-        enclosure = from_arb(ball)
-        assert enclosure is not None
-        pair = narrow_pair(ball, 130)
-        assert enclosure.is_narrow(130) is ((enclosure.high - enclosure.low) * 2**130 <= abs(enclosure.low))
-        if pair is not None:
-            taken += 1
-            assert enclosure.is_narrow(130)
-            assert [each.hex() for each in pair] == [each.hex() for each in to_double_double(enclosure)]
-    assert (taken > 60) is (radius_bits is None or radius_bits > 131)
-
-
-def test_what_is_no_ordinary_number_goes_the_long_way() -> None:
-    for ball in (flint.arb.nan(), flint.arb.pos_inf(), flint.arb(0), flint.arb(0, 1), flint.arb((1, -1200))):
-        assert narrow_pair(ball, 130) is None
-    assert narrow_pair(flint.arb((1, 5000)), 130) is None

@@ -16,7 +16,6 @@ from tests.ops.formulas import formula
 from tests.truth.every_value import all_values, nearest
 from verify import ops
 from verify.errors import BeyondEffort, TruthError
-from verify.ops.elements import arb_bits
 from verify.ops.graph.like import Definition
 from verify.ops.op import Point, Problem, remembering
 from verify.truth import exact
@@ -138,16 +137,6 @@ def near_tie(excess: int) -> Point:
     return Point(mp=by_mp, arb=by_arb)
 
 
-def test_precision_rises_until_a_near_tie_is_decided() -> None:
-    fmt = named("float32")
-    one = fmt.from_float(1.0)
-    verdict = judge(near_tie(1500), fmt, one)
-    assert verdict.right_bits == one + 1
-    assert verdict.misrounded
-    assert verdict.precision >= 1280
-    assert judge(near_tie(100), fmt, one + 1).precision < 1280
-
-
 def test_arb_alone_raises_the_precision_and_mpmath_joins_where_it_has_decided() -> None:
     """Of a near tie at 2^-1500 mpmath is asked first and last; what it says last has to meet Arb's ball there."""
     point, asked = near_tie(1500), dict[str, list[int]](mpmath=[], Arb=[])
@@ -206,32 +195,6 @@ def test_a_tie_that_no_precision_decides_is_evaluated_by_mpmath_at_the_first_and
     fmt = named("bfloat16")
     judged = judge(Point(mp=noted, arb=point.arb), fmt, fmt.from_float(2.0**15))
     assert judged.ulp == pytest.approx(-0.5) and asked == [exact.START_PRECISION, exact.MAX_PRECISION]
-
-
-@pytest.mark.parametrize("sign", [1, -1])
-def test_a_large_error_beside_a_power_of_two_costs_no_precision(sign: int) -> None:
-    """Softmax gives 1 - exp(-1000) for the largest of two numbers. At 160 bits its side of 1 is open."""
-    fmt, asked = named("float32"), list[int]()
-
-    def arb(precision: int) -> flint.arb:
-        asked.append(precision)
-        with arb_bits(precision):
-            return 1 - sign * flint.arb(-1000).exp()
-
-    def number(precision: int) -> mpmath.mpf:
-        asked.append(precision)
-        with mp.workprec(precision):
-            return 1 - sign * mp.exp(-1000)
-
-    point = Point(mp=number, arb=arb)
-    one = fmt.from_float(1.0)
-    far = judge(point, fmt, fmt.from_float(1.01))
-    assert max(asked) == 160 and (far.misrounded, far.right_bits, far.routes) == (True, one, 2)
-    finer = Fraction(2) ** -24
-    assert far.exponent == -24 and far.error == pytest.approx(float((fmt.value(fmt.from_float(1.01)) - 1) / finer))
-    assert far.scaled(-23) == pytest.approx(far.ulp / 2)
-    near = judge(point, fmt, one + 3)
-    assert max(asked) == 2560 and near.ulp == pytest.approx(6.0 if sign > 0 else 3.0), "a small error has its own unit"
 
 
 def test_an_exact_zero_that_no_precision_shows_is_zero() -> None:
@@ -352,14 +315,6 @@ def test_an_enclosure_that_never_narrows_stops_the_run() -> None:
 
 
 # -- words --------------------------------------------------------------------------------------
-
-
-def test_digits_of_what_is_enclosed_narrowly_need_no_other_evaluation() -> None:
-    asked: list[int] = []
-    point = Point(mp=lambda bits: (asked.append(bits), ROOT.mp(bits))[1], arb=ROOT.arb)
-    near = Enclosure(Fraction(math.sqrt(2.0)) - Fraction(1, 1 << 50), Fraction(math.sqrt(2.0)) + Fraction(1, 1 << 50))
-    assert digits(point, 10, known=near) == "1.414213562" and not asked
-    assert digits(point, 30, known=near) == digits(ROOT) and len(asked) == 1
 
 
 def test_digits_do_not_depend_on_the_context() -> None:

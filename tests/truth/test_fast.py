@@ -174,23 +174,6 @@ def test_a_truth_below_the_smallest_float64_is_not_taken_for_an_exact_pair() -> 
     assert nearest(GELU.points(whole, "y", [0])[0], fmt) == 2
 
 
-def test_the_deep_tail_costs_no_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    """exp(-10^600): only the side of zero matters, so the first precision must do."""
-    asked: list[int] = []
-    whole = gelu_problem(torch.tensor([-1e300], dtype=torch.float64))
-    points = GELU.points(whole, "y", [0])
-
-    def arb(precision: int):  # type: ignore[no-untyped-def]
-        asked.append(precision)
-        return points[0].arb(precision)  # type: ignore[misc]
-
-    op = replace(GELU, remembered=lambda *_: [replace(points[0], arb=arb)])
-    truth = evaluate(op, replace(whole, results=("y",)), {"y": named("float64")})["y"]
-    assert float(truth.value[0]) == 0.0
-    assert math.copysign(1, float(truth.value[0])) == -1
-    assert len(asked) == 1
-
-
 # -- every op: the bound in use holds on seeds the certificate has not seen ---------------------
 
 

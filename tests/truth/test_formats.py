@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 import struct
@@ -14,7 +13,7 @@ import torch
 
 from tests.truth.every_value import all_values, neighbour
 from verify.errors import UsageError
-from verify.truth.formats import FORMATS, Format, floor_log2, named, of, power_of_two, torch_dtype
+from verify.truth.formats import FORMATS, Format, floor_log2, named, power_of_two, torch_dtype
 from verify.truth.ulp import bits_of, from_bits, widen
 
 ALL = list(FORMATS.values())
@@ -98,42 +97,7 @@ def test_wide_patterns_against_struct(fmt: Format) -> None:
             assert fmt.value(bits) == Fraction(value)
 
 
-@names
-def test_constants_against_torch_finfo(fmt: Format) -> None:
-    info = torch.finfo(torch_dtype(fmt))
-    assert fmt.max_finite == Fraction(info.max)
-    assert fmt.min_normal == Fraction(info.tiny)
-    assert fmt.ulp(Fraction(1)) == Fraction(info.eps)
-    assert fmt.value(1) == power_of_two(fmt.min_ulp_exponent)
-    assert of(torch_dtype(fmt)) is fmt
-    assert named(f"torch.{fmt.name}") is fmt
-
-
 # -- neighbours ---------------------------------------------------------------------------------
-
-
-@wide
-def test_neighbours_against_numpy(fmt: Format) -> None:
-    kind = {32: np.float32, 64: np.float64}[fmt.bits]
-    unsigned = {32: np.uint32, 64: np.uint64}[fmt.bits]
-    patterns = [bits for bits in sample(fmt, 4000, 3) if not fmt.is_nan(bits)]
-    values = np.array(patterns, dtype=unsigned).view(kind)
-    with np.errstate(all="ignore"):
-        ups = np.nextafter(values, kind(np.inf)).view(unsigned).tolist()
-        downs = np.nextafter(values, kind(-np.inf)).view(unsigned).tolist()
-    for bits, up, down in zip(patterns, ups, downs, strict=True):
-        assert fmt.to_float(neighbour(fmt, bits, 1)) == fmt.to_float(up)
-        assert fmt.to_float(neighbour(fmt, bits, -1)) == fmt.to_float(down)
-
-
-@small
-def test_ordinals_walk_the_whole_number_line(fmt: Format) -> None:
-    top = fmt.inf_bits if fmt.has_inf else fmt.max_bits
-    patterns = [fmt.from_ordinal(place) for place in range(-top, top + 1)]
-    assert [fmt.ordinal(bits) for bits in patterns] == list(range(-top, top + 1))
-    line = [fmt.to_float(bits) for bits in patterns]
-    assert all(below < above for below, above in itertools.pairwise(line))
-    assert fmt.ordinal(0) == fmt.ordinal(fmt.sign_bit) == 0 and patterns[top] == 0
 
 
 # -- rounding -----------------------------------------------------------------------------------
@@ -224,14 +188,6 @@ def test_e4m3fn_rounds_464_to_448_and_more_to_nan() -> None:
     assert machine_rounded(fmt, [464.0]) == [fmt.max_bits]
 
 
-@names
-def test_zero_keeps_its_sign(fmt: Format) -> None:
-    assert fmt.round(Fraction(0)) == 0
-    assert fmt.round(Fraction(0), negative_zero=True) == fmt.sign_bit
-    assert fmt.round(-fmt.value(1) / 4) == fmt.sign_bit
-    assert fmt.from_float(-0.0) == fmt.sign_bit
-
-
 # -- ulp and error ------------------------------------------------------------------------------
 
 
@@ -297,9 +253,3 @@ def test_messages() -> None:
         fmt.from_ordinal(32641)
     with pytest.raises(ValueError, match="^NaN has no error in ulp$"):
         fmt.error(fmt.nan_bits, Fraction(1))
-
-
-def test_hex_shows_every_digit() -> None:
-    assert named("bfloat16").hex(0x1) == "0x0001"
-    assert named("float64").hex(0x1) == "0x0000000000000001"
-    assert named("float8_e5m2").hex(0x80) == "0x80"

@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from tests.truth.every_value import all_values, neighbour
-from verify.truth import ulp as ulp_module
 from verify.truth.formats import FORMATS, Format, named, power_of_two, torch_dtype
-from verify.truth.ulp import Policy, bits_of, errors, from_bits, same_bits, ulp_exponent, widen
+from verify.truth.ulp import Policy, bits_of, errors, from_bits, ulp_exponent, widen
 
 ALL = list(FORMATS.values())
 NARROW = [fmt for fmt in ALL if fmt.name != "float64"]
@@ -520,16 +519,6 @@ def test_nan_of_e4m3fn_is_its_overflow_unless_saturation_is_asked_for() -> None:
 # -- plumbing -----------------------------------------------------------------------------------
 
 
-def test_errors_do_not_depend_on_the_shape_or_on_autograd() -> None:
-    fmt = named("float32")
-    got = torch.linspace(-3, 3, 24).reshape(2, 3, 4).transpose(0, 2).requires_grad_()
-    truth = got.detach().double() * (1 + 2.0**-24)
-    whole = errors(got, truth, fmt)
-    flat = errors(got.detach().contiguous().reshape(-1), truth.reshape(-1), fmt)
-    assert torch.equal(whole.ulp, flat.ulp)
-    assert not whole.ulp.requires_grad
-
-
 def test_an_unusable_scale_does_not_excuse_an_error() -> None:
     got = torch.tensor([1.5, 1.5], dtype=torch.float32)
     truth = torch.tensor([1.0, 1.0], dtype=torch.float64)
@@ -552,50 +541,3 @@ def test_a_truth_far_beyond_overflow_is_certain_however_loose_its_bound(name: st
     assert found.ulp.tolist()[:3] == [0.0, 0.0, -1.0]
     assert found.width.tolist()[:3] == [0.0, 0.0, 0.0]
     assert found.undecided.tolist() == [False, False, False, True], "the last truth may lie within the format"
-
-
-def test_the_same_bits_are_the_same_bits(backend) -> None:  # type: ignore[no-untyped-def]
-    values = torch.tensor([0.0, torch.nan, torch.inf, 1.5], device=backend.device)
-    half, empty, scalar = values.to(torch.bfloat16), values[:0], values[3]
-    assert same_bits([values, half, empty, scalar], [values.clone(), half.clone(), empty.clone(), scalar.clone()])
-    assert same_bits([values[::2]], [values[::2].contiguous()])
-    assert same_bits([], [])
-    many = torch.zeros(1 << 16)  # beyond what is compared as bytes
-    assert same_bits([many], [many.clone()]) and not same_bits([many], [-many])
-    for place in range(4):
-        other = values.clone()
-        other[place] = torch.tensor(-0.0 if place == 0 else 2.0)
-        assert not same_bits([half, values], [half, other])
-    assert not same_bits([values, half], [values, half.half()])
-    assert not same_bits([values], [values[None]])
-
-
-@pytest.mark.parametrize("fetched", [0, 1 << 18])
-def test_what_lies_elsewhere_is_fetched_with_its_shape_and_its_bits(
-    fetched: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Every tensor is taken for one on a GPU; the numbers of several widths travel as bytes, or are compared there."""
-    monkeypatch.setattr(ulp_module, "_is_away", lambda tensor: True)
-    monkeypatch.setattr(ulp_module, "_FETCHED", fetched)
-    wide = torch.randn(3, 8)
-    mixed = [
-        torch.ones(5, dtype=torch.bfloat16),
-        wide.T,
-        wide[:, ::2],
-        wide.reshape(-1)[1::3],
-        torch.tensor(2.5, dtype=torch.float64),
-        torch.zeros(0, 3),
-        wide[:1].expand(4, 8),
-        torch.tensor([True, False, True]),
-        torch.randn(3).to(torch.float8_e5m2),
-    ]
-    for tensors in (mixed, mixed[1:4], mixed[7:8], mixed[8:], mixed[3:4], []):
-        found = ulp_module.fetched(tensors)
-        assert len(found) == len(tensors)
-        for before, after in zip(tensors, found, strict=True):
-            assert before.shape == after.shape and before.dtype == after.dtype
-            assert before.float().tolist() == after.float().tolist()
-    assert same_bits(mixed[:7], [tensor.clone() for tensor in mixed[:7]])
-    other = wide.clone()
-    other[2, 3] += 1.0
-    assert not same_bits([wide, mixed[0]], [other, mixed[0]])

@@ -18,7 +18,6 @@ from tests.workers.dask_cluster import connected
 from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
-from verify.records.commit import digest
 from verify.records.merge import identity
 from verify.records.record import KernelRun, Run
 from verify.search.sweep.drive import SweepSettings, sweep
@@ -159,14 +158,6 @@ def test_a_worker_that_differs_is_refused_by_name(cluster: Cluster) -> None:
         refuse_unlike(cluster.environment, "tcp://elsewhere", other)
     with pytest.raises(UsageError, match="tcp://elsewhere cannot run verify: no GPU"):
         refuse_unlike(cluster.environment, "tcp://elsewhere", {"error": "no GPU"})
-
-
-def test_what_must_be_equal_holds_the_files(cluster: Cluster, target: Path, tmp_path: Path) -> None:
-    assert cluster.environment[str(target)] == digest(target)
-    changed = tmp_path / target.name
-    changed.write_text(KERNELS + "\n")
-    assert digest(changed) != digest(target)
-    assert digest(tmp_path / "nothing.py") == "missing"
 
 
 # -- what ends a worker, which takes seconds to begin again, comes last -----------------------------------

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from verify.errors import UsageError
-from verify.workers import machine
 from verify.workers.machine import gpus
 
 
@@ -47,14 +44,3 @@ def test_impossible_gpus(request_: str, seen: int, message: str, monkeypatch: py
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=message):
         gpus(request_, seen)
-
-
-def test_cores_are_those_of_this_process_and_no_more_than_its_quota(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {1, 3, 5})
-    monkeypatch.setattr(machine, "QUOTA", tmp_path / "cpu.max")
-    assert machine.usable_cores() == 3
-    for quota, cores in (("max 100000", 3), ("200000 100000", 2), ("50000 100000", 1), ("900000 100000", 3)):
-        machine.QUOTA.write_text(quota + "\n")
-        assert machine.usable_cores() == cores

@@ -10,7 +10,6 @@ import pytest
 
 from tests.workers.fake import FakeWorker, raising
 from verify.errors import SPENT, KernelError, UsageError, VerifyError
-from verify.workers import process
 from verify.workers.pool import Job, Pool
 from verify.workers.process import OutOfTime
 from verify.workers.requests import About, CountGpus, Died, Late
@@ -177,26 +176,3 @@ class Made(FakeWorker):
 
 
 MADE: list[Made] = []
-
-
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Made]:
-    MADE.clear()
-    monkeypatch.setattr(process, "Worker", Made)
-    return MADE
-
-
-def test_a_pool_of_gpus_has_one_worker_on_each_and_grows_in_turns(made: list[Made]) -> None:
-    with Pool.on_gpus(["0", "3"], "cuda") as pool:
-        assert [worker.environment for worker in made] == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "3"}]
-        pool.grow(5)
-        assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in made] == ["0", "3", "0", "3", "0"]
-        assert list(pool.first(3).workers) == made[:3]
-        pool.stop(keep=pool.devices)
-        assert [worker.stops for worker in made] == [0, 0, 1, 1, 1]
-    assert [worker.stops for worker in made] == [1, 1, 2, 2, 2]
-
-
-def test_a_cluster_is_used_as_it_is(made: list[Made]) -> None:
-    pool = Pool.of([Made("cuda")])
-    assert pool.first(0) is pool and pool.first(9) is pool

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from verify.backends.interpreter import ptx
-from verify.backends.interpreter.assembly import run, statements
+from verify.backends.interpreter.assembly import run
 from verify.backends.interpreter.casts import narrow, widen
 from verify.errors import UsageError
 
@@ -20,11 +19,6 @@ def one(instruction: str, *values: float) -> float:
     operands = ", ".join(f"${i}" for i in range(len(values) + 1))
     inputs = [(np.array([v], F), "fp32") for v in values]
     return float(run(f"{instruction} {operands};", "=f" + ",f" * len(values), inputs, F32_OUT, 1)[0][0])
-
-
-def test_statements_drop_comments_scopes_and_declarations() -> None:
-    text = "{ // scope\n .reg .f32 a, b; /* two */ mul.f32 a, $1, $2;\n add.f32 $0, a, 0f3F800000; }"
-    assert statements(text) == ["mul.f32 a, $1, $2", "add.f32 $0, a, 0f3F800000"]
 
 
 def test_a_sequence_with_registers_and_immediates() -> None:
@@ -120,16 +114,3 @@ def test_register_counts_and_packing_are_checked() -> None:
         run("mov.f32 $0, $1;", "=f,=f,f", [(np.ones(4, F), "fp32")], F32_OUT, 1)
     with pytest.raises(UsageError, match="pack=4 must divide the number of elements; got 6 elements"):
         run("mov.f32 $0, $1;", "=f,f", [(np.ones(6, F), "fp32")], F32_OUT, 4)
-
-
-def test_unknown_modifiers_are_not_guessed() -> None:
-    for opcode in (
-        "add.weird.f32",
-        "fma.rn.relu.f16",
-        "ex2.f8",
-        "cvt.rs.f32.f64",
-        "min.f32.x",
-        "mov",
-        "tanh.approx.s32",
-    ):
-        assert ptx.decode(opcode) is None, opcode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -84,24 +83,6 @@ def test_parts_give_what_the_whole_sum_gives(name: str, result: str) -> None:
     assert bool(((first.lo <= second.hi) & (second.lo <= first.hi)).all())
     roundings = 2.0**-46 * float(first.size().max())  # each part is rounded once more
     assert float((second.hi - second.lo).max()) <= 1.01 * float((first.hi - first.lo).max()) + roundings
-
-
-def test_all_boxes_share_the_parts_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    program, leaves = _program("batch norm")
-    run = Run(leaves, torch.device("cpu"))
-    boxes = [(np.array([row]), np.arange(4), np.array([3])) for row in range(3)]
-    cuts = [Cut(program, run, "y", box, memory=MEMORY // 4).made() for box in boxes]
-    evaluated = list[int]()
-    each = chunks.Totals.each
-
-    def counted(self: chunks.Totals, given: Any) -> Any:
-        evaluated.append(len(self.parts))
-        return each(self, given)
-
-    monkeypatch.setattr(chunks.Totals, "each", counted)
-    for cut, its in cuts:
-        cut.spans(its, ["y"])
-    assert len(evaluated) == 2  # mean and variance, once each
 
 
 def test_a_sum_of_parts_has_no_exact_value() -> None:

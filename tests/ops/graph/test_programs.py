@@ -6,7 +6,6 @@ import inspect
 import math
 import sys
 from collections.abc import Callable
-from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,8 +20,7 @@ from tests.ops.graph.suite import SUITE, followed
 from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.graph import single
-from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
-from verify.ops.graph.functions import FUNCTIONS
+from verify.ops.graph.arithmetic import Balls, Decimals
 from verify.ops.graph.like import Definition
 from verify.ops.graph.noise import noise_of
 from verify.ops.graph.program import trace
@@ -132,15 +130,6 @@ def test_parameters_of_a_module_are_operands_where_the_kernel_names_them() -> No
     assert torch.allclose(y, x @ weight.T + bias, rtol=1e-12, atol=0)
 
 
-def test_a_function_of_whole_numbers_has_the_same_name_whenever_it_is_declared() -> None:
-    """Its name is part of the property hash: two declarations alive at once have their ranges at other addresses."""
-    named = {"shapes": {"logits": "n v", "label": "n"}, "integers": {"label": "0 <= label < v"}}
-    first, again = (Definition(functional.cross_entropy, ["logits", "label"], **named).op() for _ in range(2))
-    assert first.name == again.name
-    named["integers"] = {"label": "0 <= label < v - 1"}
-    assert Definition(functional.cross_entropy, ["logits", "label"], **named).op().name != first.name
-
-
 def test_sizes_follow_from_the_condition_and_are_plain_first() -> None:
     shapes = NamedDims({}, dims=("b", "h", "s", "d", "t"), where="d in (32, 64) and s == t and b * h < 12")
     found = list(islice(sizes_within(shapes, 1 << 12), 40))
@@ -197,86 +186,8 @@ def test_what_is_added_up_is_judged_by_its_noise(function: Any, shapes: dict[str
     assert Definition(function, names, shapes=shapes, where="d % 2 == 0" if shapes else "").op().gate == gate
 
 
-def test_functions_of_one_name_have_different_ops() -> None:
-    functions = [partial(functional.gelu, approximate=form) for form in ("none", "tanh")]
-    functions += [torch.erf, torch.tanh, partial(torch.clamp, min=0.0), partial(torch.clamp, min=1.0)]
-    made = [Definition(function, ["x"], name="same").op().name for function in functions]
-    assert len(set(made)) == len(made) and made[0] == Definition(functions[0], ["x"], name="same").op().name
-
-
-@pytest.mark.parametrize(
-    ("function", "comparisons"),
-    [(lambda x, dy: x.sort(-1).values, 20), (lambda x, dy: torch.where(x == x.amax(-1, True), dy, 0.0), 8)],
-)
-def test_a_row_is_put_in_order_once_for_all_its_places(function: Any, comparisons: int) -> None:
-    """It was for each rank anew: the projection onto a simplex of 8 rows of 128 took two minutes."""
-    program = trace(function, {"x": torch.zeros(2, 64), "dy": torch.zeros(2, 1)})
-    balls, asked = Balls(), []
-    order = balls.order
-    balls.order = lambda a, b: (asked.append(1), order(a, b))[1]  # type: ignore[method-assign]
-    x, dy = _random(2, 64), torch.ones(2, 1)
-    with balls.bits(128):
-        found = program.elements(Run({"x": x, "dy": dy}, x.device), balls, "y", range(128))
-    assert [float(value) for value in found] == function(x, dy).double().reshape(-1).tolist()
-    assert len(asked) < 2 * 64 * comparisons
-
-
-@pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
-@pytest.mark.parametrize("dim", [-1, 0])
-def test_running_sums_of_a_line_add_each_term_once(arithmetic: Arithmetic, dim: int) -> None:
-    """Each was a sum from the beginning: the projection of rows of 8,192 ended in no time that a run has."""
-    x, summed = _random(6, 300), []
-    program = trace(lambda x: x.cumsum(dim), {"x": torch.zeros(6, 300)})
-    total = arithmetic.total
-    arithmetic.total = lambda terms: (summed.append(len(terms)), total(terms))[1]  # type: ignore[method-assign]
-    wanted = [7, 299, 3, 301, 1500, 0, 1799]
-    with arithmetic.bits(160):
-        found = program.elements(Run({"x": x}, x.device), arithmetic, "y", wanted)
-        every = program.elements(Run({"x": x}, x.device), arithmetic, "y", range(1800))
-    right = x.cumsum(dim).reshape(-1)
-    assert [float(value) for value in found] == pytest.approx(right[wanted].tolist(), abs=1e-12)
-    assert [float(value) for value in every] == pytest.approx(right.tolist(), abs=1e-12)
-    assert sum(summed) < 3 * 1800 + 300
-
-
 def test_infinities_have_signs_in_mpmath() -> None:
     assert [Decimals().sign(mp.mpf(each)) for each in ("inf", "-inf", "0", "-2", "0.5")] == [1, -1, 0, -1, 1]
-
-
-@pytest.mark.parametrize("arithmetic", [Balls(), Decimals()])
-@pytest.mark.parametrize("bits", [160, 2_000])
-def test_of_a_sum_of_exponentials_those_that_no_bit_depends_on_are_not_evaluated(
-    arithmetic: Arithmetic, bits: int
-) -> None:
-    """One log-softmax of a row of 4,096 numbers around 1e30 took 20 s: an exponential of each, at 20,480 bits."""
-    rows = torch.tensor([[0.0, -3.0, -90.0, -1e3, -2e4, -1e30], [1e30, 9e29, -1e30, 0.0, 5.0, 1e30]]).double()
-    program = trace(lambda x: x.exp().sum(-1), {"x": torch.zeros(2, 6)})
-    evaluated: list[int] = []
-    summed = arithmetic.summed
-    arithmetic.summed = lambda terms: (evaluated.append(len(terms)), summed(terms))[1]  # type: ignore[method-assign]
-    with arithmetic.bits(bits):
-        found = program.elements(Run({"x": rows}, rows.device), arithmetic, "y", [0, 1])
-        assert evaluated == [3 if bits == 160 else 4, 2]
-        for value, row in zip(found, rows.tolist(), strict=True):
-            every = summed([arithmetic.evaluated(FUNCTIONS["exp"], arithmetic.finite(x)) for x in row])
-            assert abs(value / every - 1) < 2.0**-150
-            if isinstance(arithmetic, Balls):
-                assert value.overlaps(every) and value.rel_accuracy_bits() > bits - 10
-    special = torch.tensor([[0.0, math.inf], [-math.inf, -math.inf], [math.nan, 0.0]]).double()
-    short = trace(lambda x: x.exp().sum(-1), {"x": torch.zeros(3, 2)})
-    with arithmetic.bits(bits):
-        made = short.elements(Run({"x": special}, special.device), arithmetic, "y", range(3))
-    assert [float(value) for value in made] == pytest.approx([math.inf, 0.0, math.nan], nan_ok=True)
-
-
-def test_a_function_has_one_name_in_every_process() -> None:
-    source = "def f(x):\n    g = lambda y: y * 2 if 1 not in {3, 'a', 'b'} else y\n    return g(x)\n"
-    names = set()
-    for _ in range(2):  # two code objects of one source, as two processes have them
-        made: dict[str, Any] = {}
-        exec(source, made)
-        names.add(Definition(made["f"], ("x",)).op().name)
-    assert len(names) == 1
 
 
 EDGES: list[tuple[Callable[[Tensor], Tensor], float, float]] = [

@@ -11,12 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import verify
-from tests import warm
 from verify.errors import UsageError
-from verify.ops.graph.decompositions import table
-from verify.ops.graph.inference import in_order, overlaps, result_of
+from verify.ops.graph.inference import result_of
 from verify.ops.graph.program import trace
-from verify.ops.graph.recorder import Recorder
 from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Run
 
@@ -25,31 +22,6 @@ _aten = torch.ops.aten
 
 def _random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float32).double()
-
-
-def test_following_a_function_imports_no_compiler_and_lists_no_operators() -> None:
-    """The compiler takes 1.3 s to import, sympy half a second, and PyTorch's list of composite operators 0.1 s."""
-    code = """
-import sys, torch, verify
-from torch._export.utils import _collect_all_valid_cia_ops_for_aten_namespace as listed
-from torch.nn import functional
-from verify.ops.graph.like import Definition
-
-UNWANTED = {"torch._dynamo", "torch._inductor", "sympy"}
-assert not UNWANTED & {*sys.modules} and not listed.cache_info().misses, "before"
-Definition(functional.mish, ["x"]).op()
-Definition(lambda x: functional.softmax(x, -1), ["x"], shapes={"x": "n d"}).op()
-Definition(lambda x, w, b: functional.layer_norm(x, x.shape[-1:], w, b), ["x", "w", "b"],
-        shapes={"x": "n d", "w": "d", "b": "d"}).op()
-Definition(lambda x, w, b: functional.gelu(functional.linear(x, w, b)), ["x", "w", "b"],
-        shapes={"x": "n d", "w": "k d", "b": "k"}).op()
-attention = lambda q, k, v: functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-assert Definition(attention, ["q", "k", "v"], shapes=dict.fromkeys("qkv", "2 n d")).op().gradients == ("dq", "dk", "dv")
-Definition(lambda x, n: torch.where(n.cumsum(0)[:, None] > 3, verify.rounds(x, "bfloat16"), 0), ["x", "n"],
-        shapes={"x": "n d", "n": "n"}, integers={"n": "0 <= n < 5"}).op()
-assert not UNWANTED & {*sys.modules} and not listed.cache_info().misses
-"""
-    warm.printed(code)
 
 
 def _view_of_view(x: Tensor) -> Any:
@@ -227,17 +199,6 @@ def test_constants_that_share_memory_are_written_to_together_and_stay_what_they_
     assert torch.allclose(span.mid(), torch.tensor([[0.0, 1.0, 2.0], [9.0, 12.0, 15.0]]).double())
 
 
-def test_constants_may_be_looked_at() -> None:
-    scale, mask = torch.tensor(2.5), torch.tensor([True, False, True, True, False])
-
-    def function(x: Tensor) -> Any:
-        kept = torch.nonzero(torch.tensor([0, 1, 1]))[:, 0]
-        return x * scale.item() * torch.arange(5).sum().item(), x[:, mask], x[kept], x[:, torch.ones(5).bool()]
-
-    for gradient in (False, True):
-        _agrees(function, _random(3, 5), gradient=gradient)
-
-
 def test_a_constant_that_pytorch_makes_is_one_of_float64() -> None:
     """Followed under float32 as the default it was the third of float32."""
     program = trace(lambda x: x + torch.linspace(0, 1, 4), {"x": torch.zeros(4)})
@@ -371,27 +332,6 @@ def test_shapes_dtypes_and_layouts_are_those_of_pytorch(call: tuple[Any, tuple[A
         assert mine.device.type == "meta" and (mine.shape, mine.dtype) == (other.shape, other.dtype)
         wide = [dim for dim, size in enumerate(mine.shape) if size > 1]
         assert [mine.stride(dim) for dim in wide] == [other.stride(dim) for dim in wide]
-
-
-def test_what_overlaps_and_in_which_order_it_lies() -> None:
-    x = torch.empty(3, 4, 5)
-    assert not overlaps(x) and not overlaps(x[:, ::2].transpose(0, 2)) and not overlaps(x.diagonal(0, 1, 2))
-    assert overlaps(x[:1].expand(3, 4, 5)) and overlaps(x.reshape(-1).unfold(0, 3, 1))
-    assert in_order(x.permute(2, 0, 1).stride(), (5, 3, 4)) == [1, 2, 0]
-    assert in_order((7, 1, 1), (1, 3, 1)) == [0, 1, 2]
-
-
-def test_nodes_without_effect_are_no_steps() -> None:
-    recorder = Recorder(table())
-    x = recorder.operand((2, 3), torch.float64)
-    with recorder:
-        y = x.clone()
-        torch.linalg.svd(y)
-        y[0] = 1.0
-    targets = [str(node.target) for node in recorder.nodes]
-    assert recorder.node(y).target is _aten.as_strided_scatter.default and "aten._linalg_svd.default" in targets
-    program = trace(lambda x: (torch.linalg.svd(x), x * 2)[1], {"x": torch.zeros(2, 3)})
-    assert len(program.steps) == 3
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

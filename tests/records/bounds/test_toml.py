@@ -34,10 +34,6 @@ def test_the_form_is_pinned() -> None:
     )
 
 
-def test_what_a_reviewer_cannot_see_is_spelled_out() -> None:
-    assert toml.inline('a"b\\\x1b[31m\u202egnp\x7f\n') == '"a\\"b\\\\\\u001b[31m\\u202egnp\\u007f\\n"'
-
-
 def test_what_toml_cannot_hold_is_refused() -> None:
     with pytest.raises(UsageError, match=r"lone surrogate U\+D800"):
         toml.inline("\ud800")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import mpmath
-import msgspec
 import pytest
 import torch
 
@@ -19,8 +17,7 @@ from verify.declare.discovery import load
 from verify.declare.target import Declared, Target
 from verify.errors import KernelError, UsageError
 from verify.records.contradictions import contradictions
-from verify.records.record import Origin, Worst, replay_command, value_of
-from verify.search.hunt import outcome
+from verify.records.record import value_of
 from verify.search.hunt.outcome import Hunted, hunt
 from verify.search.hunt.requests import Hunt, Settings
 from verify.search.hunt.space import searchable, space_of
@@ -270,17 +267,6 @@ def test_an_error_that_needs_company_is_judged_and_said_to_be_so(
     assert any("results depend on their neighbours" in note for note in found.notes)
 
 
-@pytest.mark.parametrize(("length", "kept"), [(100, 5), (900, 3), (2_900, 1), (50_000, 1)])
-def test_the_record_keeps_as_many_finds_as_their_rows_leave_room_for(length: int, kept: int) -> None:
-    origin = Origin("k.py::k", "", "y", 0)
-    origin = msgspec.structs.replace(origin, case="r" * (length - len(replay_command(origin)) + 2))  # less two quotes
-    assert len(replay_command(origin)) == length
-    worst = Worst((0,), {"x": "1"}, "1", "0x3f80", "1", 0.5, None, origin)
-    finds: list[Any] = [SimpleNamespace(worst=worst) for _ in range(8)]
-    assert len(outcome._kept(finds)) == kept
-    assert outcome._kept([]) == []
-
-
 # -- determinism ---------------------------------------------------------------------------------------
 
 
@@ -310,12 +296,6 @@ def test_a_time_budget_only_stops_earlier(backend: Backend, monkeypatch: pytest.
     assert counted.result == timed.result
 
 
-def test_an_odd_budget_is_spent_to_the_last_evaluation(backend: Backend) -> None:
-    for name, width in (("one_exponent", 0), ("one_pass", 8), ("naive_linear", 8)):
-        found = hunted(backend, name, 101, population=32, width=width, largest=1e4)
-        assert found.search.evaluations == found.result.basis.n == 101
-
-
 def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
     calls: list[float] = []
 
@@ -332,23 +312,6 @@ def test_an_interrupted_hunt_keeps_its_best(backend: Backend) -> None:
 
 
 # -- rules ---------------------------------------------------------------------------------------------
-
-
-def test_impossible_budgets_say_the_rule() -> None:
-    rules = [
-        (Settings(), "one length: --duration TIME or --evaluations N"),
-        (Settings(evaluations=3, seconds=1.0), "one length"),
-        (Settings(evaluations=0), "at least 1; received 0"),
-        (Settings(seconds=math.inf), "a positive time; received inf"),
-        (Settings(seconds=-1.0), "a positive time; received -1"),
-        (Settings(evaluations=1, seed=-1), "a whole number from 0; received -1"),
-        (Settings(evaluations=1, width=1 << 20), "because a case spells out its rows; received 1,048,576"),
-        (Settings(evaluations=1, largest=0.0), "a positive number; received 0"),
-        (Settings(evaluations=1, largest=math.nan), "a positive number; received nan"),
-    ]
-    for settings, rule in rules:
-        with pytest.raises(UsageError, match=rule):
-            settings.check()
 
 
 def test_what_cannot_be_hunted_says_why(backend: Backend) -> None:

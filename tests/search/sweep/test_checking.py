@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 from collections.abc import Iterator
@@ -229,24 +228,3 @@ def test_a_packed_gradient_replays_each_half(backend: Backend) -> None:
         text = worst.origin.case
         again = replay(subjects.geglu, "k", backend, Case.from_json(text), result="dx", index=index)
         assert (again.worst.got_hex, again.worst.ulp) == (worst.got_hex, worst.ulp)
-
-
-def test_the_curve_has_the_maxima_of_the_result() -> None:
-    space, partial = swept(subjects.naive, "float16", results=("y",))
-    result = finish(subjects.naive, space, partial).results[0]
-    assert result.curve is not None and result.curve.operand == "x"
-    highest = max(map(value_of, result.curve.max_ulp))
-    assert value_of(result.figures.max_ulp) <= highest <= value_of(result.figures.max_ulp) * 1.01
-    assert sum(result.curve.counts) == result.figures.n
-    place = [value_of(item) for item in result.curve.max_ulp].index(highest)
-    assert result.curve.worst[place] == result.worst[0].inputs["x"].split("(")[1].rstrip(")")
-
-
-def test_the_hash_is_of_the_question_not_of_the_kernel() -> None:
-    def of(kernel: Kernel, **options: Any) -> str:
-        space, partial = swept(kernel, "bfloat16", results=("y",), **options)
-        return finish(kernel, space, partial).results[0].properties
-
-    slow = dataclasses.replace(subjects.naive, name="other", max_ulp={"bfloat16": 300.0})
-    narrow = {"bounds": (1.0, 2.0)}
-    assert of(subjects.naive, **narrow) == of(slow, **narrow) != of(subjects.naive, bounds=(1.0, 3.0))

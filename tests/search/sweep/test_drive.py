@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from typing import Any
 
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 
 from verify.declare.target import Declared
-from verify.errors import IN_ERROR, SPENT, TruthError
+from verify.errors import SPENT, TruthError
 from verify.records.merge import ORDER
 from verify.records.record import Gap, KernelRun
 from verify.search.sweep.drive import SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
@@ -42,13 +41,6 @@ def swept(shared: _Sharing, workers: list[Any]) -> list[KernelRun]:
 
 def _found(item: _SweptSpace, low: int, high: int) -> Partial:
     return Partial(item.space.identity(), "cpu", [(low, high)], {})
-
-
-@pytest.mark.parametrize("chunks", [(0, 7), (1, 6), (0, 0)])
-def test_an_answer_about_other_chunks_is_an_error(chunks: tuple[int, int]) -> None:
-    item = driver(9).spaces[0]
-    with pytest.raises(RuntimeError, match="requested the chunks 0 to 5"):
-        item.land((0, 6), _found(item, *chunks))
 
 
 class _Answers:
@@ -125,33 +117,6 @@ def test_a_space_that_fails_is_left_and_the_others_go_on() -> None:
     assert (second.status, second.notes) == ("ok", ["[(0, 6)]"])
 
 
-def test_a_space_about_which_the_harness_fails_is_left_where_the_caller_goes_on() -> None:
-    shared = driver(6, 6, 6)
-    shared.settings.contain = True
-
-    class Fails(_Answers):
-        def ask(self, request: Any, **how: Any) -> Any:
-            where = (request.space.target, isinstance(request, SweepChunks))
-            if where in (("f.py::k0", True), ("f.py::k1", False)):
-                raise TruthError("two routes disagree")
-            return super().ask(request, **how)
-
-    answering = [Fails({item.space.target: item for item in shared.spaces}, []) for _ in range(2)]
-    Pool.of(answering).run(shared.take)
-    assert [_gap(item) for item in shared.spaces] == [
-        *(
-            Gap(
-                "harness error",
-                f"sweep of f.py::k{number} float32: {IN_ERROR}: two routes disagree",
-                f"f.py::k{number}",
-            )
-            for number in (0, 1)
-        ),
-        None,
-    ]
-    assert list(shared.spaces[2].recorded) == ["y"]
-
-
 def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -174,44 +139,3 @@ def test_when_the_time_is_spent_what_is_whole_is_recorded_and_the_rest_is_named(
         Gap("out of time", f"sweep of f.py::k1 float32: not finished: {SPENT}", "f.py::k1"),
         Gap("out of time", f"sweep of f.py::k2 float32: not begun: {SPENT}", "f.py::k2"),
     ]
-
-
-class _Interrupts:
-    """A worker during whose request Ctrl-C comes, once the other one has been asked."""
-
-    alive = True
-
-    def __init__(self, asked: threading.Event) -> None:
-        self.asked = asked
-
-    def ask(self, *_: Any, **__: Any) -> Any:
-        assert self.asked.wait(20)
-        raise KeyboardInterrupt
-
-    def stop(self) -> None: ...
-
-
-class _Restarts(_Interrupts):
-    """A worker whose thread was about to ask when all were stopped: it starts again, and ends at the second stop."""
-
-    def __init__(self) -> None:
-        super().__init__(threading.Event())
-        self.stops, self.ended = 0, threading.Event()
-
-    def ask(self, *_: Any, **__: Any) -> Any:
-        self.asked.set()
-        assert self.ended.wait(20), "it was stopped once only"
-        raise Died("stopped")
-
-    def stop(self) -> None:
-        self.stops += 1
-        if self.stops > 1:
-            self.ended.set()
-
-
-def test_a_worker_that_starts_again_during_ctrl_c_is_stopped_again() -> None:
-    shared, restarts = driver(4, 4), _Restarts()
-    answering = [_Interrupts(restarts.asked), restarts]
-    with pytest.raises(KeyboardInterrupt):
-        swept(shared, answering)
-    assert restarts.ended.is_set()

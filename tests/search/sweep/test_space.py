@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import bisect
 import itertools
 import math
 from functools import cache
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from verify.errors import UsageError
@@ -23,8 +22,6 @@ from verify.search.sweep.space import (
     bits_of_key,
     key_of_bits,
     key_of_value,
-    left_over,
-    merged,
 )
 from verify.truth.formats import named
 
@@ -51,15 +48,6 @@ def test_keys_put_every_pattern_in_the_order_of_the_numbers(dtype: str) -> None:
     assert [patterns[key] for key in zeros] == [fmt.sign_bit, 0], "-0 comes before +0"
 
 
-@settings(deadline=None)  # the first one makes all numbers
-@given(st.floats(allow_nan=False))
-def test_the_key_of_a_value_is_that_of_the_next_number(value: float) -> None:
-    inside, ordered = numbers()
-    assert key_of_value(HALF, value) == inside[bisect.bisect_left(ordered, value)]
-    if abs(value) <= HALF.max_finite:
-        assert key_of_value(HALF, value, above=True) == inside[bisect.bisect_right(ordered, value)]
-
-
 def space(start: int, stop: int, shape: str = "unary", dtype: str = "float32") -> Space:
     return Space("f.py::k", dtype, ("y",), shape, start, stop)  # type: ignore[arg-type]
 
@@ -73,24 +61,6 @@ def test_chunks_tile_a_space(start: int, size: int) -> None:
     assert sum(high - low for low, high in spans) == here.points
     with pytest.raises(UsageError, match="chunks 0 to"):
         here.chunk(here.chunks)
-
-
-def test_pairs_are_rows_of_all_other_operands() -> None:
-    here = space(3, 131, "pairs", "bfloat16")
-    assert here.points == 128 * 65536 and here.first == 3 * 65536
-    assert all(low % 65536 == 0 and high % 65536 == 0 for low, high in map(here.chunk, range(here.chunks)))
-
-
-@given(st.sets(st.integers(0, 40)), st.integers(41, 50))
-def test_what_is_left_is_what_is_not_done(done: set[int], chunks: int) -> None:
-    left = left_over(chunks, [(number, number + 1) for number in done])
-    assert {number for low, high in left for number in range(low, high)} == set(range(chunks)) - done
-
-
-def test_intervals_that_overlap_do_not_merge() -> None:
-    assert merged([(4, 6), (0, 2), (2, 4)]) == [(0, 6)]
-    with pytest.raises(UsageError, match="chunk 3 is counted twice"):
-        merged([(0, 4), (3, 5)])
 
 
 def test_the_identity_is_that_of_everything_asked() -> None:
