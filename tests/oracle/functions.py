@@ -271,6 +271,11 @@ def where(condition: Number, a: Number, b: Number) -> Number:
     return kept
 
 
+def either(a: Number, b: Number) -> Number:
+    """Returns what PyTorch takes for the sum of booleans, too."""
+    return verdict(a.value or b.value, a.open or b.open)
+
+
 def hypotenuse(a: Number, b: Number) -> Number:
     """Returns the root of the sum of two squares: infinity if one is infinite, also beside NaN."""
     beyond = mp.isinf(a.value) or mp.isinf(b.value)
@@ -279,7 +284,7 @@ def hypotenuse(a: Number, b: Number) -> Number:
 
 for _each, _pair in {"add": lambda a, b: a + b, "sub": lambda a, b: a - b, "rsub": lambda a, b: b - a}.items():
     HANDLERS[_each] = lambda out, a, b, alpha=1, f=_pair: one_by_one(
-        f, a, b if alpha == 1 else each(lambda v: v * alpha, b)
+        either if out.dtype == torch.bool else f, a, b if alpha == 1 else each(lambda v: v * alpha, b)
     )
 for _each, _function in {
     "mul": lambda a, b: a * b,
@@ -290,7 +295,7 @@ for _each, _function in {
     "minimum": lambda a, b: largest([a, b], -1, shared=True)[0],
     "hypot": hypotenuse,
     "and": lambda a, b: verdict(a.value and b.value, a.open or b.open),
-    "or": lambda a, b: verdict(a.value or b.value, a.open or b.open),
+    "or": either,
     "where": where,
     "masked_fill": lambda x, mask, value: where(mask, value, x),
     "lerp": lambda a, b, w: a + (b - a) * w,
