@@ -14,7 +14,6 @@ from tests.measure.quantiser_mutants import CAUSES
 from verify.backends import Backend
 from verify.cases import Case
 from verify.cases.blocks import BlockCase
-from verify.diagnose import domain
 from verify.diagnose.replay import replay
 from verify.errors import UsageError
 from verify.measure import quantiser
@@ -198,36 +197,6 @@ def test_nan_of_the_whole_row_breaks_a_law(backend: Backend) -> None:
 
 
 # -- probes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("name", "lines", "declared"),
-    [
-        ("rounded_up", {"scales": "rceil", "ties": "even"}, "rule='rceil'"),
-        ("symmetric_scale", {"rules": "none that verify knows"}, ""),
-        pytest.param(
-            "ties_to_zero", {"scales": "nearest", "ties": "to zero"}, "ties='to zero'", marks=pytest.mark.slow
-        ),
-        pytest.param("no_tiles", {"ties": "even"}, "packed='low first', rule='nearest')", marks=pytest.mark.slow),
-        pytest.param("one_off", {"rules": "none that verify knows"}, "", marks=pytest.mark.slow),
-    ],
-)
-def test_a_probe_finds_the_rule_that_a_quantiser_follows(
-    name: str, lines: dict[str, str], declared: str, backend: Backend
-) -> None:
-    (kernel,) = (row[0] for row in CAUSES if row[0].name == name)
-    said: list[str] = []
-    found = domain.probe(kernel, "here.py::it", backend, said.append, ())
-    assert lines.items() <= dict(found.lines).items(), found.lines
-    assert found.arguments.get("quantise", "").endswith(declared) or declared in found.arguments["quantise"]
-    assert bool(found.arguments) == bool(declared) and said
-
-
-@pytest.mark.parametrize("name", ["uint4_groups", pytest.param("int8_rows", marks=pytest.mark.slow)])
-def test_a_probe_of_a_right_quantiser_finds_one_rule(name: str, backend: Backend) -> None:
-    found = domain.probe(getattr(quantisers, name), "here.py::it", backend, lambda text: None, ())
-    assert [line for line in found.lines if line[0] == "scales"] == [("scales", "nearest by division")], found.lines
-    assert found.arguments == {}
 
 
 def test_what_commands_about_single_numbers_say_of_a_quantiser(backend: Backend) -> None:

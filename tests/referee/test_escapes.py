@@ -27,12 +27,13 @@ import torch
 from tests.referee import denied
 from tests.referee.samples import solution, written
 from tests.referee.test_hostile import RIGHT, SMALL
+from verify import start
 from verify.errors import KernelError
 from verify.measure.tensors import form_of
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Build, Call, Entry
 from verify.referee.plan import RUNNER
-from verify.workers import process_tree, start
+from verify.workers import process_tree
 from verify.workers.sandbox import confine, starter
 
 pytestmark = pytest.mark.skipif(

@@ -49,7 +49,11 @@ def kind_of(encoding, name):
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=lambda encoding: encoding.words)
 def test_what_is_laid_out_decodes_to_what_is_meant(encoding) -> None:
     """Two routes: the steps of the program, and the decoder of a quantiser's bytes."""
-    for rows, columns in ((4 if encoding.is_packed_by_rows else 3, 64), (130, 160), (64, 32)):
+    for rows, columns in (
+        (4 if encoding.packing is not None and encoding.packing.axis == -2 else 3, 64),
+        (130, 160),
+        (64, 32),
+    ):
         made = drawn(encoding, numbers(rows, columns))
         held = {name: value.to(kind_of(encoding, name)) for name, value in made.items()}
         assert torch.equal(encoding.decode(parts_of(encoding, made), (rows, columns)), meant(encoding, held))

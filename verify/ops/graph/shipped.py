@@ -212,15 +212,13 @@ def _sharper(point: Point) -> Point:
 def _or_limit(point: Point, evaluator: ElementEvaluator, place: int, limit: Callable[[], float | None]) -> Point:
     """Returns the point with the limit in place of a value that is no number, where an operand is not finite."""
 
-    # Arb judges in bulk, and most elements beside an infinity have a ball all the same: to find the operands of each
-    # took a quarter of judging swiglu. mpmath would raise its precision up to the last for a value that is no number.
     @cache
     def special() -> float | None:
         return limit() if _depends_on_special(evaluator, place) else None
 
     return Point(
         lambda prec: point.mp(prec) if (known := special()) is None else mp.mpf(known),
-        lambda prec: ball if (ball := point.arb(prec)).is_finite() or (known := special()) is None else to_arb(known),
+        lambda prec: point.arb(prec) if (known := special()) is None else to_arb(known),
     )
 
 
