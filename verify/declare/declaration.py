@@ -86,7 +86,7 @@ class Kernel:
     integer_dtypes: Mapping[str, str] = field(default_factory=dict)  # default int64
     output_dtypes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     max_noise: Mapping[str, float] = field(default_factory=dict)  # by result
-    beside_noise: bool = False  # True: the default limit in ULP, of no program with sums, has one in noise beside it
+    beside_noise: bool = False  # True: an elementwise program whose default limit in ULP has one in noise beside it
     max_bias: Mapping[str, float] = field(default_factory=dict)  # by result
     vacuous: Mapping[str, str] = field(default_factory=dict)  # by result: why a vacuous verdict is accepted
     encoding: Encoding | None = None  # what a quantiser returns
@@ -503,7 +503,7 @@ def kernel(
             integer_dtypes=integral,
             output_dtypes=of_outputs,
             max_noise=noises,
-            beside_noise=definition.gate == ("scaled" if like is None else "plain") and max_ulp is None,
+            beside_noise=like is not None and definition.gate == "plain" and max_ulp is None,
             max_bias=promises.by_result(about, "max_bias", max_bias, results),
             vacuous=promises.reasons(about, vacuous, results),
             encoding=quantise,

@@ -112,22 +112,16 @@ class JudgedBy:
         return replace(self, truth=replace(self.truth, noise=again))
 
     def with_noise_beside(self, got: Tensor) -> JudgedBy:
-        """Returns the same with noise beside ULP (`floor` > 0), sampled if an element is beyond the limit in ULP.
-
-        The scale of a sum becomes so large that an ULP of it is the noise that the limit in ULP stands for.
-        """
-        truth, scaled = self.truth, self.op.gate_of(self.result) == "scaled"
-        if not self.floor > 0 or (truth.noise is None and not scaled):
+        """Returns the same with noise beside ULP (`floor` > 0), sampled if an element is beyond the limit in ULP."""
+        noise = self.truth.noise
+        if noise is None or self.op.gate_of(self.result) != "plain" or not self.floor > 0:
             return self
         plain = self.compared(got)[1]
         # not (x <= limit): a NaN is beyond it
-        if bool((plain.upper <= 0.5 + self.floor * default_noise(self.fmt.name)).all()):
+        if bool((plain.ulp.abs() + plain.width <= 0.5 + self.floor * default_noise(self.fmt.name)).all()):
             return self
-        deviation = self.op.meaning.deviation(self.problem, self.result).to(truth.value.device)
-        if not scaled:
-            return replace(self, truth=replace(truth, noise=deviation))
-        least = deviation.nan_to_num(0.0, 0.0, 0.0) * 2.0**self.fmt.mantissa_bits / self.floor
-        return replace(self, truth=replace(truth, scale=torch.maximum(truth.scale, least)))
+        deviation = self.op.meaning.deviation(self.problem, self.result).to(noise.device)
+        return replace(self, truth=replace(self.truth, noise=deviation))
 
 
 def judge_by(

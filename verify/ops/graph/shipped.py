@@ -18,9 +18,7 @@ from torch import Tensor
 
 from verify.ops.elements import GUARD, to_arb
 from verify.ops.geometry import Geometry, Shape
-from verify.ops.graph.noise import sampled_again
 from verify.ops.graph.program import Program, trace, undisturbed
-from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Kept, Meaning, Op, Operand, Point, Problem
@@ -145,12 +143,6 @@ class Shipped(Meaning):
                 value, bound = torch.where(infinite, limit, own.value), own.bound.masked_fill(infinite, 0.0)
                 found[name] = replace(own, value=value, bound=bound)
         return found
-
-    def deviation(self, problem: Problem, result: str) -> Tensor:
-        """Returns the noise of each element of a result: what roundings of the definition's steps change."""
-        program, run = self.program(problem)
-        with torch.no_grad():
-            return sampled_again(program, run, result, Rounding.of(run))
 
     def points(self, problem: Problem, result: str, indices: Sequence[int]) -> list[Point]:
         """Returns the exact values of single elements."""
