@@ -379,7 +379,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     measure.ListSideEffects: lambda it, on, say: [],  # this process calls no kernel: see `verify.measure.apart`
     measure.ListContenders: _contenders,
     measure.Time: _time,
-    TimeSolution: lambda it, on, say: _in("referee.clock").timed(_one(it.target), on, it.seconds),
+    TimeSolution: lambda it, on, say: _in("referee.clock").timed(_one(it.target), on, it.seconds, it.judges),
     diagnose.ReplayElement: _replay,
     diagnose.ReplayLaw: _law,
     diagnose.Explain: _explain,

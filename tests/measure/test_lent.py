@@ -21,12 +21,22 @@ class Driver:
     """Knows one allocation, and opens it at another address."""
 
     def __init__(self, held: torch.Tensor) -> None:
-        self.held, self.opened = held, 0
+        self.held, self.opened, self.allocated = held, 0, dict[int, torch.Tensor]()
 
     def cuMemGetAddressRange_v2(self, base: Any, size: Any, place: Any) -> int:
         start = self.held.data_ptr()
         base._obj.value, size._obj.value = start, self.held.nbytes
         return 0 if start <= place.value < start + self.held.nbytes else 1
+
+    def cuMemAlloc_v2(self, base: Any, size: Any) -> int:
+        made = torch.zeros(size.value, dtype=torch.uint8)
+        base._obj.value = made.data_ptr()
+        self.allocated[made.data_ptr()] = made
+        return 0
+
+    def cuMemFree_v2(self, base: Any) -> int:
+        del self.allocated[base.value]
+        return 0
 
     def cuIpcGetMemHandle(self, handle: Any, base: Any) -> int:
         handle._obj.reserved = b"this one"
@@ -55,6 +65,21 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: None)
     yield made
     assert made.opened == 0  # what was opened is closed, whatever happened
+
+
+def test_what_is_lent_to_a_process_is_a_copy_of_its_own(driver: Driver) -> None:
+    """Whatever it writes there, the tensor stays; at the end the memory is free."""
+    loans, own = lending.Loans(), torch.arange(10.0)
+    forms, parts = lending.announced([("x", own)], loans.add)
+    assert forms[0].lent is None and bytes(parts[0]) == own.numpy().tobytes()  # small: its bytes follow
+    assert loans.add(own) == Lent(b"this one".ljust(64, b"\0"), 0)
+    [(_, copy)] = driver.allocated.items()
+    assert len(copy) == 1 << 21  # no other tensor lies there
+    assert torch.equal(copy[:40].view(torch.float32), own)
+    copy.zero_()
+    assert torch.equal(own, torch.arange(10.0))
+    loans.end()
+    assert not driver.allocated
 
 
 @pytest.mark.parametrize(

@@ -208,7 +208,7 @@ def timed(backend: Backend, folder: Path, text: str, problem: str = LINEAR) -> C
     kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
     assert isinstance(kernel.function, Solution)
     try:
-        return clock.timed(kernel, backend, 0.5)
+        return clock.timed(kernel, backend, 0.5, 2)
     finally:
         kernel.function.host.process.stop()
 
@@ -410,3 +410,28 @@ def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> No
     # unless the judge reads the answer too early by chance and finds it wrong
     found = timed(gpu, tmp_path / "aside", solution(aside), text)
     assert found.tricks or found.wrong
+
+
+@pytest.mark.gpu
+def test_large_tensors_stay_on_the_gpu(tmp_path: Path) -> None:
+    """They go to the process of a solution and back without the host's memory, and the judge reads copies."""
+    gpu = backends.select("cuda")
+    text = LINEAR.replace("torch.randn(6, 24)", "torch.randn(5000, 1024)").replace("[24, 10]", "[1024, 1024]")
+    late = "global last\nx.add_(1)\nlast = torch.ones(5000, 1024, device=x.device)\nreturn last"
+    plan = plan_of(tmp_path, gpu, solution(f"if x[0, 0] > 0:\n    return x.relu()\n{late}"), text)
+    kernel = declared(plan, partial(model.problems, plan), __name__, __file__)[0]
+    assert isinstance(kernel.function, Solution)
+    host, state = kernel.function.host, {"linear.weight": torch.ones(1024, 1024, device="cuda")}
+    state["linear.bias"] = torch.ones(1024, device="cuda")
+    try:
+        host.build([])
+        assert host._loans is not None and kernel.function.problem.tensors["x"].is_cuda
+        x = torch.randn(5000, 1024, device="cuda").abs()
+        [answer] = host.call(state, {"x": x}, alone=True)
+        assert answer.is_cuda and torch.equal(answer, x)
+        kept = (-x).clone()
+        [ones] = host.call(state, {"x": -x}, alone=True)
+        assert torch.equal(ones, torch.ones_like(x)) and torch.equal(-x, kept)
+        assert host.observed.changed == ("x",)
+    finally:
+        host.process.stop()

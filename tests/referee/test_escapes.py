@@ -29,7 +29,7 @@ from tests.referee.samples import solution, written
 from tests.referee.test_hostile import RIGHT, SMALL
 from verify import start
 from verify.errors import KernelError
-from verify.measure.tensors import form_of
+from verify.measure.tensors import form_of, view_of
 from verify.referee.host import SolutionProcess
 from verify.referee.messages import Build, Call, Entry
 from verify.referee.plan import RUNNER
@@ -337,7 +337,7 @@ def asked(process: SolutionProcess, seconds: float = 60.0) -> Any:
     x = torch.arange(3.0)
     entry = Entry(("solve",), {"tuple": [{"tensor": "x"}]})
     process.ask(Build("solution.py", entry, "cpu"), (), seconds)
-    return process.ask(Call(7, (form_of("x", x),)), (x,), seconds, lambda size: 24)
+    return process.ask(Call(7, (form_of("x", x),)), [view_of(x)], seconds, lambda size: 24)
 
 
 @pytest.fixture(scope="module")
@@ -407,6 +407,10 @@ def test_every_way_out_is_closed_and_an_honest_solution_works(found: dict[str, A
     assert {name: each for name, each in found.items() if each != rows[name]} == {}
 
 
+FORGED = """import verify.referee.runner as r
+from verify.measure.requests import Lent
+r.announced = lambda *a: ((r.Form('0', 'torch.float32', {}),), [])
+return x"""
 GREEDY = {
     "private memory": ("kept = bytearray(1 << 30)", "MemoryError"),
     "shared memory": (
@@ -439,10 +443,8 @@ GREEDY = {
         "wrote into the connection",
     ),
     "a large answer": ("return torch.zeros(25_000_000)", "answered with 100,000,000 bytes; an answer has 24"),
-    "no shape": (
-        "import verify.referee.runner as r\nr.form_of = lambda *a: r.Form('0', 'torch.float32', (-1,))\nreturn x",
-        "wrote into the connection",
-    ),
+    "no shape": (FORGED.format("(-1,)"), "wrote into the connection"),
+    "memory that is not lent": (FORGED.format("(6,), Lent(b'0' * 64, 0)"), "wrote into the connection"),
 }
 SECONDS = 8.0
 

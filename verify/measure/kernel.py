@@ -123,22 +123,35 @@ def measure_kernel(
 
 
 def judged_results(
-    kernel: Kernel, backend: Backend, inputs: dict[str, Tensor], given: Given, fill: str = "normal"
-) -> list[Result]:
-    """Returns the results of one call by source. The inputs are given and count as those of a recipe.
+    kernel: Kernel, backend: Backend, calls: Sequence[tuple[dict[str, Tensor], Given, str]], judges: int
+) -> list[list[Result]]:
+    """Returns the results of each call. A call has inputs, results by source, and the recipe that its inputs count as.
 
-    Of a large result the elements that differ most from PyTorch's are judged, and some others.
+    Of a large result the elements that differ most from PyTorch's are judged, and some others. Forks of this process
+    judge `judges` calls at a time.
     """
     dtype = kernel.dtypes[0]
-    case = Case(dtype=dtype, dims=(0,), fill=fill)
-    group = GroupFindings(kernel, dtype, Group((case,), pinned=True))
     runner = CaseRunner(kernel, "", functools.partial(run_judged, kernel, device=backend.device))
     effort = replace(Effort.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, exact=LITTLE)
-    judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds))
-    measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
-    for question, results in judging._questions(group.of, case, measured, given, effort):
-        group.add(results, judge_case(kernel, group.of, question, results, group.found))
-    return list(group.results(0, label(backend.device), {}))
+    groups = list[GroupFindings]()
+
+    def take(of: Asked, findings: CaseFindings) -> None:
+        of[0].add(of[1], findings)
+
+    def lose(of: Asked, reason: str) -> None:
+        raise TruthError(f"the judge of a timed call {reason}")
+
+    with ForkMap(judges, CaseFindings, take, lost=lose, until=math.inf) as forks:
+        for inputs, given, fill in calls:
+            judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds), judges=judges)
+            case = Case(dtype=dtype, dims=(0,), fill=fill)
+            group = GroupFindings(kernel, dtype, Group((case,), pinned=True))
+            groups.append(group)
+            measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
+            for question, results in judging._questions(group.of, case, measured, given, effort):
+                ask = functools.partial(judge_case, kernel, group.of, question, results, group.found)
+                forks.ask((group, results, 0), ask, here=not question.on_host)
+    return [list(group.results(0, label(backend.device), {})) for group in groups]
 
 
 def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:

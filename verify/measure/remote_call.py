@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Sequence
 
 import msgspec
-import torch
 from torch import Tensor
 
 from verify.backends import Backend
@@ -22,7 +21,7 @@ from verify.measure.call import INFERENCE, Measured, demand_parts, is_first, row
 from verify.measure.effort import give_back
 from verify.measure.form import check_output
 from verify.measure.requests import Bits, CallKernel, Stored
-from verify.measure.tensors import KINDS, borrowed, bytes_in, lent, tensor_of, view_of
+from verify.measure.tensors import LARGE, bytes_in, lent, tensors_in, view_of
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
@@ -33,7 +32,6 @@ from verify.workers.serving import WithBytes
 Run = Callable[[Case], Measured]
 
 WIDEST = 8  # the most bytes of an element
-_LARGE = 1 << 24  # results of at least this many bytes stay on the GPU
 _kept: list[Tensor] = []  # in the kernel's process: results that the judge has not copied yet
 
 
@@ -45,14 +43,14 @@ def bits_of_results(measured: Measured) -> WithBytes:
     held = {("", name): value for name, value in measured.to_read.results.items()}
     held |= {(mode, name): value for mode, outputs in measured.inference.items() for name, value in outputs.items()}
     lines = [raw(item) for item in held.values()]
-    places = [lent(line) for line in lines] if sum(line.nbytes for line in lines) >= _LARGE else []
+    places = [lent(line) for line in lines] if sum(line.nbytes for line in lines) >= LARGE else []
     parts: list[memoryview] = []
     if places and None not in places:
         _kept[:] = lines
     else:
         places, parts = [None] * len(lines), [*map(view_of, lines)]
     stored = [
-        Stored(name, str(item.dtype), tuple(item.shape), mode, place)
+        Stored(name, str(item.dtype), tuple(item.shape), place, mode)
         for ((mode, name), item), place in zip(held.items(), places, strict=True)
     ]
     return WithBytes(Bits(stored, measured.missing), parts)
@@ -135,22 +133,16 @@ def _tensors(
     stored: Sequence[Stored], parts: Sequence[bytearray], device: str, most: int
 ) -> dict[tuple[str, str], Tensor]:
     """Returns the tensors by mode of inference and name."""
-    found, left = dict[tuple[str, str], Tensor](), iter(parts)
+    left = iter(parts)
     try:
-        size = sum(map(bytes_in, stored))
-        if any(item.lent for item in stored) and (size > most or torch.device(device).type != "cuda"):
+        if any(item.lent for item in stored) and sum(map(bytes_in, stored)) > most:
             raise KernelError(FOREIGN)
-        for item in stored:
-            if item.lent is not None:
-                new = torch.empty(item.shape, dtype=KINDS[item.dtype], device=device)
-                found[item.mode, item.name] = borrowed(item.lent, new)
-            else:
-                found[item.mode, item.name] = tensor_of(item, next(left))
+        found = tensors_in(stored, left, device)
         if next(left, None) is not None:
             raise ValueError("more bytes than results")
     except (ValueError, StopIteration, RuntimeError, TypeError):  # the last two: PyTorch has no such tensor
         raise KernelError("its process sent bits that do not match their description") from None
-    return found
+    return {(item.mode, item.name): each for item, each in zip(stored, found, strict=True)}
 
 
 def _checked(

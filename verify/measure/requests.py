@@ -37,25 +37,25 @@ class Measure(Request[KernelRun], frozen=True, tag="measure"):
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """Where a result is on the GPU: the handle of what was allocated there, and the bytes before the result in it."""
+    """Where a tensor is on the GPU: the handle of what was allocated there, and the bytes before the tensor in it."""
 
     handle: bytes
     offset: int
 
 
 class Form(msgspec.Struct, frozen=True):
-    """The name, dtype and shape of a tensor whose bytes follow."""
+    """The name, dtype and shape of a tensor whose bytes follow, unless it is lent."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
+    lent: Lent | None = None
 
 
 class Stored(Form, frozen=True):
     """Describes one result of a kernel."""
 
     mode: str = ""  # the mode of inference; empty: training
-    lent: Lent | None = None  # where the bits are on the GPU; None: they follow the reply
 
 
 class Bits(msgspec.Struct, frozen=True):

@@ -1,9 +1,15 @@
-"""Tensors that one process sends to another: a form in JSON, and the elements in order as plain bytes of the host."""
+"""Tensors that one process sends to another: a form in JSON, and the elements in order as plain bytes of the host.
+
+Large tensors on a GPU stay there (`Lent`), so gigabytes never cross the host. A process that reads lent memory copies
+it first. What is lent to a process that is not trusted is a copy in an allocation of its own (`Loans`).
+"""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -13,12 +19,13 @@ from torch import Tensor
 from verify.errors import KernelError
 from verify.measure.requests import Form, Lent
 
+LARGE = 1 << 24  # tensors of at least this many bytes stay on the GPU
 KINDS = {str(kind): kind for kind in vars(torch).values() if isinstance(kind, torch.dtype)}
 
 
-def form_of(name: str, tensor: Tensor) -> Form:
-    """Returns the announcement of a tensor."""
-    return Form(name, str(tensor.dtype), tuple(tensor.shape))
+def form_of(name: str, tensor: Tensor, place: Lent | None = None) -> Form:
+    """Returns the announcement of a tensor, with its place if it is lent."""
+    return Form(name, str(tensor.dtype), tuple(tensor.shape), place)
 
 
 def view_of(tensor: Tensor) -> memoryview:
@@ -48,7 +55,33 @@ def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
     return flat.view(KINDS[form.dtype]).reshape(form.shape)
 
 
+def announced(
+    tensors: Iterable[tuple[str, Tensor]], lend: Callable[[Tensor], Lent | None] | None
+) -> tuple[tuple[Form, ...], list[memoryview]]:
+    """Returns the forms of tensors, and the bytes of those that are not lent. `lend` gets large contiguous ones."""
+    whole = [(name, each.detach().contiguous()) for name, each in tensors]
+    places = [lend(each) if lend and each.nbytes >= LARGE else None for _, each in whole]
+    forms = tuple(form_of(*pair, place) for pair, place in zip(whole, places, strict=True))
+    return forms, [view_of(each) for form, (_, each) in zip(forms, whole, strict=True) if form.lent is None]
+
+
+def tensors_in(forms: Sequence[Form], parts: Iterator[bytearray], device: str) -> list[Tensor]:
+    """Returns the tensors of forms, in the next `parts`, or copied from where they are lent.
+
+    Raises ValueError, StopIteration or KernelError if there are no such tensors.
+    """
+    if any(form.lent for form in forms) and torch.device(device).type != "cuda":
+        raise ValueError(f"{device} has no memory of a GPU")
+    return [
+        tensor_of(form, next(parts))
+        if form.lent is None
+        else borrowed(form.lent, torch.empty(form.shape, dtype=KINDS[form.dtype], device=device))
+        for form in forms
+    ]
+
+
 _HANDLE = 64  # bytes
+_PAGE = 1 << 21  # bytes: smaller allocations may share one with another
 _LAZY = 1  # peer access is enabled if it is needed
 
 
@@ -72,21 +105,55 @@ def _is_away(tensor: Tensor) -> bool:
 def lent(tensor: Tensor) -> Lent | None:
     """Returns the handle and the place of a contiguous tensor; None if no other process can reach it.
 
-    Gigabytes then never cross the host. The kernel's process keeps the tensor until the judge has copied it. The judge
-    opens the memory, copies it and closes it, so the kernel cannot change what is judged. This calls CUDA's driver:
-    with PyTorch's own functions the judge would open files that the kernel's process names.
+    The process keeps the tensor until the other one has copied it. That one opens the memory, copies it and closes it,
+    so that nobody changes what it reads. This calls CUDA's driver: with PyTorch's own functions the reader would open
+    files that the other process names.
     """
     driver = _driver() if _is_away(tensor) and tensor.numel() else None
     if driver is None:
         return None
-    torch.cuda.synchronize(tensor.device)  # the result is complete, and this thread has a context
+    torch.cuda.synchronize(tensor.device)  # the tensor is complete, and this thread has a context
     place, base, size = (ctypes.c_uint64(at) for at in (tensor.data_ptr(), 0, 0))
-    handle = _Handle()
     if driver.cuMemGetAddressRange_v2(ctypes.byref(base), ctypes.byref(size), place):
         return None
-    if driver.cuIpcGetMemHandle(ctypes.byref(handle), base):
-        return None
-    return Lent(bytes(handle), place.value - base.value)
+    return _lent_at(driver, base, place.value - base.value)
+
+
+def _lent_at(driver: Any, base: ctypes.c_uint64, offset: int = 0) -> Lent | None:
+    handle = _Handle()
+    return None if driver.cuIpcGetMemHandle(ctypes.byref(handle), base) else Lent(bytes(handle), offset)
+
+
+class Loans:
+    """Copies of tensors on a GPU that another process may read and change until `end`.
+
+    Each has an allocation of its own, which PyTorch does not know: a handle opens all of an allocation.
+    """
+
+    def __init__(self) -> None:
+        self._bases: list[ctypes.c_uint64] = []
+
+    def add(self, tensor: Tensor) -> Lent | None:
+        """Lends a copy of a contiguous tensor; None if it is on no GPU, or if there is no memory for the copy."""
+        driver = _driver() if _is_away(tensor) and tensor.numel() else None
+        if driver is None:
+            return None
+        torch.cuda.synchronize(tensor.device)
+        base, size = ctypes.c_uint64(), -(-tensor.nbytes // _PAGE) * _PAGE
+        if driver.cuMemAlloc_v2(ctypes.byref(base), ctypes.c_size_t(size)):
+            return None
+        self._bases.append(base)
+        place = ctypes.c_uint64(tensor.data_ptr())
+        if driver.cuMemcpyDtoD_v2(base, place, ctypes.c_size_t(tensor.nbytes)):
+            return None
+        torch.cuda.synchronize(tensor.device)
+        return _lent_at(driver, base)
+
+    def end(self) -> None:
+        """Frees the copies."""
+        while self._bases:
+            with suppress(Exception):
+                _driver().cuMemFree_v2(self._bases.pop())
 
 
 def borrowed(held: Lent, like: Tensor) -> Tensor:

@@ -155,6 +155,11 @@ def _absorbed(key: Tensor, results: Sequence[Tensor]) -> Tensor:
     return key
 
 
+def fingerprint(value: Tensor, secret: int = 0) -> int:
+    """Returns a number that changes with every bit of a tensor and with its place, and with the secret."""
+    return int(_absorbed(torch.tensor(secret, device=value.device), [value.detach()]))
+
+
 def _spoilt(value: Tensor) -> Callable[[], Any]:
     """Inverts one of `CANARY` numbers of a tensor. Returns the function that restores them.
 

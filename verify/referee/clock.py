@@ -7,6 +7,7 @@ the inputs. The judge times this work in its own process, and the reference too.
 
 from __future__ import annotations
 
+import itertools
 import math
 import secrets
 import time
@@ -49,8 +50,11 @@ CHANGES = "changes an answer after the clock stopped"
 Tensors = dict[str, Tensor]
 
 
-def timed(kernel: Kernel, backend: Backend, seconds: float) -> CallTime:
-    """Returns the time of a call of a solution beside that of the reference. Nothing begins after `seconds`."""
+def timed(kernel: Kernel, backend: Backend, seconds: float, judges: int) -> CallTime:
+    """Returns the time of a call of a solution beside that of the reference. Nothing begins after `seconds`.
+
+    Some answers are judged, `judges` at a time.
+    """
     solution = kernel.function
     assert isinstance(solution, Solution)
     name, clock = solution.problem.name, None
@@ -58,7 +62,7 @@ def timed(kernel: Kernel, backend: Backend, seconds: float) -> CallTime:
         clock = _Clock(kernel, solution, backend)
         with torch.no_grad():
             clock.run(time.monotonic() + seconds)
-            return clock.found()
+            return clock.found(judges)
     except (KernelError, UsageError, TruthError, RuntimeError, TypeError, ValueError) as error:
         tricks = clock.tricks if clock else {}
         return CallTime(name, reason=str(error).partition("\n")[0], tricks=tricks, failed=type(error) is KernelError)
@@ -225,14 +229,14 @@ class _Clock:
                 self._any = answer
         return last
 
-    def found(self) -> CallTime:
-        """Judges two answers exactly, and returns the times."""
-        wrong = ""
-        for answer in (*self._furthest.values(), *([self._any] if self._any else [])):
-            reason, far = self._wrong(answer, answer.results)
+    def found(self, judges: int) -> CallTime:
+        """Judges some answers exactly, `judges` at a time, and returns the times."""
+        answers, wrong = [*self._furthest.values(), *([self._any] if self._any else [])], ""
+        reasons = self._wrong([(answer, answer.results) for answer in answers], judges)
+        for answer, (reason, far) in zip(answers, reasons, strict=True):
             if reason:
                 again = self._solution.host.call(self._state, answer.inputs, alone=True)
-                if not far or self._wrong(answer, again)[0]:
+                if not far or self._wrong([(answer, again)], judges)[0][0]:
                     wrong = f"{reason}, with numbers of the problem's own inputs"
                 else:
                     self.tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
@@ -252,19 +256,27 @@ class _Clock:
             tricks=self.tricks,
         )
 
-    def _wrong(self, answer: _Answer, results: list[Tensor]) -> tuple[str, bool]:
-        """Returns why results are wrong where PyTorch's are not as wrong, or "", and if they are far off."""
-        if [each.shape for each in results] != [each.shape for each in answer.theirs]:
-            return "its results have other shapes", True
-        kernel, tensors = self._kernel, {**self._solution.problem.tensors, **answer.inputs}
-        named = {
-            by: {name: value.to(self._backend.device) for name, value in zip(kernel.outputs, each, strict=True)}
-            for by, each in ((KERNEL, results), (BASELINE, answer.theirs))
-        }
-        given = {name: tensors[name] for name in kernel.operands}
-        found = judged_results(kernel, self._backend, given, named, answer.fill)
-        wrong = [each for each in found if each.status == "wrong" and not excused(each)]
-        return next((each.reason for each in wrong), ""), any(map(_is_far, wrong))
+    def _wrong(self, calls: Sequence[tuple[_Answer, list[Tensor]]], judges: int) -> list[tuple[str, bool]]:
+        """Returns why each call's results are wrong where PyTorch's are not as wrong, or "", and if they are far off.
+
+        A call is an answer, and the results to judge in its place.
+        """
+        kernel, asked = self._kernel, []
+        alike = [[x.shape for x in results] == [x.shape for x in answer.theirs] for answer, results in calls]
+        for answer, results in itertools.compress(calls, alike):
+            tensors = {**self._solution.problem.tensors, **answer.inputs}
+            named = {
+                by: {name: value.to(self._backend.device) for name, value in zip(kernel.outputs, each, strict=True)}
+                for by, each in ((KERNEL, results), (BASELINE, answer.theirs))
+            }
+            asked.append(({name: tensors[name] for name in kernel.operands}, named, answer.fill))
+        judged = iter(judged_results(kernel, self._backend, asked, judges))
+        found = []
+        for same in alike:
+            wrong = [each for each in next(judged) if each.status == "wrong" and not excused(each)] if same else []
+            reason = next((each.reason for each in wrong), "") if same else "its results have other shapes"
+            found.append((reason, not same or any(map(_is_far, wrong))))
+        return found
 
 
 def _is_far(result: Result) -> bool:

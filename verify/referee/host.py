@@ -7,15 +7,14 @@ call as bits and answers with bits. Only its answers are judged; its other behav
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import random
 import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,12 @@ from torch import Tensor
 
 from verify.errors import InternalError, KernelError, Refused
 from verify.measure.requests import Form
-from verify.measure.tensors import bytes_of, form_of, tensor_of, view_of
+from verify.measure.tensors import LARGE, Loans, announced, bytes_in, form_of, tensors_in, view_of
 from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
 from verify.referee.plan import GAVE_NONE, RULES, SAYS, Observed
-from verify.workers.calls import Most
+from verify.workers.calls import Parts
 from verify.workers.requests import Failure, Late, R, Reply, Request
 from verify.workers.sandbox.confine import NEVER_WRITTEN
 from verify.workers.sandbox.process import UNFORGEABLE, ConfinedProcess
@@ -46,6 +45,7 @@ ALIKE = 2.0**-6  # answers of the reference that are no further apart, in parts 
 TELLING, TELLING_WHOLE = 8, 32  # equal answers of so few different numbers, or whole numbers, may be chance
 KEPT_BYTES = 1 << 20  # of the tensors of a call that are kept
 MOST_WORDS = 500  # characters
+PROBED = 1 << 16  # elements of a result that nearly always show enough different numbers
 
 
 class SolutionProcess(ConfinedProcess):
@@ -54,16 +54,24 @@ class SolutionProcess(ConfinedProcess):
     first: threading.Thread | None = None  # waits for the first answers, while this process does other work
 
     def ask(
-        self, request: Request[R], tensors: Sequence[Tensor], seconds: float, most: Most = 0, **more: Any
+        self,
+        request: Request[R],
+        parts: Parts,
+        seconds: float,
+        most: Callable[[int], int] = lambda size: 0,
+        device: str = "cpu",
+        **more: Any,
     ) -> tuple[R, list[Tensor]]:
         """Returns the reply with its tensors. Raises Refused with what the solution raised, KernelError if it has none.
 
         Args:
-            most: limit of the bytes of the tensors; a function gets the size that is announced
+            parts: the bytes of the request's tensors that are not lent
+            most: returns the limit of the bytes of the tensors, for the size that is announced
+            device: where tensors are lent
             more: see `call`
         """
         self.confined()
-        deadline, parts = time.monotonic() + seconds, [view_of(each) for each in tensors]
+        deadline = time.monotonic() + seconds
         outcome = self.call(msgspec.json.encode(request), parts, deadline=deadline, most=most, **more)
         if isinstance(outcome, Failure):
             raise Refused(f"{SAYS}{outcome.text[:MOST_WORDS]}")
@@ -74,9 +82,15 @@ class SolutionProcess(ConfinedProcess):
             reply = request.read(outcome.value)
             if getattr(reply, "number", None) != getattr(request, "number", None):
                 raise ValueError("an answer to another call")
-            pairs = zip(getattr(reply, "tensors", ()), outcome.parts, strict=True)
-            return reply, [tensor_of(form, part) for form, part in pairs]
-        except (InternalError, ValueError, KeyError, RuntimeError):
+            forms, left = getattr(reply, "tensors", ()), iter(outcome.parts)
+            size = sum(bytes_in(form) for form in forms if form.lent)
+            if size and size > most(size):
+                raise ValueError("more than an answer has")
+            tensors = tensors_in(forms, left, device)
+            if next(left, None) is not None:
+                raise ValueError("more bytes than results")
+            return reply, tensors
+        except (InternalError, ValueError, KeyError, RuntimeError, StopIteration):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
 
@@ -97,10 +111,10 @@ class TimedChain:
 
 @dataclass(frozen=True)
 class _Answered:
-    """A call that was answered: its number, digests of its tensors, and these (arguments, state) if they are small."""
+    """A call that was answered: its number, fingerprints of its tensors, and these (arguments, state) if small."""
 
     number: int
-    inputs: tuple[bytes, ...]
+    inputs: tuple[int, ...]
     given: tuple[Tensors, Tensors] | None
 
 
@@ -118,7 +132,10 @@ class Host:
         self._built = False
         self._random = random.Random(secrets.randbits(64))
         self.reference: Callable[[str], Callable[..., list[Tensor]]] | None = None  # by device
-        self._answers: dict[bytes, _Answered] = {}  # by digests of results
+        self.lends = False  # True: its tensors are large and on a GPU
+        self._answers: dict[tuple[int, ...], _Answered] = {}  # by fingerprints of results
+        self._secret = secrets.randbits(63)  # of fingerprints
+        self._loans: Loans | None = None  # if large tensors can stay on the GPU
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""
@@ -128,8 +145,10 @@ class Host:
         if self._built:
             return
         self.observed.limits = self.process.confined()
+        if self.lends:
+            self._try_lending()
         try:
-            built, _ = self.process.ask(self._build, tensors, self._build_seconds)
+            built, _ = self.process.ask(self._build, [view_of(each) for each in tensors], self._build_seconds)
         except KernelError as error:
             self.observed.failed = f"it could not be built: {error}"
             self._save()
@@ -137,6 +156,27 @@ class Host:
         self._built = True
         self.state, self.prepared = built.state, built.prepared
         self._save()
+
+    def _try_lending(self) -> None:
+        """Lends a tensor to the process before it imports the solution, which lends it back."""
+        loans, device = Loans(), self._build.device
+        with suppress(Exception):
+            own = torch.arange(LARGE // 8, device=device)
+            asked = messages.Lend(device, (form_of("own", own, loans.add(own)),))
+            reply, [back] = self.process.ask(asked, (), self._build_seconds, lambda size: 2 * LARGE, device)
+            if reply.tensors[0].lent and torch.equal(own, back):
+                self._loans = Loans()
+        loans.end()
+
+    @contextmanager
+    def _announced(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Form, ...], list[memoryview]]]:
+        """Yields the forms of tensors and the bytes of those that are not lent, and ends the loans."""
+        loans = self._loans
+        try:
+            yield announced(tensors, loans.add if loans else None)
+        finally:
+            if loans:
+                loans.end()
 
     def _demand(self) -> None:
         if self.observed.failed:
@@ -160,14 +200,14 @@ class Host:
         seen = self.observed
         seen.calls += 1
         given = {**state, **arguments}
-        forms = tuple(form_of(name, value) for name, value in given.items())
         again, watched = self._random.random() < 0.5, seen.calls % 8 == 2
-        # a solution cannot guess the number
-        request = messages.Call(secrets.randbits(50), forms, tuple(state), again, watched)
         most = functools.partial(self._honest_bytes, arguments, state, 1)
         seconds = self._seconds * (SLOW if seen.calls == 1 else 1)
         try:
-            answer, results = self.process.ask(request, list(given.values()), seconds, most)
+            with self._announced(given.items()) as (forms, parts):
+                # a solution cannot guess the number
+                request = messages.Call(secrets.randbits(50), forms, tuple(state), again, watched)
+                answer, results = self.process.ask(request, parts, seconds, most, self._build.device)
         except KernelError as error:
             if not isinstance(error, Refused):
                 seen.forged = UNFORGEABLE if str(error) == UNFORGEABLE else seen.forged
@@ -206,10 +246,8 @@ class Host:
         self._demand()
         secret = secrets.randbits(63)
         sealed = {name: chain.sealed(value, secret) for name, value in stored.items()}
-        forms = tuple(form_of(name, value) for name, value in (*state.items(), *sealed.items()))
         of_stored = tuple(form_of(name, value) for name, value in stored.items())
         kinds = {name: tuple(names) for name, names in varied.items()}
-        asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
         began, ended, text = math.nan, math.nan, ""
 
         def give(request: bytes | msgspec.Raw, most: int) -> Reply:
@@ -222,8 +260,10 @@ class Host:
             ended, text = time.perf_counter(), last
 
         most = functools.partial(self._honest_bytes, stored, state, count)
-        tensors = (*state.values(), *sealed.values())
-        answer, results = self.process.ask(asked, tensors, CHAIN * self._seconds, most, kernel=give, progress=hear)
+        with self._announced((*state.items(), *sealed.items())) as (forms, parts):
+            asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
+            own = {"kernel": give, "progress": hear}
+            answer, results = self.process.ask(asked, parts, CHAIN * self._seconds, most, self._build.device, **own)
         if not ended > began or not re.fullmatch(r"-?[0-9]{1,19}", text):
             self.process.stop()
             raise KernelError(UNFORGEABLE)
@@ -237,10 +277,11 @@ class Host:
     def _compare(self, state: Tensors, arguments: Tensors, results: Sequence[Tensor]) -> None:
         """Compares answers with earlier ones and with the arguments, and records what they share."""
         seen, number = self.observed, self.observed.calls
-        inputs = tuple(_digest([each]) for each in (arguments or state).values())
+        inputs = tuple(self._mark(each) for each in (arguments or state).values())
+        marks = tuple(map(self._mark, results))
         small = sum(each.nbytes for each in (*state.values(), *arguments.values())) <= KEPT_BYTES
         own = _Answered(number, inputs, (_on_host(arguments), _on_host(state)) if small else None)
-        first = self._answers.setdefault(_digest(results), own)
+        first = self._answers.setdefault(marks, own)
         # an honest solution may ignore what differs, if not every argument does
         differ = all(mine != theirs for mine, theirs in zip(inputs, first.inputs, strict=True))
         if differ and any(map(_tells, results)) and not self._agree(first, own):
@@ -250,9 +291,8 @@ class Host:
             for each in results
             if each.numel()
         }
-        own_bytes = bytes_of(results[0]) if results else None
         shown = {
-            "copies": next((name for name, value in arguments.items() if bytes_of(value) == own_bytes), ""),
+            "copies": next((name for name, mark in zip(arguments, inputs, strict=False) if mark in marks[:1]), ""),
             "constant": repr(alike.pop()) if len(alike) == 1 and None not in alike else "",
             "narrow": next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), ""),
         }
@@ -261,6 +301,9 @@ class Host:
         unwritten = sum(map(_unwritten, results))
         seen.unwritten += unwritten
         seen.constant = "" if unwritten else seen.constant
+
+    def _mark(self, tensor: Tensor) -> int:
+        return chain.fingerprint(tensor, self._secret)
 
     def _agree(self, first: _Answered, second: _Answered) -> bool:
         """True if the reference answers both calls nearly alike, or most numbers of an argument are the same.
@@ -300,10 +343,6 @@ def _on_host(tensors: Tensors) -> Tensors:
     return {name: each.cpu() for name, each in tensors.items()}
 
 
-def _digest(tensors: Sequence[Tensor]) -> bytes:
-    return hashlib.sha256(b"".join(hashlib.sha256(bytes_of(each)).digest() for each in tensors)).digest()
-
-
 def _tells(result: Tensor) -> bool:
     """True if equal bits of two answers cannot be chance: finite numbers, of which many differ, more if all are whole.
 
@@ -311,7 +350,8 @@ def _tells(result: Tensor) -> bool:
     """
     fractions = result.is_floating_point() and bool((result != result.round()).any())
     most = TELLING if fractions else TELLING_WHOLE
-    return bool(torch.isfinite(result).all()) and torch.unique(result).numel() > most
+    differ = (torch.unique(part).numel() > most for part in (result.reshape(-1)[:PROBED], result))
+    return bool(torch.isfinite(result).all()) and any(differ)
 
 
 def _fits(results: Sequence[Tensor], kind: torch.dtype) -> bool:

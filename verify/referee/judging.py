@@ -218,6 +218,11 @@ class _Judging:
         """Returns the seconds that remain."""
         return max(self.until - time.monotonic(), 0.0)
 
+    @property
+    def _judges(self) -> int:
+        """Returns the number of cases to judge at a time."""
+        return max(1, min(usable_cores() // self.settings.jobs, MOST_JUDGES))
+
     def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
         """Measures the solution and returns the judgement.
 
@@ -287,7 +292,8 @@ class _Judging:
             return []
         found = []
         for name in names:
-            asked = TimeSolution(f"{self.folder / FILE}::{name}", min(CLOCK_SECONDS[self.plan.profile], self.left / 2))
+            seconds = min(CLOCK_SECONDS[self.plan.profile], self.left / 2)
+            asked = TimeSolution(f"{self.folder / FILE}::{name}", seconds, self._judges)
             try:
                 found.append(self.workers.ask(asked, timeout=self.settings.seconds))
             except VerifyError as error:
@@ -304,7 +310,7 @@ class _Judging:
             enough=0.0 if math.isinf(enough) else enough,
             needed=needed,
             jobs=1,
-            judges=max(1, min(usable_cores() // self.settings.jobs, MOST_JUDGES)),
+            judges=self._judges,
             profile=self.plan.profile,
             pool=self.workers,
             progress=self.settings.progress,

@@ -43,6 +43,12 @@ class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepared: tuple[str, ...] = ()
 
 
+class Lending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Announces the tensors of a `Lend`."""
+
+    tensors: tuple[Form, ...]
+
+
 class Answer(msgspec.Struct, frozen=True):
     """Announces the results of a call, with observations of it."""
 
@@ -59,6 +65,13 @@ class Answer(msgspec.Struct, frozen=True):
     raised: str = ""  # by the next call of the chain
 
 
+class Lend(Request[Lending], frozen=True, tag="lend"):
+    """Asks a process that imported nothing yet for lent tensors, lent back: then large ones can stay on the GPU."""
+
+    device: str
+    tensors: tuple[Form, ...]
+
+
 class Build(Request[Built], frozen=True, tag="build"):
     """Asks for the import of the solution in `file` of its folder."""
 
@@ -73,7 +86,7 @@ class Call(Request[Answer], frozen=True, tag="call"):
 
     `state` are names in the module's state; their values come first, then the arguments. `again` reuses the addresses
     of an earlier call of the same form. `watched` also asks for the functions of PyTorch in the call, and for changes
-    of the process.
+    of the process. If an argument is lent, large results are too, until the next request.
     """
 
     number: int  # random; the answer repeats it
@@ -100,7 +113,7 @@ class Chained(Request[Answer], frozen=True, tag="chained"):
     count: int
 
 
-Asked = Build | Call | Chained
+Asked = Lend | Build | Call | Chained
 
 
 # -- values that hold tensors --------------------------------------------------------------------------------

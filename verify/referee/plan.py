@@ -114,10 +114,11 @@ class CallTime(msgspec.Struct, frozen=True):
 
 
 class TimeSolution(Request[CallTime], frozen=True, tag="time_solution"):
-    """Time the solution of a problem that was judged."""
+    """Time the solution of a problem that was judged, and judge some of its answers, `judges` at a time."""
 
     target: str
     seconds: float
+    judges: int
 
 
 class Judgement(msgspec.Struct, frozen=True):

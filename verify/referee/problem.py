@@ -61,6 +61,7 @@ class Problem:
     check: the problem's own check of the results for `tensors`; `rule` is its name.
     of_seed: True if a module has its weights by a seed, because it has other names than the reference.
     samples: more tensors of such calls, by operand. A structure that all of them have is the problem's.
+    device: where the tensors are and the reference is called; see `placed`.
     """
 
     name: str
@@ -75,6 +76,37 @@ class Problem:
     rule: str = ""
     of_seed: bool = False
     samples: Sequence[Tensors] = ()
+    device: str = "cpu"
+
+    def placed(self, device: str) -> Problem:
+        """Returns the problem on a device, if its tensors are large and no code of its own reads them."""
+        of_module = isinstance(self.like, Reference) and isinstance(self.like.function, torch.nn.Module)
+        small = sum(each.numel() for each in self.tensors.values()) <= SAMPLED
+        if small or of_module or isinstance(self.like, Kernel) or self.check not in (None, is_close):
+            return self
+        moved: dict[Any, Tensor] = {}
+
+        def at(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            key = value.data_ptr(), value.dtype, value.shape, value.stride()
+            moved[key] = moved[key] if key in moved else value.to(device)
+            return moved[key]
+
+        try:
+            examples = tuple(tuple(map(at, each)) for each in self.examples)
+            samples = [{name: at(each) for name, each in of.items()} for of in self.samples]
+            tensors = {name: at(each) for name, each in self.tensors.items()}
+            found = dataclasses.replace(self, examples=examples, tensors=tensors, samples=samples, device=device)
+            return found if found.answers else self
+        except Exception:  # the reference holds tensors that stay on the host, or there is too little memory
+            return self
+
+    @functools.cached_property
+    def function(self) -> Any:
+        """Returns the reference where the tensors are."""
+        held = self.device != "cpu" and isinstance(self.like, torch.nn.Module)
+        return copy.deepcopy(self.like).to(self.device) if held else self.like
 
     @functools.cached_property
     def structures(self) -> dict[str, tuple[str, ...]]:
@@ -91,7 +123,7 @@ class Problem:
         """Returns the results of the reference for the first example."""
         given = [each.clone() if isinstance(each, Tensor) else each for each in self.examples[0]]
         with torch.no_grad():
-            found = results_in(self.like(*given))
+            found = results_in(self.function(*given))
         pairs = zip(given, self.examples[0], strict=True)
         if any(isinstance(mine, Tensor) and not same_bits([mine], [own]) for mine, own in pairs):
             raise UsageError("the reference writes into its arguments: their new numbers are not judged")
@@ -137,9 +169,11 @@ class Problem:
         for call, place, kind in zip(others, ("cpu", device), (torch.float64, None), strict=True):
             given = {name: self.tensors[name].to(place) for name in self.arguments}
             found = call({name: each.to(kind) if each.is_floating_point() else each for name, each in given.items()})
-            pairs = [(mine.double(), other.double().cpu()) for mine, other in zip(self.answers, found, strict=True)]
+            pairs = [
+                (mine.double().cpu(), other.double().cpu()) for mine, other in zip(self.answers, found, strict=True)
+            ]
             apart = [mine + OWN_TIMES * (other - mine) for mine, other in pairs]
-            if not self.check(self, [each.to(mine.dtype) for each, mine in zip(apart, self.answers, strict=True)]):
+            if not self.check(self, [each.to(mine) for each, mine in zip(apart, self.answers, strict=True)]):
                 return True
         return False
 
@@ -230,7 +264,7 @@ def resized(problem: Problem) -> list[Problem]:
     try:
         with torch.no_grad():
             for values in examples:
-                problem.like(*values)
+                problem.function(*values)
     except Exception:  # the reference accepts no other sizes
         return []
     first = dict(zip(own, examples[0], strict=True))
@@ -244,7 +278,7 @@ def is_close(problem: Problem, results: list[Tensor]) -> bool:
         return False
     for mine, theirs in zip(results, problem.answers, strict=True):
         most = 1e-4 if theirs.element_size() > 2 else 1e-2
-        if mine.shape != theirs.shape or not torch.allclose(mine, theirs, rtol=most, atol=most):
+        if mine.shape != theirs.shape or not torch.allclose(mine.to(theirs.device), theirs, rtol=most, atol=most):
             return False
     return True
 
@@ -260,7 +294,7 @@ def declared(plan: Plan, problems: Callable[[], list[Problem]], module: str, fil
     limits = Limits((plan.scratch,), folders_to_read(), plan.memory, starter.variables(), plan.gpu_share)
     process = SolutionProcess(plan.starter, limits)
     found, first = list[Kernel](), not any(Path(plan.notes).iterdir())
-    own = problems()
+    own = problems() if plan.device == "cpu" else [each.placed(plan.device) for each in problems()]
     if (lacking := process.confined().open) and not plan.weaker:
         process.stop()
         raise UsageError(
@@ -318,6 +352,7 @@ class Solution:
         self._device = plan.device
         self.problem, self.host = problem, Host(process, build, notes, plan.seconds, plan.build_seconds)
         self.host.reference = functools.cache(problem.reference)
+        self.host.lends = problem.device != "cpu"
         self._own: list[Tensor] = []  # its results for the problem's own inputs
 
     def begin(self) -> None:
@@ -391,7 +426,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
     with torch.no_grad():
         results = problem.answers
         drawn = _drawn(problem, own)
-        others = results_in(problem.like(*drawn)) if drawn else []
+        others = results_in(problem.function(*drawn)) if drawn else []
     if others and all(_alike(*pair) for pair in zip(results, others, strict=True)):
         raise UsageError("the problem is vacuous: the reference returns the same for other inputs")
     labels = ["y"] if len(results) == 1 else [f"y{place}" for place in range(1, len(results) + 1)]
@@ -415,7 +450,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
 
 def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
     """Returns the first example's arguments with normal numbers in place of `floats`; [] if not all are tensors."""
-    generator = torch.Generator().manual_seed(OTHER_SEED)
+    generator = torch.Generator(problem.device).manual_seed(OTHER_SEED)
     names = [name for name in problem.operands if name not in problem.state]
     first = problem.examples[0]
     if len(names) != len(first):
@@ -424,7 +459,7 @@ def _drawn(problem: Problem, floats: Tensors) -> list[Any]:
     def drawn(name: str, each: Any) -> Any:
         if name not in floats:
             return each
-        made = torch.randn(each.shape, generator=generator).to(each.dtype)
+        made = torch.randn(each.shape, generator=generator, device=problem.device).to(each.dtype)
         return structure.kept(made, problem.structures.get(name, ()), each)
 
     return [drawn(name, each) for name, each in zip(names, first, strict=True)]

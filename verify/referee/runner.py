@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from verify.errors import KernelError, said_by
 from verify.measure.requests import Form
 from verify.measure.state import ProcessState
-from verify.measure.tensors import KINDS, bytes_in, bytes_of, form_of, tensor_of, view_of
+from verify.measure.tensors import KINDS, announced, bytes_in, bytes_of, form_of, lent, tensors_in
 from verify.referee import chain
 from verify.referee.formats import imported
 from verify.referee.messages import (
@@ -35,6 +35,8 @@ from verify.referee.messages import (
     Call,
     Chained,
     Entry,
+    Lend,
+    Lending,
     call_by,
     results_in,
     value_of,
@@ -62,7 +64,9 @@ class Runner:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._held: list[dict[str, Tensor]] = []  # arguments of the last calls
-        self._given: list[tuple[Tensor, bytes]] = []  # results of the last call, and their bytes at its return
+        self._given: list[tuple[Tensor, int]] = []  # results of the last call, and their fingerprints at its return
+        self._lent: list[Tensor] = []  # results of the last call that the host reads on the GPU
+        self._device = "cpu"
         self._state: tuple[bytes, ...] = ()
         self._module: Module | None = None
         self._watch: chain.Watch | None = None
@@ -70,14 +74,20 @@ class Runner:
     def respond(self, request: msgspec.Raw, progress: OnProgress) -> Any:
         """Returns the reply to one request. Raises KernelError with what the solution raised."""
         asked = msgspec.json.decode(request, type=Asked)
-        tensors = [tensor_of(form, self._channel.fill(bytes_in(form))) for form in asked.tensors]
+        parts = [self._channel.fill(bytes_in(form)) for form in asked.tensors if form.lent is None]
+        self._device = getattr(asked, "device", self._device)
+        self._lent.clear()
         try:
+            tensors = tensors_in(asked.tensors, iter(parts), self._device)
+            if isinstance(asked, Lend):
+                forms, sent = self._announced(asked, tensors)
+                return WithBytes(Lending(forms), sent)
             return self._build(asked, tensors) if isinstance(asked, Build) else self._call(asked, tensors, progress)
         except Exception as error:
             raise KernelError(_described(error)) from None
 
     def _build(self, asked: Build, tensors: Sequence[Tensor]) -> Built:
-        self._entry, self._device = asked.entry, asked.device
+        self._entry = asked.entry
         self._began = ProcessState.now()
         self._arguments_of_init = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
         self._made = _taken(imported(path := Path(asked.file).resolve(), path.stem), asked.entry)
@@ -96,7 +106,7 @@ class Runner:
 
     def _call(self, asked: Call | Chained, tensors: Sequence[Tensor], progress: OnProgress) -> WithBytes:
         """Calls the solution once, or in a chain: from the stack it sees the same functions."""
-        late = any(bytes_of(result) != before for result, before in self._given)
+        late = any(chain.fingerprint(result) != before for result, before in self._given)
         timed, watched = isinstance(asked, Chained), isinstance(asked, Call) and asked.watched
         lazy, functions, given = set[str](), set[str](), list[Tensor]()
         self._load(asked.state, tensors[: len(asked.state)])
@@ -135,18 +145,25 @@ class Runner:
                 found, last, raised, given[:] = broken.answers, 0, _described(broken.__cause__ or broken), []
         if timed:
             progress(f"{last}")
-        results = [each.cpu() for answer in found for each in answer]
+        results = [each for answer in found for each in answer]
         last_ones = results[len(results) - len(given) :]
-        self._given = [(each.detach(), bytes_of(mine)) for each, mine in zip(given, last_ones, strict=bool(last_ones))]
+        pairs = zip(given, last_ones, strict=bool(last_ones))
+        self._given = [(each.detach(), chain.fingerprint(mine)) for each, mine in pairs]
         changed = tuple(name for name, value in arguments.items() if not same_bits([value], [before[name]]))
-        forms = tuple(form_of(f"{place}", each) for place, each in enumerate(results))
+        forms, parts = self._announced(asked, results)
         left = self._began.left("call") if watched else []
         replaced, modes = (tuple(each.text for each in left if each.kind == kind) for kind in ("judge", "mode"))
         about = (changed, late, "; ".join(sorted(lazy)), tuple(sorted(functions)), replaced, modes)
         seconds = 0.0
         with suppress(Exception):  # a solution may have broken the clock of its process
             seconds = watch.seconds()
-        return WithBytes(Answer(asked.number, forms, *about, seconds, len(found), raised), [*map(view_of, results)])
+        return WithBytes(Answer(asked.number, forms, *about, seconds, len(found), raised), parts)
+
+    def _announced(self, asked: Asked, tensors: list[Tensor]) -> tuple[tuple[Form, ...], list[memoryview]]:
+        """Returns the forms of tensors and their bytes. Large ones are lent if the host lends its own."""
+        lends = any(form.lent for form in asked.tensors)
+        self._lent = tensors if lends else []
+        return announced(((f"{place}", each) for place, each in enumerate(tensors)), lent if lends else None)
 
     def _opened(self, asked: Chained, raw: Sequence[Tensor]) -> tuple[Callable[[Tensor], chain.Inputs], int]:
         """Asks for the secret and the key of a chain. Returns a function that makes inputs of a key, and the key."""

@@ -13,6 +13,7 @@ import hashlib
 import inspect
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -40,8 +41,6 @@ def problems(plan: Plan) -> list[Any]:
 def _of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int) -> Iterator[Any]:
     """Yields the problems of a module with a model, as its functions are now."""
 
-    import torch
-
     from verify.referee.messages import Entry, template_of
     from verify.referee.problem import CLOSE, SAMPLED, Problem, is_close
     from verify.referee.weights import constructed
@@ -52,8 +51,7 @@ def _of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int)
         # a solution knows the seed of its weights, and nothing by which inputs are drawn
         seed = int.from_bytes(hashlib.sha256(f"{plan.seed}/{place}".encode()).digest()[:4])
         model = constructed(module.Model, module.get_init_inputs(), seed)
-        torch.manual_seed(plan.seed + place)
-        values = tuple(module.get_inputs())
+        values = _inputs(module, plan, place)
         state = {each.replace(".", "_"): each for each, _ in model.named_parameters()} if weights else {}
         labels = _labels(model, values, {each.replace(".", "_") for each, _ in model.named_parameters()})
         arguments, tensors = template_of(values, iter(labels))
@@ -70,6 +68,22 @@ def _of_model(module: ModuleType, plan: Plan, names: Sequence[str], number: int)
     if own.state:
         for place in range(SEEDS):
             yield at_seed(f"{SEEDED}_{number}_{place}", place, weights=False)
+
+
+def _inputs(module: ModuleType, plan: Plan, place: int) -> tuple[Any, ...]:
+    """Returns the arguments of a call. Large ones are made on the GPU: 10^9 random numbers take a CPU many seconds."""
+    import torch
+
+    from verify.referee.problem import SAMPLED
+
+    torch.manual_seed(plan.seed + place)
+    if plan.device != "cpu":
+        with suppress(Exception), torch.device(plan.device):  # it may read its tensors as arrays
+            values = tuple(module.get_inputs())
+            if sum(each.numel() for each in values if isinstance(each, torch.Tensor)) > SAMPLED:
+                return values
+        torch.manual_seed(plan.seed + place)
+    return tuple(module.get_inputs())
 
 
 def _labels(model: Any, values: Sequence[Any], taken: set[str]) -> list[str]:
