@@ -21,7 +21,7 @@ def check_contract(op: str, contract: str) -> None:
 
 
 def under(contract: str, op: str, form: str) -> str:
-    """Returns the argument by which an operator computes `form` under a contract. Raises ValueError for others."""
+    """Returns the argument of an operator for `form` under a contract. Raises ValueError for others."""
     if contract == "once":
         return form
     check_contract(op, contract)

@@ -5,7 +5,7 @@ An eager operator computes in float32 and rounds its result to 16 bits. So a gat
     y   = R(x1 R(act(x2)))
     dx1 = R(dy R(act(x2)))         dx2 = R(R(dy x1) act'(x2))         R: to the dtype of x2
 
-The formulas are those of ATen's CPU and CUDA kernels, operation by operation, with their losses: 1 + erf(x / sqrt(2))
+The formulas are those of ATen's CPU and CUDA kernels, operation by operation, with their losses. 1 + erf(x / sqrt(2))
 has no digits of the tail, and an infinite x gives NaN where theirs does. exp, erf and tanh are libdevice's, which
 ATen's CUDA kernels call too; other libraries may differ by a float32 ULP or two. Divisions are rounded to nearest. nvcc
 fuses x + c x^3 and similar sums, so they are fused here. Bare constants are float32, which Gluon kernels take too.
@@ -68,7 +68,7 @@ def eager_times_slope(m, x, FORM: tl.constexpr):
         right = ((x * 0.5) * tl.fma(neg(t), t, 1.0)) * (tl.fma(x * x, KAPPA3, 1.0) * BETA)
         y = m * tl.fma(1.0 + t, 0.5, right)
     elif FORM == 3:
-        y = tl.where(x <= 0, 0.0, m * (2.0 * x))  # relu's gradient is +0 there, whatever m is
+        y = tl.where(x <= 0, 0.0, m * (2.0 * x))  # relu's gradient is +0 there, also for m = -1
     elif FORM == 4:
         s = _logistic(x)
         y = (m * s) * tl.fma(x, 1.0 - s, 1.0)

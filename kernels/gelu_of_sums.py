@@ -37,9 +37,9 @@ TAIL_BF16: tl.constexpr = tl.constexpr((
     -1.567263761500613e-06,
     2.3864744366851683e-08,
 ))  # fmt: skip
-# Past the cap a large factor can still lift the function into range: log2 of gelu(-cap - t) / gelu(-cap), or the same
-# of gelu', as t times a polynomial, minimax for x down to -19.5 (bfloat16) and -9.4 (float16). The last coefficient is
-# below 0, so an infinite t gives 0.
+# Past the cap a large factor can still lift the function into range. These are log2 of gelu(-cap - t) / gelu(-cap), or
+# the same of gelu', as t times a polynomial. It is minimax for x down to -19.5 (bfloat16) and -9.4 (float16). The last
+# coefficient is below 0, so an infinite t gives 0.
 FAR_BF16: tl.constexpr = tl.constexpr((-19.763910402274607, -0.7214095477670118))
 FAR_SLOPE_BF16: tl.constexpr = tl.constexpr((
     -19.658522261169292,

@@ -20,7 +20,7 @@ _thread = threading.local()
 
 
 def trace(on: bool) -> bool:
-    """Sets whether a compiler traces the launches of this thread. Returns what it was."""
+    """Sets whether a compiler traces the launches of this thread. Returns the earlier setting."""
     before, _thread.traced = traced(), on
     return before
 

@@ -36,7 +36,7 @@ def _eps(layer: nn.Module) -> float:
 
 
 class _Layer(nn.Module):
-    can_torch_compile = True  # the hub's library compiles only layers that say so
+    can_torch_compile = True  # else the hub's library does not compile a layer
 
 
 class LlamaRMSNorm(_Layer):

@@ -147,7 +147,7 @@ def _plain(module: nn.Module) -> bool:
 
 
 def _is_activation(module: nn.Module | None) -> bool:
-    """True if a module without members has the name of an activation; _activation finds what it computes."""
+    """True if a module without members has the name of an activation; _activation finds its function."""
     bare = module and not (module._modules or module._parameters or module._buffers) and _plain(module)
     return bool(bare and re.search("gelu|silu|swish|activation", type(module).__name__, re.IGNORECASE))
 
@@ -222,7 +222,7 @@ def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Modul
 
 
 def patch(model: nn.Module, *, contract: Contract = "once") -> Patched:
-    """Lets these kernels compute the layers of a model that they can compute. Returns what was replaced.
+    """Lets these kernels compute the layers of a model that they can compute. Returns the replaced layers.
 
     Args:
         contract: "once" rounds each result once, at the end; "model" rounds where the replaced layer does

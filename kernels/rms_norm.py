@@ -140,7 +140,7 @@ def rms_norm_fp8(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Returns the RMS norm of x, or of x + residual, as codes of e4m3 and float32 scales, and s if there is a residual.
 
-    A number is code * scale. Nothing is rounded to 16 bits before it is quantised, unless contract="model" says so.
+    Each number is code * scale. Nothing is rounded to 16 bits before it is quantised, except with contract="model".
     There are no gradients.
 
     Args:

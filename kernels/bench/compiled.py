@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--json", type=pathlib.Path, required=True, help="file for the record")
     path = parser.parse_args().json
     record: dict[str, Any] = {"device": report.device("kernels.bench.compiled")}
-    torch._functorch.config.enable_autograd_cache = False  # it knows the operators, not what is shown of them
+    torch._functorch.config.enable_autograd_cache = False  # it knows the operators and not their launches
     for kind, make, shapes in (("block", of_block, BLOCKS), ("norm", of_norm, NORMS)):
         for shape in shapes:
             found = record[f"{kind} {'x'.join(map(str, shape))}"] = measured(make, shape)

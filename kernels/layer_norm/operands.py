@@ -9,7 +9,7 @@ v is x, or the exact sum s of x, input_bias and residual *before* it is rounded 
   than 106 bits are not exact.
 - float32 pairs (half_pair) of 16-bit operands: error-free sums; with three operands off by 2^-48 of the largest.
 
-contract="model" rounds to the dtype T of all operands, where the eager layer does. The constants of the kernels say so:
+contract="model" rounds to the dtype T of all operands, where the eager layer does. The constants of the kernels:
 
     HAS_R   1: v is the exact sum    2: v is the sum of T, rounded after each addition; dx is rounded before ds is added
     HAS_W   1: xhat weight    2: R(xhat) weight, as in Llama; also R(dy weight) and R(dy R(xhat))
