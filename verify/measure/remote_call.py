@@ -21,7 +21,7 @@ from verify.measure.call import INFERENCE, Measured, demand_parts, is_first, row
 from verify.measure.effort import give_back
 from verify.measure.form import check_output
 from verify.measure.requests import Bits, CallKernel, Stored
-from verify.measure.tensors import LARGE, bytes_in, lent, tensors_in, view_of
+from verify.measure.tensors import LARGE, lent, tensors_in, view_of
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
@@ -133,14 +133,9 @@ def _tensors(
     stored: Sequence[Stored], parts: Sequence[bytearray], device: str, most: int
 ) -> dict[tuple[str, str], Tensor]:
     """Returns the tensors by mode of inference and name."""
-    left = iter(parts)
     try:
-        if any(item.lent for item in stored) and sum(map(bytes_in, stored)) > most:
-            raise KernelError(FOREIGN)
-        found = tensors_in(stored, left, device)
-        if next(left, None) is not None:
-            raise ValueError("more bytes than results")
-    except (ValueError, StopIteration, RuntimeError, TypeError):  # the last two: PyTorch has no such tensor
+        found = tensors_in(stored, parts, device, lambda size: most)
+    except (ValueError, RuntimeError, TypeError):  # the last two: PyTorch has no such tensor
         raise KernelError("its process sent bits that do not match their description") from None
     return {(item.mode, item.name): each for item, each in zip(stored, found, strict=True)}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -65,17 +65,20 @@ def announced(
     return forms, [view_of(each) for form, (_, each) in zip(forms, whole, strict=True) if form.lent is None]
 
 
-def tensors_in(forms: Sequence[Form], parts: Iterator[bytearray], device: str) -> list[Tensor]:
-    """Returns the tensors of forms, in the next `parts`, or copied from where they are lent.
+def tensors_in(
+    forms: Sequence[Form], parts: Sequence[bytearray], device: str, most: Callable[[int], float]
+) -> list[Tensor]:
+    """Returns the tensors of forms, whose bytes are `parts`, or copied from where they are lent.
 
-    Raises ValueError, StopIteration or KernelError if there are no such tensors.
+    `most` returns the limit of the lent bytes, for the size that is announced. Raises ValueError or KernelError if
+    there are no such tensors.
     """
-    if any(form.lent for form in forms) and torch.device(device).type != "cuda":
-        raise ValueError(f"{device} has no memory of a GPU")
+    size, held = sum(bytes_in(form) for form in forms if form.lent), [form for form in forms if form.lent is None]
+    if size and (torch.device(device).type != "cuda" or size > most(size)):
+        raise ValueError(f"{size:,} bytes are lent")
+    own = iter([tensor_of(form, part) for form, part in zip(held, parts, strict=True)])
     return [
-        tensor_of(form, next(parts))
-        if form.lent is None
-        else borrowed(form.lent, torch.empty(form.shape, dtype=KINDS[form.dtype], device=device))
+        borrowed(form.lent, torch.empty(form.shape, dtype=KINDS[form.dtype], device=device)) if form.lent else next(own)
         for form in forms
     ]
 

@@ -13,7 +13,7 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -232,11 +232,10 @@ class _Clock:
     def found(self, judges: int) -> CallTime:
         """Judges some answers exactly, `judges` at a time, and returns the times."""
         answers, wrong = [*self._furthest.values(), *([self._any] if self._any else [])], ""
-        reasons = self._wrong([(answer, answer.results) for answer in answers], judges)
-        for answer, (reason, far) in zip(answers, reasons, strict=True):
+        for answer, (reason, far) in zip(answers, self._wrong(answers, judges), strict=True):
             if reason:
-                again = self._solution.host.call(self._state, answer.inputs, alone=True)
-                if not far or self._wrong([(answer, again)], judges)[0][0]:
+                again = replace(answer, results=self._solution.host.call(self._state, answer.inputs, alone=True))
+                if not far or self._wrong([again], judges)[0][0]:
                     wrong = f"{reason}, with numbers of the problem's own inputs"
                 else:
                     self.tricks[DEVIATES] = f"{reason}, and right in a call that is not timed"
@@ -256,22 +255,18 @@ class _Clock:
             tricks=self.tricks,
         )
 
-    def _wrong(self, calls: Sequence[tuple[_Answer, list[Tensor]]], judges: int) -> list[tuple[str, bool]]:
-        """Returns why each call's results are wrong where PyTorch's are not as wrong, or "", and if they are far off.
-
-        A call is an answer, and the results to judge in its place.
-        """
-        kernel, asked = self._kernel, []
-        alike = [[x.shape for x in results] == [x.shape for x in answer.theirs] for answer, results in calls]
-        for answer, results in itertools.compress(calls, alike):
-            tensors = {**self._solution.problem.tensors, **answer.inputs}
+    def _wrong(self, answers: Sequence[_Answer], judges: int) -> list[tuple[str, bool]]:
+        """Returns why each answer is wrong where PyTorch's is not as wrong, or "", and if it is far off."""
+        kernel, asked, own = self._kernel, [], dict(self._solution.problem.tensors)
+        alike = [[x.shape for x in each.results] == [x.shape for x in each.theirs] for each in answers]
+        for answer in itertools.compress(answers, alike):
+            sides = (KERNEL, answer.results), (BASELINE, answer.theirs)
             named = {
-                by: {name: value.to(self._backend.device) for name, value in zip(kernel.outputs, each, strict=True)}
-                for by, each in ((KERNEL, results), (BASELINE, answer.theirs))
+                by: dict(zip(kernel.outputs, (value.to(self._backend.device) for value in each), strict=True))
+                for by, each in sides
             }
-            asked.append(({name: tensors[name] for name in kernel.operands}, named, answer.fill))
-        judged = iter(judged_results(kernel, self._backend, asked, judges))
-        found = []
+            asked.append(({name: (own | answer.inputs)[name] for name in kernel.operands}, named, answer.fill))
+        judged, found = iter(judged_results(kernel, self._backend, asked, judges)), []
         for same in alike:
             wrong = [each for each in next(judged) if each.status == "wrong" and not excused(each)] if same else []
             reason = next((each.reason for each in wrong), "") if same else "its results have other shapes"

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from verify.errors import InternalError, KernelError, Refused
 from verify.measure.requests import Form
-from verify.measure.tensors import LARGE, Loans, announced, bytes_in, form_of, tensors_in, view_of
+from verify.measure.tensors import LARGE, Loans, announced, form_of, tensors_in, view_of
 from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
@@ -82,15 +82,8 @@ class SolutionProcess(ConfinedProcess):
             reply = request.read(outcome.value)
             if getattr(reply, "number", None) != getattr(request, "number", None):
                 raise ValueError("an answer to another call")
-            forms, left = getattr(reply, "tensors", ()), iter(outcome.parts)
-            size = sum(bytes_in(form) for form in forms if form.lent)
-            if size and size > most(size):
-                raise ValueError("more than an answer has")
-            tensors = tensors_in(forms, left, device)
-            if next(left, None) is not None:
-                raise ValueError("more bytes than results")
-            return reply, tensors
-        except (InternalError, ValueError, KeyError, RuntimeError, StopIteration):
+            return reply, tensors_in(getattr(reply, "tensors", ()), outcome.parts, device, most)
+        except (InternalError, ValueError, KeyError, RuntimeError):
             self.stop()
             raise KernelError(UNFORGEABLE) from None
 
@@ -162,7 +155,7 @@ class Host:
         loans, device = Loans(), self._build.device
         with suppress(Exception):
             own = torch.arange(LARGE // 8, device=device)
-            asked = messages.Lend(device, (form_of("own", own, loans.add(own)),))
+            asked = messages.Lend(0, device, (form_of("own", own, loans.add(own)),))
             reply, [back] = self.process.ask(asked, (), self._build_seconds, lambda size: 2 * LARGE, device)
             if reply.tensors[0].lent and torch.equal(own, back):
                 self._loans = Loans()

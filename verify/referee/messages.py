@@ -43,12 +43,6 @@ class Built(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prepared: tuple[str, ...] = ()
 
 
-class Lending(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Announces the tensors of a `Lend`."""
-
-    tensors: tuple[Form, ...]
-
-
 class Answer(msgspec.Struct, frozen=True):
     """Announces the results of a call, with observations of it."""
 
@@ -65,9 +59,10 @@ class Answer(msgspec.Struct, frozen=True):
     raised: str = ""  # by the next call of the chain
 
 
-class Lend(Request[Lending], frozen=True, tag="lend"):
+class Lend(Request[Answer], frozen=True, tag="lend"):
     """Asks a process that imported nothing yet for lent tensors, lent back: then large ones can stay on the GPU."""
 
+    number: int
     device: str
     tensors: tuple[Form, ...]
 

@@ -80,9 +80,8 @@ class Problem:
 
     def placed(self, device: str) -> Problem:
         """Returns the problem on a device, if its tensors are large and no code of its own reads them."""
-        of_module = isinstance(self.like, Reference) and isinstance(self.like.function, torch.nn.Module)
         small = sum(each.numel() for each in self.tensors.values()) <= SAMPLED
-        if small or of_module or isinstance(self.like, Kernel) or self.check not in (None, is_close):
+        if small or isinstance(self.like, Kernel) or self.check not in (None, is_close):
             return self
         moved: dict[Any, Tensor] = {}
 
@@ -102,11 +101,12 @@ class Problem:
         except Exception:  # the reference holds tensors that stay on the host, or there is too little memory
             return self
 
-    @functools.cached_property
-    def function(self) -> Any:
-        """Returns the reference where the tensors are."""
-        held = self.device != "cpu" and isinstance(self.like, torch.nn.Module)
-        return copy.deepcopy(self.like).to(self.device) if held else self.like
+    def results(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the results of the reference for the arguments of one example."""
+        if self.device == "cpu":
+            return results_in(self.like(*values))
+        tensors = (each for each in values if isinstance(each, Tensor))
+        return self.reference(self.device)(dict(zip(self.arguments, tensors, strict=True)))
 
     @functools.cached_property
     def structures(self) -> dict[str, tuple[str, ...]]:
@@ -123,7 +123,7 @@ class Problem:
         """Returns the results of the reference for the first example."""
         given = [each.clone() if isinstance(each, Tensor) else each for each in self.examples[0]]
         with torch.no_grad():
-            found = results_in(self.function(*given))
+            found = self.results(given)
         pairs = zip(given, self.examples[0], strict=True)
         if any(isinstance(mine, Tensor) and not same_bits([mine], [own]) for mine, own in pairs):
             raise UsageError("the reference writes into its arguments: their new numbers are not judged")
@@ -264,7 +264,7 @@ def resized(problem: Problem) -> list[Problem]:
     try:
         with torch.no_grad():
             for values in examples:
-                problem.function(*values)
+                problem.results(values)
     except Exception:  # the reference accepts no other sizes
         return []
     first = dict(zip(own, examples[0], strict=True))
@@ -426,7 +426,7 @@ def _kernel(problem: Problem, solution: Solution) -> Kernel:
     with torch.no_grad():
         results = problem.answers
         drawn = _drawn(problem, own)
-        others = results_in(problem.function(*drawn)) if drawn else []
+        others = problem.results(drawn) if drawn else []
     if others and all(_alike(*pair) for pair in zip(results, others, strict=True)):
         raise UsageError("the problem is vacuous: the reference returns the same for other inputs")
     labels = ["y"] if len(results) == 1 else [f"y{place}" for place in range(1, len(results) + 1)]

@@ -36,7 +36,6 @@ from verify.referee.messages import (
     Chained,
     Entry,
     Lend,
-    Lending,
     call_by,
     results_in,
     value_of,
@@ -78,10 +77,10 @@ class Runner:
         self._device = getattr(asked, "device", self._device)
         self._lent.clear()
         try:
-            tensors = tensors_in(asked.tensors, iter(parts), self._device)
+            tensors = tensors_in(asked.tensors, parts, self._device, lambda size: size)
             if isinstance(asked, Lend):
                 forms, sent = self._announced(asked, tensors)
-                return WithBytes(Lending(forms), sent)
+                return WithBytes(Answer(asked.number, forms), sent)
             return self._build(asked, tensors) if isinstance(asked, Build) else self._call(asked, tensors, progress)
         except Exception as error:
             raise KernelError(_described(error)) from None
