@@ -59,7 +59,7 @@ PARALLEL = 1 << 21  # the same limit if other cases run at the same time
 _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
-_OF_ONE_CALL = 1 << 14  # elements of a result of `judged_results`
+_OF_ONE_CALL, _WORK_OF_ONE_CALL = 1 << 14, 2.0**20  # elements of a result of `judged_results`, and numbers in all steps
 Given = dict[str, dict[str, Tensor]]  # results of one case, by source
 Asked = tuple[GroupFindings, Given, int]  # a question's group, results and number of its case
 LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
@@ -132,7 +132,9 @@ def judged_results(
     """
     dtype = kernel.dtypes[0]
     runner = CaseRunner(kernel, "", functools.partial(run_judged, kernel, device=backend.device))
-    effort = replace(Effort.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, exact=LITTLE)
+    effort = replace(
+        Effort.of(backend), whole=_OF_ONE_CALL, elements=_OF_ONE_CALL, drawn=_WORK_OF_ONE_CALL, exact=LITTLE
+    )
     groups = list[GroupFindings]()
 
     def take(of: Asked, findings: CaseFindings) -> None:
