@@ -24,7 +24,7 @@ from hypothesis.internal.conjecture import providers  # noqa: E402
 from tests import warm as warm_processes  # noqa: E402
 from tests.golden import RENEW  # noqa: E402
 from verify.plugin import register_profiles  # noqa: E402
-from verify.workers.large_stack import with_large_stack_chunk  # noqa: E402
+from verify.workers.calls import with_large_stack_chunk  # noqa: E402
 
 register_profiles()
 settings.register_profile("ci", settings.get_profile("verify-ci"))  # what `make unit` loads, for all tests

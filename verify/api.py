@@ -51,9 +51,8 @@ from verify.search.sweep import drive
 from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import Space
 from verify.workers import process, process_tree
-from verify.workers.check_workers_identical import check_equal
 from verify.workers.machine import gpus as devices
-from verify.workers.pool import Pool, spread
+from verify.workers.pool import Pool, check_equal, spread
 from verify.workers.requests import CountGpus
 
 TIMEOUT = 600.0  # seconds

@@ -35,13 +35,13 @@ from verify.referee.plan import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
 from verify.workers import process_tree
+from verify.workers.calls import WithBytes, serve, watch
 from verify.workers.channel import Channel
 from verify.workers.fork_server import forked
 from verify.workers.machine import usable_cores
 from verify.workers.phases import phase
 from verify.workers.process import import_torch
 from verify.workers.requests import About, CountGpus, Environment, OnProgress, Request
-from verify.workers.serving import WithBytes, serve, watch
 
 if TYPE_CHECKING:
     from verify.backends import Backend

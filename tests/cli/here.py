@@ -20,7 +20,7 @@ import pytest
 from verify import backends, worker
 from verify.cli import main
 from verify.measure import session  # noqa: F401  (before another class is in the place of Worker)
-from verify.workers import process, serving
+from verify.workers import calls, process
 from verify.workers.requests import Event, Failed, Progressed, R, Replied, Request
 
 
@@ -91,7 +91,7 @@ class Here:
             if self.backend == "cpu":  # Triton of this process interprets; the backend needs none
                 patch.delenv("TRITON_INTERPRET", raising=False)
             here, asked = worker.Answerer(self.backend), msgspec.json.encode(request)
-            serving.answer(asked, lambda event, parts=(): events.append(event), here.respond, here.usable)
+            calls.answer(asked, lambda event, parts=(): events.append(event), here.respond, here.usable)
         *told, answer = events
         for event in told if progress is not None else ():
             assert isinstance(event, Progressed)

@@ -217,7 +217,7 @@ def ending(fake: Fake, error: VerifyError, status: str) -> None:
         if not isinstance(request, Measure) or request.target != "k.py::two" or request.dtypes != ("bfloat16",):
             return fake.answer(request)
         if not request.judged:
-            progress(Step("two bfloat16, case 2 of 9", "case", 2, 9).having(b"first"))
+            progress(Step("two bfloat16, case 2 of 9", "case", 2, 9).having(judged=b"first"))
             raise error
         assert request.judged == (b"first",)
         entry = type(judged)(**{**{f: getattr(judged, f) for f in judged.__struct_fields__}, "basis": basis})

@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from tests.workers.dask_cluster import connected
+from tests.workers.fake import FakeWorker
 from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
@@ -25,10 +26,10 @@ from verify.search.sweep.requests import ListSpaces
 from verify.search.sweep.space import CHUNK, bits_of_key
 from verify.truth.formats import named
 from verify.workers import cluster as clusters
-from verify.workers.check_workers_identical import refuse_unlike
 from verify.workers.cluster import Cluster
-from verify.workers.pool import Pool
+from verify.workers.pool import Pool, check_equal, refuse_unlike
 from verify.workers.process import Worker
+from verify.workers.requests import About
 
 pytestmark = pytest.mark.usefixtures("warm")
 
@@ -238,3 +239,12 @@ def test_a_cluster_without_workers_says_how_to_start_one(monkeypatch: pytest.Mon
     assert lines[0] == f"the cluster has no worker; waiting 180 s for one: {start}"
     assert lines[1].startswith("the cluster has no worker; waiting 175 s") and len(lines) == 180 / 5 + 1
     assert lines[-1] == "closed"
+
+
+def test_gpus_that_differ_are_refused_by_name() -> None:
+    pool = Pool.of([FakeWorker(about=About("cuda", "cuda", {"gpu": name})) for name in ("H200", "H200", "H100")])
+    with pytest.raises(UsageError, match="must be equal: gpu is 'H200', but 'H100' on 2"):
+        check_equal(pool)
+    check_equal(Pool.of(pool.workers[:2]))
+    with pytest.raises(UsageError, match="worker 0 cannot run verify: no GPU"):
+        check_equal(Pool.of([FakeWorker(about=UsageError("no GPU"))]))

@@ -37,7 +37,6 @@ def test_every_job_is_done_once_and_a_policy_gets_the_last_job_of_the_worker() -
     policy, pool = Policy(5), Pool.of([FakeWorker()])
     pool.run(policy.take)
     assert policy.done == [1] * 5 and policy.last == [None, 4, 3, 2, 1]
-    assert pool.requests == {"gpus": 5} and {place for place, _ in pool.spent} == {0}
 
 
 def test_no_job_begins_after_an_exception_that_ends_everything() -> None:

@@ -15,7 +15,7 @@ from verify.backends import Backend, Cuda, Interpreter
 from verify.errors import InternalError, JudgeFailed, KernelError, TruthError, UsageError
 from verify.measure import session
 from verify.measure.requests import Measure
-from verify.workers import process, process_tree, serving
+from verify.workers import calls, process, process_tree
 from verify.workers.calls import receive
 from verify.workers.channel import Channel
 from verify.workers.fork_map import ran_out
@@ -165,7 +165,7 @@ def answered(monkeypatch: pytest.MonkeyPatch, handler: Any, backend: Backend | N
     monkeypatch.setitem(worker_side.HANDLERS, CountGpus, handler)
     events: list[Event] = []
     answerer, asked = worker_side.Answerer(None), msgspec.json.encode(CountGpus())
-    serving.answer(asked, lambda event, parts=(): events.append(event), answerer.respond, answerer.usable)
+    calls.answer(asked, lambda event, parts=(): events.append(event), answerer.respond, answerer.usable)
     return events
 
 
@@ -181,8 +181,8 @@ def test_how_far_a_request_is_comes_before_its_reply(monkeypatch: pytest.MonkeyP
 
 def test_requests_are_answered_until_the_other_side_closes() -> None:
     ours, theirs = Channel.pair()
-    replies = iter([serving.WithBytes(1, [memoryview(b"bits"), memoryview(b"")]), 2])
-    serves = threading.Thread(target=serving.serve, args=(theirs, lambda *_: next(replies), lambda: True))
+    replies = iter([calls.WithBytes(1, [memoryview(b"bits"), memoryview(b"")]), 2])
+    serves = threading.Thread(target=calls.serve, args=(theirs, lambda *_: next(replies), lambda: True))
     serves.start()
     for wanted, parts in ((b"1", [b"bits", b""]), (b"2", [])):
         ours.send(b"{}")

@@ -51,11 +51,16 @@ def override(
     filled: Tensor, fmt: Format | None, name: str, values: str | None, edits: Mapping[str, str] | None
 ) -> Tensor:
     """Returns the tensor with the values that the case spells out for it. `fmt` is None for integers."""
-    if values is not None:
-        filled = _whole(filled, fmt, name, values)
-    if edits:
-        filled = _single(filled, fmt, name, edits)
-    return filled
+    filled = filled if values is None else _whole(filled, fmt, name, values)
+    if not edits:
+        return filled
+    changed = filled.contiguous().clone()
+    flat, digits = changed.view(-1), filled.element_size() * 2
+    for place, text in edits.items():
+        if not place.isascii() or not place.isdigit() or int(place) >= flat.numel():
+            raise UsageError(f"an edit of {name!r} names an element from 0 to {flat.numel() - 1}; received {place!r}")
+        flat[int(place)] = _tensor([_pattern(text, digits, name)], fmt, filled)[0]
+    return changed
 
 
 def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor:
@@ -74,28 +79,14 @@ def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor
         raise UsageError(f"a case spells out at most {LIMIT:,} elements of {name!r}; received {received:,}")
     patterns = [_pattern(values[at : at + digits], digits, name) for at in range(0, len(values), digits)]
     tensor = _tensor(patterns, fmt, filled)
-    return (
-        tensor.reshape(filled.shape)
-        if len(patterns) == count
-        else repeated(tensor.reshape(-1, *filled.shape[1:]), len(filled))
-    )
+    if len(patterns) == count:
+        return tensor.reshape(filled.shape)
+    return repeated(tensor.reshape(-1, *filled.shape[1:]), len(filled))
 
 
 def repeated(rows: Tensor, count: int) -> Tensor:
     """Returns this many rows: the given ones in turn."""
     return rows[torch.arange(count, device=rows.device) % len(rows)]
-
-
-def _single(filled: Tensor, fmt: Format | None, name: str, edits: Mapping[str, str]) -> Tensor:
-    """Returns the tensor with single elements replaced by their flat index."""
-    changed = filled.contiguous().clone()
-    flat = changed.view(-1)
-    digits = filled.element_size() * 2
-    for place, text in edits.items():
-        if not place.isascii() or not place.isdigit() or int(place) >= flat.numel():
-            raise UsageError(f"an edit of {name!r} names an element from 0 to {flat.numel() - 1}; received {place!r}")
-        flat[int(place)] = _tensor([_pattern(text, digits, name)], fmt, filled)[0]
-    return changed
 
 
 def _pattern(text: str, digits: int, name: str) -> int:
@@ -160,9 +151,8 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         try:
             return msgspec.json.decode(text, type=Case)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise UsageError(
-                f"not a case: {error}", hint="copy the case from the failure message or from the report"
-            ) from error
+            text = f"not a case: {error}"
+            raise UsageError(text, hint="copy the case from the failure message or from the report") from error
 
 
 def case_of(kernel: Kernel, dtype: str, **fields: Any) -> Case:
@@ -301,9 +291,8 @@ def _filled(
     if case.fill in SCORE_RECIPES:
         part = (op.scores or {}).get(operand.name)
         if op.scores is None:
-            raise UsageError(
-                f"{case.fill!r} is a recipe for a softmax over products of two operands; {op.name!r} has none"
-            )
+            text = f"{case.fill!r} is a recipe for a softmax over products of two operands; {op.name!r} has none"
+            raise UsageError(text)
         if part is not None:
             return fill_scores(case.fill, part, fmt, shape, stream, "scores")
         recipe = "randn" if recipe == case.fill else recipe
@@ -323,10 +312,8 @@ def _whole_numbers(operand: Operand, case: Case, shape: tuple[int, ...], device:
     low, high = operand.range(case.dims)
     count = math.prod(shape)
     if low >= high and count:
-        raise UsageError(
-            f"operand {operand.name!r} needs whole numbers from {low} to below {high}; there are none",
-            hint="integers= and where= together leave none for these sizes",
-        )
+        text = f"operand {operand.name!r} needs whole numbers from {low} to below {high}; there are none"
+        raise UsageError(text, hint="integers= and where= together leave none for these sizes")
     structure = operand.range.structure
     stream = Stream(case.seed, f"whole/{operand.name}", torch.device(device))
     # a permutation is the order of random numbers

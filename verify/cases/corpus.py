@@ -81,10 +81,8 @@ def _read(path: Path) -> PinnedCase:
     found = read_as(path, PinnedCase, "corpus entry", "correct the file, or delete it")
     _check(found, str(path))
     if found.id != path.stem:
-        raise UsageError(
-            f"{path} pins the entry {found.id}; a file is named after what it pins",
-            hint=f"rename it to {found.id}.json",
-        )
+        text = f"{path} pins the entry {found.id}; a file is named after what it pins"
+        raise UsageError(text, hint=f"rename it to {found.id}.json")
     return found
 
 

@@ -246,9 +246,8 @@ class _Sizes:
         self.kernel, self.effort = kernel, effort
         names = geometry.dims if geometry.named else ("m", "k", "n") if geometry.multiplies else ("m", "n")
         self.related = Related.by(names, geometry.where if geometry.named else "")
-        self.classes = (
-            [] if geometry.examples else [self._of_root(root, place) for place, root in enumerate(self.related.roots)]
-        )
+        roots = [] if geometry.examples else self.related.roots
+        self.classes = [self._of_root(root, place) for place, root in enumerate(roots)]
         self._found: dict[tuple[int, tuple[str, ...]], Dims | None] = {}
         self.plain = sizes_of(kernel.op, 1 << 12)[0] if geometry.named else geometry.dims_of(3, 5, 2)
         self.work = Work.of(kernel.op)
@@ -341,15 +340,10 @@ class _Greedy:
             if len(levels) == 1 and number > first:
                 continue  # all pairs of this recipe are covered
             for place in [place for place in range(len(self.factors)) if place not in levels]:
-                levels[place] = max(
-                    (
-                        level
-                        for level in range(len(self.factors[place]))
-                        if self._dims({**levels, place: level}) is not None
-                    ),
-                    key=lambda level: self._gain(levels, (place, level), open_pairs),
-                    default=0,
-                )
+                every = range(len(self.factors[place]))
+                fitting = [level for level in every if self._dims({**levels, place: level}) is not None]
+                gains = {level: self._gain(levels, (place, level), open_pairs) for level in fitting}
+                levels[place] = max(fitting, key=gains.__getitem__, default=0)
             for pair in combinations(sorted(levels.items()), 2):
                 open_pairs.pop(pair, None)
             for choice in levels.items():
@@ -397,20 +391,17 @@ class _Greedy:
         count = len(self.sizes.classes)
         choices = [[(place, level) for level in range(len(levels))] for place, levels in enumerate(self.factors)]
         pairs = [(a, b) for one, other in combinations(choices, 2) for a in one for b in other]
-        return {
-            (a, b): self._rank(a) + self._rank(b) + (self._of_sizes(a, b) if b[0] < count else 0)
-            for a, b in pairs
-            if self._dims(dict([a, b])) is not None
-        }
+        found = {(a, b): self._rank(a) + self._rank(b) for a, b in pairs if self._dims(dict([a, b])) is not None}
+        for a, b in found:
+            if b[0] < count:  # two dimensions: equal ones first, and last those that no tensor has both
+                found[a, b] += (self._level(a) == self._level(b)) - 4 * (not self.sizes.join(a[0], b[0]))
+        return found
 
     def _level(self, choice: Choice) -> str:
         return self.factors[choice[0]][choice[1]]
 
     def _rank(self, choice: Choice) -> int:
         return _RANKS.get(self._level(choice), 0) + bool(choice[1])
-
-    def _of_sizes(self, a: Choice, b: Choice) -> int:
-        return (self._level(a) == self._level(b)) - 4 * (not self.sizes.join(a[0], b[0]))
 
     def _gain(
         self, levels: Mapping[int, int], choice: Choice, pairs: Mapping[tuple[Choice, Choice], int]

@@ -31,40 +31,30 @@ def _transposed(tensor: Tensor) -> Tensor:
     return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _within(tensor: Tensor, shape: tuple[int, ...], cut: Callable[[Tensor], Tensor]) -> Tensor:
-    """Returns the tensor in the part that `cut` takes of memory of this shape. NaN is around it."""
-    view = cut(torch.full(shape, torch.nan, dtype=torch.float32, device=tensor.device).to(tensor.dtype))
-    view.copy_(tensor)
-    return view
+def _within(
+    least: int,
+    memory: Callable[[torch.Size], tuple[int, ...]],
+    cut: Callable[[Tensor, torch.Size], Tensor],
+    instead: Callable[[Tensor], Tensor] = torch.Tensor.contiguous,
+) -> Callable[[Tensor], Tensor]:
+    """Returns a layout in the part that `cut` takes of memory of a shape, with NaN around it.
+
+    A tensor with fewer than `least` dimensions has the layout `instead`.
+    """
+
+    def laid(tensor: Tensor) -> Tensor:
+        if tensor.ndim < least:
+            return instead(tensor)
+        whole = torch.full(memory(tensor.shape), torch.nan, dtype=torch.float32, device=tensor.device)
+        view = cut(whole.to(tensor.dtype), tensor.shape)
+        view.copy_(tensor)
+        return view
+
+    return laid
 
 
-def _offset(tensor: Tensor) -> Tensor:
-    """Starts one element into the storage, contiguous. Vector loads are then misaligned."""
-    count = tensor.numel()
-    return _within(tensor, (count + 3,), lambda wide: wide[1 : 1 + count].view(tensor.shape))
-
-
-def _stepped(tensor: Tensor) -> Tensor:
-    """Stores each row with a NaN after each element, so that the last dimension has stride 2."""
-    if tensor.ndim == 0:
-        return _offset(tensor)
-    return _within(tensor, (*tensor.shape[:-1], 2 * tensor.shape[-1]), lambda wide: wide[..., ::2])
-
-
-def _padded(tensor: Tensor) -> Tensor:
-    """Puts NaN behind each row."""
-    if tensor.ndim == 0:
-        return _offset(tensor)
-    width = tensor.shape[-1]
-    return _within(tensor, (*tensor.shape[:-1], width + 5), lambda wide: wide[..., :width])
-
-
-def _apart(tensor: Tensor) -> Tensor:
-    """Puts a row of NaN behind each matrix, as in `x[:, :-1]`. A vector remains contiguous."""
-    if tensor.ndim < 2:
-        return tensor.contiguous()
-    *rows, height, width = tensor.shape
-    return _within(tensor, (*rows, height + 1, width), lambda wide: wide[..., :height, :])
+# one element into the storage, contiguous: vector loads are then misaligned
+_offset = _within(0, lambda of: (math.prod(of) + 3,), lambda wide, of: wide[1 : 1 + math.prod(of)].view(of))
 
 
 def _reversed_dims(tensor: Tensor) -> Tensor:
@@ -99,10 +89,12 @@ def _overlapping(tensor: Tensor) -> Tensor:
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "contiguous": torch.Tensor.contiguous,
     "transposed": _transposed,
-    "stepped": _stepped,
+    # a NaN after each element of a row, so that the last dimension has stride 2
+    "stepped": _within(1, lambda of: (*of[:-1], 2 * of[-1]), lambda wide, of: wide[..., ::2], _offset),
     "offset": _offset,
-    "padded": _padded,
-    "matrices apart": _apart,
+    "padded": _within(1, lambda of: (*of[:-1], of[-1] + 5), lambda wide, of: wide[..., : of[-1]], _offset),
+    # a row of NaN behind each matrix, as in `x[:, :-1]`
+    "matrices apart": _within(2, lambda of: (*of[:-2], of[-2] + 1, of[-1]), lambda wide, of: wide[..., : of[-2], :]),
     "reversed": _reversed_dims,
     "expanded": _repeated(lambda x: x[:1] if x.ndim else x),
     "expanded last": _repeated(lambda x: x[..., :1] if x.ndim else x),  # as `.sum(-1).sum().backward()` does

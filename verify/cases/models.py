@@ -70,7 +70,12 @@ def modelled(kernel: Kernel, dtype: str, models: tuple[str, ...], scale: str, se
     """
     wanted = [MODELS[name] for name in dict.fromkeys(models)]
     wanted = [one for one in wanted if dtype == (one.dtype if one.dtype in kernel.dtypes else kernel.dtypes[0])]
-    if wanted and (reason := _impossible(kernel)):
+    geometry, reason = kernel.op.geometry, ""
+    if geometry.examples or kernel.encoding is not None:
+        reason = "a quantiser has sizes of its own" if kernel.encoding else "examples= has the only sizes that it takes"
+    elif isinstance(geometry, NamedDims) and (nameless := free_dims(geometry, kernel.sizes)[1]):
+        reason = f"{unnamed(nameless)}; sizes={{{nameless[0]!r}: 'hidden'}} names one"
+    if wanted and reason:
         return ModelPlan(impossible=f"not measured at the sizes of a model: {reason}")
     groups, notes, first = list[Group](), list[str](), dict[Dims, str]()
     for one in wanted:
@@ -84,15 +89,6 @@ def modelled(kernel: Kernel, dtype: str, models: tuple[str, ...], scale: str, se
             others = dict.fromkeys(first[dims] for dims in found)
             notes.append(f"{dtype}: {one.name}: the same sizes as {', '.join(others)}")
     return ModelPlan(tuple(groups), tuple(notes))
-
-
-def _impossible(kernel: Kernel) -> str:
-    """Returns why a kernel takes no sizes of models; "" if it does. where= may compute dimensions from others."""
-    geometry = kernel.op.geometry
-    if geometry.examples or kernel.encoding is not None:
-        return "a quantiser has sizes of its own" if kernel.encoding else "examples= has the only sizes that it takes"
-    left = free_dims(geometry, kernel.sizes)[1] if isinstance(geometry, NamedDims) else []
-    return f"{unnamed(left)}; sizes={{{left[0]!r}: 'hidden'}} names one" if left else ""
 
 
 def _cases(kernel: Kernel, dtype: str, sizes: list[Dims], scale: str, seed: int) -> Iterator[Case]:

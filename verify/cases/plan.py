@@ -8,7 +8,7 @@ contractions get every row regime, at widths on both sides of a power of two.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -28,7 +28,7 @@ from verify.cases.covering import (
     run_recipes,
 )
 from verify.cases.scores import RECIPES as SCORE_RECIPES
-from verify.cases.sizes import REACHES, Reach, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
+from verify.cases.sizes import REACHES, fitted, fitted_rows, long_sizes, sizes_of, with_keys, work_of
 from verify.cases.values import AT_BOUNDS, ENDLESS, MASKED, MATRIX_REGIMES, ROW_REGIMES, SIGNS
 from verify.declare.captured import PREFIX, fits
 from verify.declare.declaration import Kernel
@@ -147,15 +147,12 @@ def plan(kernel: Kernel, dtype: str, backend: str, seed: int, *, rows_of: str = 
     `rows_of` names another backend for sums over many rows: the interpreter would take hours where a GPU takes no time.
     """
     first, *others = kernel.op.geometry.of(_GROUPS)(kernel, dtype, backends.named(backend).scale, seed)
-    groups = [replace(first, cases=(*first.cases, *_without_optional(kernel, first.cases[0]))), *others]
+    # a case without each optional operand of a PyTorch function, and one without all of them
+    names = () if kernel.op.meaning.shipped else tuple(each.name for each in kernel.op.operands if each.optional)
+    absent = dict.fromkeys([*((name,) for name in names), names] if names else ())
+    without = (msgspec.structs.replace(first.cases[0], absent=each) for each in absent)
+    groups = [replace(first, cases=(*first.cases, *without)), *others]
     return [*groups, *_summed(kernel, dtype, PLAN_SIZES[backends.named(rows_of or backend).scale], seed)]
-
-
-def _without_optional(kernel: Kernel, plain: Case) -> Iterator[Case]:
-    """Yields a case without each optional operand of a PyTorch function, and one without all of them."""
-    names = [] if kernel.op.meaning.shipped else [each.name for each in kernel.op.operands if each.optional]
-    for absent in dict.fromkeys([*((name,) for name in names), tuple(names)] if names else ()):
-        yield msgspec.structs.replace(plain, absent=absent)
 
 
 def pinned(kernel: Kernel, dtype: str, cases: Sequence[Case]) -> list[Group]:
@@ -248,15 +245,24 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
     """
     geometry, chosen, pairs = kernel.op.geometry, list[Chosen](), (0, 0)
     if geometry.examples:
+        large = {
+            dims
+            for dims in geometry.examples
+            if sum(map(math.prod, kernel.op.shapes(dims, kernel.op.params).values())) > _LARGE
+            or work_of(kernel.op, dims) > _LARGE_WORK
+        }
         chosen += [
             Chosen(dims, {"recipe": recipe})
             for recipe in geometry.recipes or run_recipes(kernel, dtype)
             for dims in geometry.examples
-            if recipe in _AT_LARGE or not _is_large(kernel, dims)
+            if recipe in _AT_LARGE or dims not in large
         ]
     else:
         plain = sizes_of(kernel.op, 64 if dtype == "float64" else PLAN_SIZES[scale].graph_elements)[:1]
-        long = [dims for dims in long_dims(kernel, dtype, REACHES[scale]) if dims not in plain]
+        # a float64 result is judged exactly at every element, so no dimension is long, unless it is the only dtype
+        exact = dtype == "float64" and len(kernel.dtypes) > 1
+        reached = [] if exact else [some[-1] for some in long_sizes(kernel.op, REACHES[scale]).values() if some]
+        long = [dims for dims in dict.fromkeys(reached) if dims not in plain]
         # sums of integers exceed what float32 holds where they are many and large
         of_long = [SIGNS] if has_numbers(kernel.op) else [SIGNS, AT_BOUNDS[1]]
         # a branch of a function may be taken for few numbers of many; a block of a long row may be masked as a whole
@@ -289,21 +295,6 @@ def pairs_of(kernel: Kernel, dtype: str, scale: str) -> Covering:
     effort = _COVERING["float64" if dtype == "float64" else scale]
     factors = factors_of(kernel, run_recipes(kernel, dtype))
     return covering(kernel, factors, effort, 1, first=kernel.dtypes.index(dtype))
-
-
-def _is_large(kernel: Kernel, dims: tuple[int, ...]) -> bool:
-    elements = sum(map(math.prod, kernel.op.shapes(dims, kernel.op.params).values()))
-    return elements > _LARGE or work_of(kernel.op, dims) > _LARGE_WORK
-
-
-def long_dims(kernel: Kernel, dtype: str, reach: Reach) -> list[tuple[int, ...]]:
-    """Returns sizes with one long dimension, for each dimension the largest within reach.
-
-    A float64 result is judged exactly at every element, so it has none, unless float64 is the only dtype.
-    """
-    if dtype == "float64" and len(kernel.dtypes) > 1:
-        return []
-    return list(dict.fromkeys(some[-1] for some in long_sizes(kernel.op, reach).values() if some))
 
 
 def _contraction(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:

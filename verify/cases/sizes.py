@@ -73,7 +73,12 @@ def long_sizes(op: Op, reach: Reach) -> dict[str, tuple[Dims, ...]]:
         return {}
     key = (op.name, reach)
     if key not in _long:
-        base = _smallest(op)
+        # the plainest sizes, made smaller if the declaration allows it: 3 for the last, 2 before it, else 1
+        base = sizes_of(op, 1 << 12)[0]
+        for place in range(len(base)):
+            size = max(1, min(2, place - len(base) + 4)) + (place == len(base) - 1)
+            smaller = (*base[:place], min(size, base[place]), *base[place + 1 :])
+            base = smaller if op.geometry.allows(smaller) else base
         found = {}
         for name, some in sizes_alone(op.geometry, base, LONG):
             taken: list[Dims] = []
@@ -104,9 +109,7 @@ def longer(kernel: Kernel, base: Dims) -> dict[str, Callable[[int], Dims | None]
 
         return {name: partial(unnamed, name) for name in sides}
     related, sizes = Related.by(geometry.dims, geometry.where), geometry.sizes_by_name(base)
-    return {
-        root: partial(lambda root, size: allowed(related.dims(sizes | {root: size})), root) for root in related.roots
-    }
+    return {root: partial(lambda of, size: allowed(related.dims(sizes | {of: size})), root) for root in related.roots}
 
 
 def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int = 0) -> tuple[Dims, ...]:
@@ -130,16 +133,6 @@ def with_keys(op: Op, lengths: Sequence[int], *, others: int = 2, features: int 
     root = Related.by(geometry.dims, geometry.where).group.get(str(keys))
     found = (some for length in lengths for each, some in sizes_alone(geometry, base, (length,)) if each == root)
     return tuple(dict.fromkeys(some[0] for some in found if some))
-
-
-def _smallest(op: Op) -> Dims:
-    """Returns the plainest sizes, made smaller if the declaration allows it: 3 for the last, 2 before it, else 1."""
-    found = sizes_of(op, 1 << 12)[0]
-    for place in range(len(found)):
-        size = max(1, min(2, place - len(found) + 4)) + (place == len(found) - 1)
-        smaller = (*found[:place], min(size, found[place]), *found[place + 1 :])
-        found = smaller if op.geometry.allows(smaller) else found
-    return found
 
 
 def _within(op: Op, name: str, dims: Dims, reach: Reach, smaller: Sequence[Dims]) -> bool:
@@ -371,10 +364,8 @@ def _found(op: Op, elements: int) -> tuple[Dims, ...]:
     if not fitting and elements < _LARGEST:
         return _found(op, 4 * elements)[:1]
     if not fitting:
-        raise UsageError(
-            f"op {op.name!r} allows no sizes with operands of at most {elements:,} elements",
-            hint="widen where=, or name fewer dimensions in shapes=",
-        )
+        text = f"op {op.name!r} allows no sizes with operands of at most {elements:,} elements"
+        raise UsageError(text, hint="widen where=, or name fewer dimensions in shapes=")
     by_size = sorted(fitting)
     spread = [by_size[place * (len(by_size) - 1) // (_COUNT - 1)][1] for place in range(_COUNT)]
     return tuple(dict.fromkeys([fitting[0][1], by_size[-1][1], *spread]))

@@ -80,6 +80,10 @@ class Wanted:
         """Returns the device of the numbers."""
         return self.stream.device
 
+    def beside(self, part: str) -> Wanted:
+        """Returns the same of another stream."""
+        return replace(self, stream=self.stream.beside(part))
+
     def bell(self) -> Tensor:
         """Returns nearly normal rows."""
         return self.stream.bell(self.count * self.width).reshape(self.count, self.width)
@@ -199,20 +203,9 @@ def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: t
 
 def special_patterns(fmt: Format) -> list[int]:
     """Returns every kind of special value: zeros, subnormal ends, normal ends, one, infinities, NaN; both signs."""
-    positive = [
-        0,
-        1,
-        2,
-        (1 << fmt.mantissa_bits) - 1,
-        1 << fmt.mantissa_bits,
-        fmt.from_float(1.0) - 1,
-        fmt.from_float(1.0),
-        fmt.from_float(1.0) + 1,
-        fmt.max_bits - 1,
-        fmt.max_bits,
-    ]
-    if fmt.has_inf:
-        positive.append(fmt.inf_bits)
+    normal, one, most = 1 << fmt.mantissa_bits, fmt.from_float(1.0), fmt.max_bits
+    positive = [0, 1, 2, normal - 1, normal, one - 1, one, one + 1, most - 1, most]
+    positive += [fmt.inf_bits] if fmt.has_inf else []
     return [*positive, *(bits | fmt.sign_bit for bits in positive), fmt.nan_bits]
 
 
@@ -222,13 +215,10 @@ def nan_patterns(fmt: Format) -> list[int]:
     return [fmt.nan_bits, other] if fmt.is_nan(other) and other != fmt.nan_bits else [fmt.nan_bits]
 
 
-def landmark_patterns(fmt: Format, landmarks: Sequence[float], reach: int = 4) -> list[int]:
-    """Returns the patterns within `reach` steps of each landmark."""
-    return [
-        fmt.from_ordinal(min(max(centre + step, -fmt.max_bits), fmt.max_bits))
-        for centre in _ordinals(fmt, tuple(landmarks))
-        for step in range(-reach, reach + 1)
-    ]
+def landmark_patterns(fmt: Format, landmarks: Sequence[float]) -> list[int]:
+    """Returns the patterns within four steps of each landmark."""
+    near = [centre + step for centre in _ordinals(fmt, tuple(landmarks)) for step in range(-4, 5)]
+    return [fmt.from_ordinal(min(max(each, -fmt.max_bits), fmt.max_bits)) for each in near]
 
 
 @lru_cache
@@ -279,10 +269,7 @@ def _mixed(wanted: Wanted) -> Tensor:
     rest = wanted.count - head.numel()
     quarter = -(-rest // 4)
     makers = {"bits": _bits, "active": _active, "near": _near, "normal": _normal}
-    parts = [
-        maker(replace(wanted, count=quarter, stream=wanted.stream.beside(name))).reshape(-1)
-        for name, maker in makers.items()
-    ]
+    parts = [maker(replace(wanted.beside(name), count=quarter)).reshape(-1) for name, maker in makers.items()]
     return torch.cat([head, torch.stack(parts, dim=1).reshape(-1)[:rest]])
 
 
@@ -393,18 +380,6 @@ def _confident(wanted: Wanted) -> Tensor:
 
 def _uniform(wanted: Wanted) -> Tensor:
     return wanted.stream.uniform(wanted.count * wanted.width).reshape(wanted.count, wanted.width)
-
-
-def _rank_one(wanted: Wanted) -> Tensor:
-    """Returns rows that are multiples of one row."""
-    row = replace(wanted, count=1, stream=wanted.stream.beside("row")).bell()
-    return row * replace(wanted, width=1).bell()
-
-
-def _sparse(wanted: Wanted) -> Tensor:
-    """Returns rows where nine of ten numbers are 0."""
-    kept = replace(wanted, stream=wanted.stream.beside("kept"))
-    return wanted.bell() * (_uniform(kept) < 0.1)
 
 
 def _one_hot(wanted: Wanted) -> Tensor:
@@ -535,8 +510,9 @@ ROW: dict[str, Recipe] = {
     "repeated rows": _repeated,
     CONFIDENT: _confident,
     "uniform": _uniform,
-    "rank one": _rank_one,
-    "sparse": _sparse,
+    # multiples of one row
+    "rank one": lambda wanted: replace(wanted.beside("row"), count=1).bell() * replace(wanted, width=1).bell(),
+    "sparse": lambda wanted: wanted.bell() * (_uniform(wanted.beside("kept")) < 0.1),  # nine of ten numbers are 0
     "one-hot": _one_hot,
     "powers of two": _powers,
     MEDLEY: _medley,
@@ -554,6 +530,5 @@ ROW_REGIMES = tuple(name for name in ROW if not name.startswith(_NOT_ALL))
 MATRIX_REGIMES = ("randn", "mean 1e3", "outlier", "spread")
 # `verify judge` tries these at each size, by profile.
 _QUICK = ("randn", "outlier", "mean 1e3", MEDLEY, "active", SPECIAL, "uniform", "spread", "lone outlier", "rank one")
-RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(
-    ("ci", "nightly", "exhaustive"), (*ROW_REGIMES, *SHIFTS, "active")
-)
+_EVERY = (*ROW_REGIMES, *SHIFTS, "active")
+RECIPES_OF_PROFILES = {"quick": _QUICK} | dict.fromkeys(("ci", "nightly", "exhaustive"), _EVERY)

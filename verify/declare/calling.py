@@ -150,9 +150,8 @@ def _copied(value: Tensor) -> Tensor:
     """Copies a tensor into memory of its own, with the same strides unless elements share memory."""
     if any(stride == 0 and size > 1 for size, stride in zip(value.shape, value.stride(), strict=True)):
         return value.detach().clone(memory_format=torch.contiguous_format)
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device).copy_(
-        value.detach()
-    )
+    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+    return made.copy_(value.detach())
 
 
 Raw = Mapping[str, Callable[[Any], Any]]  # by operand: what the kernel receives, from what cases hold
@@ -175,10 +174,8 @@ class Calling:
 
     def placed(self, given: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Returns the arguments by position and by keyword. `given` has the value of each operand."""
-        values = {
-            name: [given[each] for each in self.lists[name]] if name in self.lists else given[name]
-            for name in self.taken
-        }
+        held = {name: [given[each] for each in names] for name, names in self.lists.items()}
+        values = {name: held[name] if name in held else given[name] for name in self.taken}
         return [v for n, v in values.items() if n not in self.by_keyword], {n: values[n] for n in self.by_keyword}
 
     def words(self, given: Mapping[str, str]) -> list[str]:
@@ -246,9 +243,7 @@ def by_operand(
     own = [each for each in _parameters(function) if each.default is each.empty or each.name in (shapes or ())]
     taken = [each.name for each in own if each.kind in (*_PLAIN, inspect.Parameter.KEYWORD_ONLY)]
     taken = taken or list(shapes or ())  # for a function with variable arguments
-    by_keyword = tuple(
-        each.name for each in own if each.kind is inspect.Parameter.KEYWORD_ONLY or each.default is not each.empty
-    )
+    by_keyword = tuple(each.name for each in own if each.kind is each.KEYWORD_ONLY or each.default is not each.empty)
     members: dict[str, tuple[str, ...]] = {}
     for name, each in lists.items():
         if name not in taken or not isinstance(each, list | tuple) or not all(isinstance(one, str) for one in each):
@@ -264,10 +259,8 @@ def by_operand(
     if not (members or by_keyword) and (writing is not None or not hidden):
         return Declared(function, like, shapes, hidden)
     if writing is not None:
-        raise UsageError(
-            f"{about}: a kernel that writes takes each operand by its place",
-            hint="a function that calls the kernel, with the operands as its arguments",
-        )
+        text = f"{about}: a kernel that writes takes each operand by its place"
+        raise UsageError(text, hint="a function that calls the kernel, with the operands as its arguments")
     calling = Calling(function, (*operands, *hidden), tuple(taken), by_keyword, members, raw or {})
     flat = {
         one: text
@@ -318,10 +311,8 @@ def op_of(
         names = tuple(each.name for each in own if each.kind in _PLAIN and each.default is each.empty)
         names = names or tuple(declared.shapes or ())
         if not names:
-            raise UsageError(
-                f"{about}: its operands are the arguments of the function, which has none with a name",
-                hint='operands=["x"] names them in their order',
-            )
+            text = f"{about}: its operands are the arguments of the function, which has none with a name"
+            raise UsageError(text, hint='operands=["x"] names them in their order')
     labels = None if outputs is None else promises.strings(about, "outputs", outputs)
     try:
         made = Definition(
@@ -360,10 +351,8 @@ def recorded(make: Callable[_Given, _Declare]) -> Callable[_Given, _Declare]:
 
     def demand(options: Mapping[str, object]) -> None:
         if unknown := next((name for name in options if name not in known_options), None):
-            raise UsageError(
-                f"verify.kernel has no option {unknown!r}{closest(unknown, known_options)}",
-                hint="python -c 'import verify; help(verify.kernel)' lists the options",
-            )
+            text = f"verify.kernel has no option {unknown!r}{closest(unknown, known_options)}"
+            raise UsageError(text, hint="python -c 'import verify; help(verify.kernel)' lists the options")
 
     @functools.wraps(make)
     def kernel(*received: _Given.args, **options: _Given.kwargs) -> _Declare:

@@ -128,10 +128,8 @@ def captured(about: str, given: Any, op: Op, dtypes: Mapping[str, Mapping[str, t
         calls.append({**shared, **own})
     for name in found:
         if name.rpartition("/")[2] not in known or ("/" in name and not name.split("/")[0].isdecimal()):
-            raise UsageError(
-                f"{about}: {path.name} names operands, {', '.join(sorted(known))}; received {name!r}",
-                hint='"x", or "0/x" for that of the first call',
-            )
+            text = f"{about}: {path.name} names operands, {', '.join(sorted(known))}; received {name!r}"
+            raise UsageError(text, hint='"x", or "0/x" for that of the first call')
     made = Captured(path, tuple(calls))
     for number, call in enumerate(calls):
         made.dims(op, number)
@@ -177,9 +175,8 @@ def _bytes_of(path: Path, start: int, count: int, kind: torch.dtype, shape: tupl
     with path.open("rb") as stream:
         stream.seek(start)
         data = bytearray(stream.read(count))
-    return (
-        torch.frombuffer(data, dtype=torch.uint8).view(kind).reshape(shape) if data else torch.empty(shape, dtype=kind)
-    )
+    flat = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+    return flat.view(kind).reshape(shape)
 
 
 def _npz(path: Path) -> dict[str, Held]:
@@ -230,9 +227,8 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
         begun[0] += 1
 
     def after(module: torch.nn.Module, args: Any, output: Any) -> None:
-        outputs = [
-            each for each in (output if isinstance(output, tuple | list) else [output]) if isinstance(each, Tensor)
-        ]
+        returned = output if isinstance(output, tuple | list) else [output]
+        outputs = [each for each in returned if isinstance(each, Tensor)]
         for place, value in enumerate(outputs, 1):
             name = f"{begun[0] - 1}/dy" + (str(place) if len(outputs) > 1 else "")
             if begun[0] <= calls and value.requires_grad:

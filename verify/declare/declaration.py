@@ -131,11 +131,9 @@ class Kernel:
     def differentiable(self) -> tuple[Operand, ...]:
         """Returns the operands for which the op defines a gradient and the kernel may have one."""
         return tuple(
-            operand
-            for operand in self.op.operands
-            if operand.differentiable
-            and operand.name in self.operands
-            and (self.gradients == "auto" or operand.name in self.gradients)
+            each
+            for each in self.op.operands
+            if each.differentiable and each.name in (self.operands if self.gradients == "auto" else self.gradients)
         )
 
     def operand_dtype(self, dtype: str, operand: str) -> str:
@@ -237,29 +235,26 @@ class Kernel:
         parts += [f"{name} is {each.words}" for name, each in (self.encoded.encodings if self.encoded else {}).items()]
         if self.refuses is False:
             parts.append("refuses nothing")
-        for verb, seeds in (("rounds at random: ", self.stochastic), ("draws ", self.draws)):
-            words = [f"{name} by {seed}".removesuffix(" by ") for name, seed in seeds.items()]
-            parts += [verb + ", ".join(words)] if words else []
-        parts += [f"{name} {each.words}" for name, each in self.relative.items()]
-        if self.same_bits:
-            parts.append(f"same bits: {', '.join(self.same_bits)}")
-        if self.rounds:
-            parts.append(f"rounds {self.rounds}")
-        if self.op.meaning.ties:
-            parts.append(f"ties {self.op.meaning.ties}")
-        if self.where:
-            parts.append(f"sizes: {self.where}")
-        if self.models:
-            parts.append(f"at the sizes of {', '.join(self.models)}")
-        if writing := getattr(self.function, "writing", None):
-            parts.append("writes " + ", ".join((*writing.writes, *writing.into)))
-        if self.op.domains:
-            parts.append(f"domain: {self.op.domain_words}")
-        if self.op.regions:
-            parts.append(f"valid: {self.op.regions.words}")
-        if self.largest:
-            parts.append(", ".join(f"{largest_words(size)} in {dtype}" for dtype, size in self.largest.items()))
-        return "; ".join(parts)
+
+        def seeded(seeds: Mapping[str, str]) -> str:
+            return ", ".join(f"{name} by {seed}".removesuffix(" by ") for name, seed in seeds.items())
+
+        writing = getattr(self.function, "writing", None)
+        facts = [
+            ("rounds at random: ", seeded(self.stochastic)),
+            ("draws ", seeded(self.draws)),
+            *((f"{name} ", each.words) for name, each in self.relative.items()),
+            ("same bits: ", ", ".join(self.same_bits)),
+            ("rounds ", self.rounds),
+            ("ties ", self.op.meaning.ties),
+            ("sizes: ", self.where),
+            ("at the sizes of ", ", ".join(self.models)),
+            ("writes ", ", ".join((*writing.writes, *writing.into)) if writing else ""),
+            ("domain: ", self.op.domain_words if self.op.domains else ""),
+            ("valid: ", self.op.regions.words if self.op.regions else ""),
+            ("", ", ".join(f"{largest_words(size)} in {dtype}" for dtype, size in self.largest.items())),
+        ]
+        return "; ".join([*parts, *(verb + words for verb, words in facts if words)])
 
 
 @recorded
@@ -389,10 +384,8 @@ def kernel(
     named_op = _op(received, op) if like is None else ""
     given = {**locals(), "examples": examples is not None, "accumulate": accumulate != "float32"}
     if like is None and (named_alone := [f"{name}=" for name in _OF_LIKE if given[name]]):
-        raise UsageError(
-            f"an op by name has no use for {', '.join(named_alone)}, which belong to like=",
-            hint="@verify.kernel(like=function, ...)",
-        )
+        text = f"an op by name has no use for {', '.join(named_alone)}, which belong to like="
+        raise UsageError(text, hint="@verify.kernel(like=function, ...)")
     if like is not None and (received or op is not None or params):
         raise UsageError(
             "like= defines what the kernel computes, and excludes op= and params=",
@@ -404,18 +397,14 @@ def kernel(
         about = f"kernel {label!r}"
         encoded_name = label.encode(errors="ignore") if isinstance(label, str) else b""
         if not 0 < len(encoded_name) <= LONGEST_NAME or encoded_name.decode() != label or "::" in label:
-            raise UsageError(
-                f"{about}: a name is Unicode text of 1 to {LONGEST_NAME} bytes without ::",
-                hint='@verify.kernel(op=..., name="another_name")',
-            )
+            text = f"{about}: a name is Unicode text of 1 to {LONGEST_NAME} bytes without ::"
+            raise UsageError(text, hint='@verify.kernel(op=..., name="another_name")')
         if not isinstance(where, str) or not isinstance(policy, Policy | None):
             text = f"{about}: where is a text and policy a verify.Policy; received {where!r} and {policy!r}"
             raise UsageError(text, hint="where='n <= 65536', policy=verify.Policy(nan='any')")
         if not callable(function):
-            raise UsageError(
-                f"{about}: @verify.kernel decorates a function; received {function!r}",
-                hint="def my_kernel(x): ... below it, or verify.kernel(op=...)(function)",
-            )
+            text = f"{about}: @verify.kernel decorates a function; received {function!r}"
+            raise UsageError(text, hint="def my_kernel(x): ... below it, or verify.kernel(op=...)(function)")
         if isinstance(function, type):
             raise UsageError(
                 f"{about}: @verify.kernel decorates a function; received the class {function.__name__}",

@@ -45,10 +45,8 @@ def load(target: Target, failed: list[UsageError] | None = None) -> list[Kernel]
             )
     for label in names:
         if names.count(label) > 1:
-            raise UsageError(
-                f"{target.source} declares two kernels named {label!r}; names must differ",
-                hint='@verify.kernel(op=..., name="another_name")',
-            )
+            text = f"{target.source} declares two kernels named {label!r}; names must differ"
+            raise UsageError(text, hint='@verify.kernel(op=..., name="another_name")')
     if errors and target.kernel is None:
         if failed is None or not unique:
             raise next(iter(errors.values()))
@@ -65,10 +63,8 @@ def load(target: Target, failed: list[UsageError] | None = None) -> list[Kernel]
     if separator and not chosen:
         chosen = [stand_in(item, form) for item in unique if item.name == label]
     if not chosen:
-        raise UsageError(
-            f"{target.source} has no kernel {target.kernel!r}; it declares: {', '.join(names)}",
-            hint=f"verify list {target.source}",
-        )
+        text = f"{target.source} has no kernel {target.kernel!r}; it declares: {', '.join(names)}"
+        raise UsageError(text, hint=f"verify list {target.source}")
     return chosen
 
 
@@ -89,9 +85,8 @@ def imported(target: Target) -> ModuleType:
     except Exception as error:
         unknown = error.name if isinstance(error, ModuleNotFoundError) and not target.is_file else None
         if unknown and (shown == unknown or shown.startswith(unknown + ".")):
-            raise UsageError(
-                f"no module named {shown!r}", hint="a file is named with its ending: verify run accuracy.py"
-            ) from error
+            text = f"no module named {shown!r}"
+            raise UsageError(text, hint="a file is named with its ending: verify run accuracy.py") from error
         raise _import_failure(shown, error) from error
 
 
@@ -138,14 +133,9 @@ def _import_failure(shown: str, error: BaseException) -> UsageError:
     if isinstance(error, SyntaxError) and error.filename:
         place = f" ({error.filename}:{error.lineno})"
     text = " ".join(said_by(error).split()) or "no message"
-    return UsageError(f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=_next(shown, error))
-
-
-def _next(shown: str, error: BaseException) -> str:
+    hint = f"python {shlex.quote(shown)}" if shown.endswith(".py") else f"python -c {shlex.quote(f'import {shown}')}"
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        return (
-            f"install {package} for {sys.executable}; where it may be missing, import it inside the function and "
-            f'declare requires="{package}"'
-        )
-    return f"python {shlex.quote(shown)}" if shown.endswith(".py") else f"python -c {shlex.quote(f'import {shown}')}"
+        hint = f"install {package} for {sys.executable}; where it may be missing, import it inside the function and "
+        hint += f'declare requires="{package}"'
+    return UsageError(f"{shown} fails on import: {type(error).__name__}: {text}{place}", hint=hint)

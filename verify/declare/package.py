@@ -283,9 +283,8 @@ def _parameters(node: ast.FunctionDef) -> list[Parameter]:
     known = [(each, default, False) for each, default in zip(places, defaults, strict=True)]
     known += [(each, default, True) for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True)]
     rest = [f"{stars}{each.arg}" for stars, each in (("*", given.vararg), ("**", given.kwarg)) if each]
-    return [
-        Parameter(
-            each.arg, ast.unparse(each.annotation or ast.Name("")), ast.unparse(default) if default else None, keyword
-        )
-        for each, default, keyword in known
-    ] + [Parameter(name, default="") for name in rest]
+    found = [Parameter(name, default="") for name in rest]
+    for place, (each, default, keyword) in enumerate(known):
+        text = ast.unparse(each.annotation or ast.Name(""))
+        found.insert(place, Parameter(each.arg, text, ast.unparse(default) if default else None, keyword))
+    return found

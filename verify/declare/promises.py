@@ -96,17 +96,12 @@ def limits(
     """
     others = tuple(others)
     names = dict.fromkeys((*dtypes, *(item for each in others for item in each.values())))
-    if limit is None:
+    by_result = limit if isinstance(limit, Mapping) and set(limit) <= set(results) else {}
+    if limit is None or by_result:
         extreme: dict[str, float | None] = {EXTREME: None} if relative else {}
         given = {name: {ORDINARY: default_limit(name, wide[""]), **extreme} for name in names}
         found = {name: _class_limits(where, each) for name, each in given.items()}
-        for result in filter(None, wide):
-            of_result = limits(where, None, dtypes, others, wide={"": wide[result]}, relative=relative)
-            found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
-        return found
-    if isinstance(limit, Mapping) and limit and set(limit) <= set(results):
-        found = limits(where, None, dtypes, others, wide=wide, relative=relative)
-        for result, own in limit.items():
+        for result, own in (*((name, None) for name in wide if name), *by_result.items()):
             of_result = limits(where, own, dtypes, others, wide={"": wide.get(result, wide[""])}, relative=relative)
             found |= {f"{result} {dtype}": each for dtype, each in of_result.items()}
         return found
@@ -126,10 +121,8 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
     """Returns the limit of each class. A class without one has the limit of the class before it."""
     given = limit if isinstance(limit, Mapping) else {ORDINARY: limit}
     if unknown := set(given) - set(CLASSES):
-        raise UsageError(
-            f"{where}: the classes of inputs are {', '.join(CLASSES)}; received {', '.join(map(str, unknown))}",
-            hint=f"max_ulp={{'{ORDINARY}': {DEFAULT_LIMIT:g}, '{EXTREME}': None}}",
-        )
+        text = f"{where}: the classes of inputs are {', '.join(CLASSES)}; received {', '.join(map(str, unknown))}"
+        raise UsageError(text, hint=f"max_ulp={{'{ORDINARY}': {DEFAULT_LIMIT:g}, '{EXTREME}': None}}")
     found: dict[str, float | None] = {}
     last: float | None = DEFAULT_LIMIT
     for name in CLASSES:
@@ -142,10 +135,8 @@ def _class_limits(where: str, limit: Any) -> dict[str, float | None]:
 def noise(where: str, given: Any, gate: str, results: Sequence[str]) -> dict[str, float]:
     """Maps a result to its limit in units of noise; "" means all other results."""
     if given is not None and gate != "noise":
-        raise UsageError(
-            f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it",
-            hint="max_ulp= is the limit of elementwise functions and of verify's own ops",
-        )
+        text = f"{where}: max_noise is about the results of a program that adds up numbers, as like= follows it"
+        raise UsageError(text, hint="max_ulp= is the limit of elementwise functions and of verify's own ops")
     found = by_result(where, "max_noise", given, results)
     if not all(found.values()):
         raise UsageError(f"{where}: max_noise is above 0", hint="max_noise=8 is the default")
@@ -242,10 +233,8 @@ def largest(where: str, largest: Any, dtypes: tuple[str, ...], operands: Sequenc
         demand(where, f"largest in {dtype}", each_operand, "operands", operands, hint)
         for one in each_operand.values():
             if isinstance(one, bool) or not isinstance(one, int | float) or not 0 < one < math.inf:
-                raise UsageError(
-                    f"{where}: largest is a positive finite magnitude of inputs; received {one!r}",
-                    hint="without it all finite numbers are tried",
-                )
+                text = f"{where}: largest is a positive finite magnitude of inputs; received {one!r}"
+                raise UsageError(text, hint="without it all finite numbers are tried")
     return {
         dtype: {name: float(one) for name, one in size.items()} if isinstance(size, Mapping) else float(size)
         for dtype, size in each.items()
@@ -269,10 +258,7 @@ def operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, .
 
 def outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
     """Returns the outputs of a kernel, by default those that the op requires."""
-    known = op.all_outputs
-    if outputs is None:
-        return op.required_outputs
-    return _some_of(where, op, "outputs", known, outputs)
+    return op.required_outputs if outputs is None else _some_of(where, op, "outputs", op.all_outputs, outputs)
 
 
 def _some_of(where: str, op: Op, what: str, known: Sequence[str], given: Iterable[str]) -> tuple[str, ...]:
@@ -280,10 +266,8 @@ def _some_of(where: str, op: Op, what: str, known: Sequence[str], given: Iterabl
     chosen = strings(where, what, given)
     for item in chosen:
         if item not in known:
-            raise UsageError(
-                f"{where}: op {op.name!r} has {what} {', '.join(known)}; received {item!r}",
-                hint=f"verify list --op {op.name}",
-            )
+            text = f"{where}: op {op.name!r} has {what} {', '.join(known)}; received {item!r}"
+            raise UsageError(text, hint=f"verify list --op {op.name}")
     return chosen
 
 
@@ -304,19 +288,15 @@ def domains(
         return op
     for name in given if isinstance(given, Mapping) else [given]:
         if name not in operands or not isinstance(given, Mapping):
-            raise UsageError(
-                f"{about}: domain is about its floating-point operands, {', '.join(operands)}; received {name!r}",
-                hint='domain={"v": "0 <= v"}; integers= is about the other operands',
-            )
+            text = f"{about}: domain is about its floating-point operands, {', '.join(operands)}; received {name!r}"
+            raise UsageError(text, hint='domain={"v": "0 <= v"}; integers= is about the other operands')
     found = {name: Domain.of(about, name, text) for name, text in given.items()}
     for (name, domain), dtype in product(found.items(), dtypes):
         own, most = named(others.get(dtype, {}).get(name, dtype)), up_to(largest.get(dtype), name)
         if between(own, max(domain.low, -most), min(domain.high, most)) is None:
             magnitude = "" if most == math.inf else f" and a magnitude up to {most:g}"
-            raise UsageError(
-                f"{about}: {own.name} has no number with {domain.text}{magnitude}",
-                hint="dtypes= without it, or a wider domain",
-            )
+            text = f"{about}: {own.name} has no number with {domain.text}{magnitude}"
+            raise UsageError(text, hint="dtypes= without it, or a wider domain")
     return replace(op, operands=tuple(replace(each, domain=found.get(each.name)) for each in op.operands))
 
 
@@ -331,10 +311,8 @@ def whole_dtypes(about: str, op: Op, taken: Sequence[str], given: Any) -> tuple[
     found = {name: str(item).removeprefix("torch.") for name, item in given.items() if name in whole}
     for name, item in found.items():
         if item not in WHOLE:
-            raise UsageError(
-                f"{about}: operand_dtypes gives integers a dtype of {', '.join(WHOLE)}; received {item!r} for {name}",
-                hint=f"operand_dtypes={{{name!r}: 'int32'}}",
-            )
+            text = f"{about}: operand_dtypes gives integers a dtype of {', '.join(WHOLE)}; received {item!r} for {name}"
+            raise UsageError(text, hint=f"operand_dtypes={{{name!r}: 'int32'}}")
     definition = op.baseline
 
     def baseline(*operands: Any, **params: Any) -> Any:
@@ -401,14 +379,11 @@ def strings(where: str, what: str, value: Any, allowed: Sequence[str] = ()) -> t
         value = (value,)
     items = tuple(str(item) for item in value)
     if not items:
-        raise UsageError(
-            f"{where}: {what} must name at least one; received an empty list", hint=f"leave {what}= out for the default"
-        )
+        text = f"{where}: {what} must name at least one; received an empty list"
+        raise UsageError(text, hint=f"leave {what}= out for the default")
     if len(set(items)) != len(items):
-        raise UsageError(
-            f"{where}: {what} must not repeat; received {', '.join(items)}",
-            hint=f"{what}={list(dict.fromkeys(items))!r}",
-        )
+        text = f"{where}: {what} must not repeat; received {', '.join(items)}"
+        raise UsageError(text, hint=f"{what}={list(dict.fromkeys(items))!r}")
     return tuple(one_of(where, what, item, allowed) for item in items) if allowed else items
 
 
@@ -424,10 +399,8 @@ def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
     for each in functions:
         if not callable(each):
-            raise UsageError(
-                f"{where}: same_bits_as is a function of the same operands, or a list of them; received {each!r}",
-                hint="same_bits_as=torch.nn.functional.silu",
-            )
+            text = f"{where}: same_bits_as is a function of the same operands, or a list of them; received {each!r}"
+            raise UsageError(text, hint="same_bits_as=torch.nn.functional.silu")
         plain = each.func if isinstance(each, functools.partial) else each
         name = f"as {getattr(plain, 'name', '') or getattr(plain, '__name__', type(plain).__name__)}"
         found[name if name not in found else f"{name} {len(found) + 1}"] = getattr(each, "function", each)
@@ -473,15 +446,11 @@ def required(where: str, requires: str | Iterable[str], file: str) -> tuple[str,
     names = strings(where, "requires", requires)
     for item in names:
         if not item.isidentifier():
-            raise UsageError(
-                f"{where}: requires names importable top-level packages; received {item!r}",
-                hint='the name after `import`, as in requires="liger_kernel"',
-            )
+            text = f"{where}: requires names importable top-level packages; received {item!r}"
+            raise UsageError(text, hint='the name after `import`, as in requires="liger_kernel"')
         if Path(file).stem == item:
-            raise UsageError(
-                f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}",
-                hint=f"name the file otherwise, such as {item}_kernels.py",
-            )
+            text = f"{where}: requires names the package {item!r}, which this file hides: `import {item}` finds {file}"
+            raise UsageError(text, hint=f"name the file otherwise, such as {item}_kernels.py")
     return names
 
 
@@ -524,20 +493,16 @@ def stochastic_results(
     numbers = [name for name in outputs if name not in op.integers]
     found = dict.fromkeys(numbers, given) if isinstance(given, str) else given
     if not isinstance(found, Mapping) or not found or not set(found) <= set(numbers):
-        raise UsageError(
-            f"{about}: stochastic maps outputs, {', '.join(numbers)}, to their seed; received {given!r}",
-            hint='stochastic="seed" for all outputs, stochastic={"p_": "seed"} for one',
-        )
+        text = f"{about}: stochastic maps outputs, {', '.join(numbers)}, to their seed; received {given!r}"
+        raise UsageError(text, hint='stochastic="seed" for all outputs, stochastic={"p_": "seed"} for one')
     for seed in found.values():
         table = op.geometry.table if isinstance(op.geometry, NamedDims) else {}
         if seed not in _integers(op) or table.get(seed) not in ((), (1,)):
             raise UsageError(f"{about}: a seed is an operand of one integer; received {seed!r}", hint=_HINT)
     for name, kind in _formats(found, dtypes, others):
         if kind is None or named(kind).bits > 16:
-            raise UsageError(
-                f"{about}: stochastic rounding is judged in formats of 16 bits or fewer; {name} has {kind or 'any'}",
-                hint=f"dtypes=['bfloat16'], or output_dtypes={{{name!r}: 'bfloat16'}}",
-            )
+            text = f"{about}: stochastic rounding is judged in formats of 16 bits or fewer; {name} has {kind or 'any'}"
+            raise UsageError(text, hint=f"dtypes=['bfloat16'], or output_dtypes={{{name!r}: 'bfloat16'}}")
     return dict(found)
 
 
@@ -549,10 +514,8 @@ def draws(about: str, given: Any, op: Op) -> dict[str, str]:
     """Maps each result that is drawn at random to the operand that seeds it, or to ""."""
     found = of_draws(given)
     if not set(found) <= set(op.outputs):
-        raise UsageError(
-            f"{about}: draws names results, {', '.join(op.outputs)}, or maps them to their seed; received {given!r}",
-            hint='draws="y", draws={"y": "seed"}',
-        )
+        text = f"{about}: draws names results, {', '.join(op.outputs)}, or maps them to their seed; received {given!r}"
+        raise UsageError(text, hint='draws="y", draws={"y": "seed"}')
     if wrong := [seed for seed in found.values() if seed and seed not in _integers(op)]:
         raise UsageError(f"{about}: a seed is an operand of integers; received {wrong[0]!r}", hint=_SEED)
     return found

@@ -39,15 +39,11 @@ def quantiser(
     Without like= it quantises its one operand, a matrix of m rows and k columns. Random bits are a second operand.
     """
     if not isinstance(encoding, Encoding):
-        raise UsageError(
-            f"quantise= is what verify.quantised(...) returns; received {encoding!r}",
-            hint='quantise=verify.quantised("e4m3", block=(1, 32), scale="e8m0")',
-        )
+        text = f"quantise= is what verify.quantised(...) returns; received {encoding!r}"
+        raise UsageError(text, hint='quantise=verify.quantised("e4m3", block=(1, 32), scale="e8m0")')
     if op is not None:
-        raise UsageError(
-            f"quantise= is about x, or about the result of like=; received op={op!r} beside it",
-            hint="like=FUNCTION computes the result that is quantised",
-        )
+        text = f"quantise= is about x, or about the result of like=; received op={op!r} beside it"
+        raise UsageError(text, hint="like=FUNCTION computes the result that is quantised")
     if like is not None:
         if shapes is None:
             raise UsageError("quantise= with like= takes shapes=", hint='shapes={"x": "m k"}')

@@ -88,10 +88,10 @@ class ListOps(Request[list[OpAbout]], frozen=True, tag="ops"):
 Known = dict[str, Listed]  # the listings of targets that were requested before, if no declaration changes meanwhile
 
 
-def _listed(worker: Answers, target: str, timeout: float, known: Known | None) -> Listed:
+def _listed(worker: Answers, target: str, known: Known | None) -> Listed:
     known = {} if known is None else known
     if target not in known:
-        known[target] = worker.ask(ListKernels(target), timeout=timeout)
+        known[target] = worker.ask(ListKernels(target), timeout=START_SECONDS)
     return known[target]
 
 
@@ -100,7 +100,7 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
     found = {}
     for target in targets:
         try:
-            found[target] = _listed(worker, target, START_SECONDS, known).sources
+            found[target] = _listed(worker, target, known).sources
         except VerifyError as error:
             # A failing import is reported when the target runs. Its message becomes part of the settings.
             found[target] = error.message if isinstance(error, UsageError) else str(error)
@@ -108,26 +108,18 @@ def sources_of(worker: Answers, targets: Iterable[str], known: Known | None = No
 
 
 def declared_by(
-    worker: Answers,
-    target: str,
-    timeout: float = START_SECONDS,
-    known: Known | None = None,
-    failed: list[UsageError] | None = None,
+    worker: Answers, target: str, known: Known | None = None, failed: list[UsageError] | None = None
 ) -> list[Declared]:
     """Returns the kernels of a target. If importing fails, raises UsageError with a command that shows why.
 
     Adds refused declarations to `failed`; without it, raises the first.
     """
     try:
-        found = _listed(worker, target, timeout, known)
-    except Late:
-        raise UsageError(
-            f"{target}: importing it took more than {timeout:g} s; stopped", hint=Target.parse(target).import_command()
-        ) from None
-    except Died as died:
-        raise UsageError(
-            f"{target}: importing it ended the process: {died}", hint=Target.parse(target).import_command()
-        ) from None
+        found = _listed(worker, target, known)
+    except (Late, Died) as error:
+        late = f"took more than {START_SECONDS:g} s; stopped"
+        why = late if isinstance(error, Late) else f"ended the process: {error}"
+        raise UsageError(f"{target}: importing it {why}", hint=Target.parse(target).import_command()) from None
     errors = [UsageError(message, hint=hint) for message, hint in found.refused]
     if errors and failed is None:
         raise errors[0]

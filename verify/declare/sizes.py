@@ -44,6 +44,5 @@ def free_dims(geometry: NamedDims, said: Mapping[str, str]) -> tuple[dict[str, s
     """
     related, named = Related.by(geometry.dims, geometry.where), named_by(geometry.dims, said)
     found = {related.group[name]: role for name, role in reversed(named.items())}
-    return {root: found[root] for root in related.roots if root in found}, [
-        root for root in related.roots if root not in found
-    ]
+    lacking = [root for root in related.roots if root not in found]
+    return {root: found[root] for root in related.roots if root in found}, lacking

@@ -34,23 +34,20 @@ def label(device: str) -> str:
 def stand_in(kernel: Kernel, form: str) -> Kernel:
     """Returns the PyTorch baseline of a kernel's op as a separate kernel."""
     if form not in _FORMS:
-        raise UsageError(
-            f"a stand-in is KERNEL@{' or KERNEL@'.join(_FORMS)}; received {kernel.name}@{form}",
-            hint=f"verify run {kernel.file or kernel.module}::{kernel.name}@eager",
-        )
+        text = f"a stand-in is KERNEL@{' or KERNEL@'.join(_FORMS)}; received {kernel.name}@{form}"
+        raise UsageError(text, hint=f"verify run {kernel.file or kernel.module}::{kernel.name}@eager")
     make, summary, backends = _FORMS[form]
+    baseline = baseline_of(kernel)
     return dataclasses.replace(
-        kernel,
+        baseline,
         name=f"{kernel.name}@{form}",
-        function=make(_baseline(kernel)),
+        function=make(baseline.function),
         summary=summary,
         contiguous=(),
-        gradients="auto",
         max_ulp=dict.fromkeys(kernel.dtypes, DEFAULT_LIMIT),
         class_limits={},
         backends=backends,
         peer=True,
-        accepted=frozenset(kernel.op.params),
         requires=(),
     )
 

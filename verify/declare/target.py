@@ -34,10 +34,8 @@ class Target:
         """Parses FILE, FILE::KERNEL, MODULE or MODULE::KERNEL; KERNEL may end in @eager or @compile (standin.py)."""
         source, separator, label = text.partition("::")
         if not source or (separator and not label):
-            raise UsageError(
-                f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}",
-                hint="verify run accuracy.py::my_gelu",
-            )
+            text = f"a target is FILE, MODULE, FILE::KERNEL or MODULE::KERNEL; received {text!r}"
+            raise UsageError(text, hint="verify run accuracy.py::my_gelu")
         return Target(source, label or None)
 
     def __str__(self) -> str:
@@ -66,9 +64,8 @@ class Target:
         """Raises UsageError if the source is a folder, or a file that does not exist."""
         path = Path(self.source).resolve()
         if path.is_dir() and not (self.source.isidentifier() and (path / "__init__.py").is_file()):
-            raise UsageError(
-                f"a target is a Python file or a module; received the folder {self.source}", hint=_in_folder(path)
-            )
+            text = f"a target is a Python file or a module; received the folder {self.source}"
+            raise UsageError(text, hint=_in_folder(path))
         if self.is_file and not path.is_file():
             raise UsageError(f"no such file: {self.source}", hint=_in_folder(path.parent))
 
@@ -86,6 +83,11 @@ def _in_folder(folder: Path) -> str:
     if not files:
         return "verify run FILE.py, where FILE.py declares a kernel with @verify.kernel; verify list for all configured"
     return f"verify run {os.path.relpath(files[0])}"
+
+
+def _facts(of: object, *names: str) -> dict[str, Any]:
+    """Returns some fields of an object, for another one that has the same."""
+    return {name: getattr(of, name) for name in names}
 
 
 class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,30 +110,16 @@ class Declared(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Describes a kernel that the source declares."""
         return Declared(
             target=str(Target(source, kernel.name)),
-            name=kernel.name,
             op=kernel.op.name,
             kind=kernel.op.geometry.name,
             params=dict(kernel.params),
-            promise=kernel.promise,
-            backends=kernel.backends,
-            dtypes=kernel.dtypes,
-            summary=kernel.summary,
-            peer=kernel.peer,
-            lacking=kernel.lacking,
+            **_facts(kernel, "name", "promise", "backends", "dtypes", "summary", "peer", "lacking"),
         )
 
     def run(self, status: Status, message: str = "", **more: Any) -> KernelRun:
         """Returns the kernel's entry for a record. `more` are further fields, such as `results` and `hint`."""
-        fields: dict[str, Any] = {"status": status, "results": [], "message": message, **more}
-        return KernelRun(
-            name=self.name,
-            target=self.target,
-            op=self.op,
-            params=self.params,
-            promise=self.promise,
-            peer=self.peer,
-            **fields,
-        )
+        own = _facts(self, "name", "target", "op", "params", "promise", "peer")
+        return KernelRun(**own, **{"status": status, "results": [], "message": message, **more})
 
     def missing(self) -> str:
         """Returns why the kernel cannot run without its packages, or ""."""

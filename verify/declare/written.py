@@ -114,9 +114,8 @@ class _File:
         """Adds the def or class statement of a value, after the statements that it needs. Returns its name."""
         about, inner = what or _called(value), _undecorated(value)
         if inner is None:
-            raise UsageError(
-                f"{about} is a {type(value).__name__}: it cannot be written down for a worker", hint=OWN_FILE
-            )
+            text = f"{about} is a {type(value).__name__}: it cannot be written down for a worker"
+            raise UsageError(text, hint=OWN_FILE)
         node, source, scope = _statement(inner, about)
         if inner is not value and not node.decorator_list:
             made = f"{about} was made of the function {node.name} by a call, which a worker cannot repeat"
@@ -150,12 +149,8 @@ def _place(value: Any) -> tuple[str, str] | None:
     inner = _undecorated(value)
     names = [getattr(each, key, None) for each in (value, inner) for key in ("__qualname__", "__name__")]
     names += [str(value).rpartition(".")[2]] if type(value).__name__ == "dtype" else []
-    for module in (
-        getattr(value, "__module__", None),
-        getattr(inner, "__module__", None),
-        "torch",
-        "torch.nn.functional",
-    ):
+    own = [getattr(each, "__module__", None) for each in (value, inner)]
+    for module in (*own, "torch", "torch.nn.functional"):
         for name in names if module in sys.modules and module != MAIN else ():
             found: Any = sys.modules[str(module)]
             for part in str(name).split("."):

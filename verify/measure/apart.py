@@ -40,12 +40,11 @@ from verify.measure.requests import CallKernel, ListSideEffects, Measure, Time
 from verify.measure.state import ProcessState
 from verify.ops.graph import decompositions
 from verify.records.record import RESULT_STATUSES, UNPROVEN, Gap, KernelRun, Printed, SideEffect
-from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send
+from verify.workers.calls import FOREIGN, BeginKernel, outcome_of, receive, send, serve, watch
 from verify.workers.channel import Channel
 from verify.workers.fork_server import Fork, ForkServer, flush
 from verify.workers.phases import phase
 from verify.workers.requests import Died, KernelWanted, Late, OnProgress, Outcome, Who, demand_reply, kind_of
-from verify.workers.serving import serve, watch
 
 # importing these takes about a second
 SHARED_BY_LAWS = ("verify.laws.suite", "torch._dynamo", "torch.testing._internal.optests")

@@ -30,7 +30,6 @@ from verify.measure.result import check_limit, finite
 from verify.measure.tally import BIAS_LIMIT
 from verify.ops.graph.called import name_of
 from verify.ops.graph.like import Definition
-from verify.ops.op import Op
 from verify.records.figure import UNIT
 from verify.records.record import Worst
 from verify.truth import formats
@@ -38,7 +37,6 @@ from verify.truth.ulp import bits_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
-SPELLED = 32  # a message's command spells out the inputs of at most this many elements
 
 
 def _at_the_callers_line(check: Callable[P, R]) -> Callable[P, R]:
@@ -163,7 +161,8 @@ class _Closeness:
         self.check_dtype, self.like, self.given, self.vacuous = check_dtype, like, list(copied.values()), vacuous
         self.as_pytorch, self.max_ulp = as_pytorch, max_ulp
         self.op = Definition(like, list(self.inputs), examples=[tuple(self.given)], **said).op()
-        self.shapes = _shapes(self.op, (0,), {})
+        self.shapes = {f"d{name}": shape for name, shape in self.op.shapes((0,), {}).items()}
+        self.shapes |= self.op.result_shapes((0,), {})
         self.slots = {name: f"d{name}" in self.op.gradients for name in bound}  # True: the input has a gradient
         self.upstream = _arrived(self.op.outputs, self.op.integers, self.shapes, upstream)
         self.questions: dict[tuple[tuple[str, torch.dtype], ...], tuple[Kernel, Group, Question]] = {}
@@ -195,16 +194,13 @@ class _Closeness:
         if failures:
             theirs = given.get(BASELINE) or self._theirs(declared, results)
             alike = {
-                name: self._no_worse(declared, question, name, results[name], theirs.get(name)) for name in failures
+                each: self._no_worse(declared, question, each, results[each], theirs.get(each)) for each in failures
             }
             if self.as_pytorch:
-                left = {name: not bool(mask.all()) for name, mask in alike.items()}
+                accepted = [name for name, mask in alike.items() if bool(mask.all())]
                 found = judge_case(declared, group, replace(question, excused=alike), given, {})
-                failures = {
-                    name: text
-                    for name, text in self._failures(declared, question, found).items()
-                    if left.get(name, True)
-                }
+                broken = self._failures(declared, question, found)
+                failures = {name: text for name, text in broken.items() if name not in accepted}
             else:
                 for name, mask in alike.items():
                     if count := int(mask.sum()):
@@ -216,12 +212,11 @@ class _Closeness:
 
     def _failures(self, declared: Kernel, question: Question, found: CaseFindings) -> dict[str, str]:
         """Returns the message about each result that breaks its limits."""
-        beside = found.get(BASELINE, {})
-        said = {
-            name: self._failure(declared, question, name, findings, beside.get(name, Findings()))
-            for name, findings in found[KERNEL].items()
-        }
-        return {name: text for name, text in said.items() if text}
+        said, beside = dict[str, str](), found.get(BASELINE, {})
+        for name, findings in found[KERNEL].items():
+            if text := self._failure(declared, question, name, findings, beside.get(name, Findings())):
+                said[name] = text
+        return said
 
     def _no_worse(self, declared: Kernel, question: Question, name: str, got: Tensor, theirs: Tensor | None) -> Tensor:
         """Returns the mask of the elements beyond the limit where PyTorch's own result is as far off; NaN is none."""
@@ -238,10 +233,8 @@ class _Closeness:
         """Returns 1 as the gradient that arrives at an only output of one number. Raises UsageError for others."""
         (name, *more), like = self.op.outputs, next(iter(self.inputs.values()))
         if more or math.prod(self.shapes[name]) != 1:
-            raise UsageError(
-                f"the gradients of {self.label} depend on what arrived at its output; received no upstream=",
-                hint="assert_close(y, ..., grads=torch.autograd.grad(y, (x, w), dy), upstream=dy)",
-            )
+            text = f"the gradients of {self.label} depend on what arrived at its output; received no upstream="
+            raise UsageError(text, hint="assert_close(y, ..., grads=torch.autograd.grad(y, (x, w), dy), upstream=dy)")
         return {name: torch.ones(self.shapes[name], device=like.device)}
 
     def _demand_dtypes(self, kinds: Mapping[str, torch.dtype]) -> None:
@@ -265,10 +258,8 @@ class _Closeness:
             made = [each.dtype for each in items_of(returned)]
             return dict(zip(self.op.outputs, made, strict=True))
         except Exception as error:
-            raise UsageError(
-                f"a result has PyTorch's dtype, and {self.label} raised on these inputs: {said_by(error)}",
-                hint="check_dtype=False judges each result in its own dtype",
-            ) from error
+            text = f"a result has PyTorch's dtype, and {self.label} raised on these inputs: {said_by(error)}"
+            raise UsageError(text, hint="check_dtype=False judges each result in its own dtype") from error
 
     def _theirs(self, declared: Kernel, results: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Returns PyTorch's own results of the same names and dtypes; none if it raises."""
@@ -340,9 +331,8 @@ def _unlike(value: Any) -> str:
 def _inputs(label: str, signature: inspect.Signature | None, inputs: Any) -> dict[str, Any]:
     """Maps parameters to the inputs that they receive. An input without a parameter of its own is x and its number."""
     if isinstance(inputs, str) or not isinstance(inputs, Sequence):
-        raise UsageError(
-            f"inputs are the arguments of {label} as a tuple; received {type(inputs).__name__}", hint="inputs=(x,)"
-        )
+        text = f"inputs are the arguments of {label} as a tuple; received {type(inputs).__name__}"
+        raise UsageError(text, hint="inputs=(x,)")
     names: list[str] = []
     if signature is not None:
         try:
@@ -400,12 +390,6 @@ def _arrived(
                 f"received {tuple(value.shape)} in {value.dtype}"
             )
     return {name: value.clone() for name, value in found.items()}
-
-
-def _shapes(op: Op, dims: tuple[int, ...], params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Maps each output and gradient to its shape."""
-    operands = {f"d{name}": shape for name, shape in op.shapes(dims, params).items()}
-    return operands | op.result_shapes(dims, params)
 
 
 def _demand_compared(label: str, results: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:

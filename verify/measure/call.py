@@ -115,7 +115,7 @@ class Unchanged:
 
 def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
     """Runs a declared kernel on contiguous copies of the case's inputs."""
-    return run_kernel(kernel, case, device, prepare=lambda each: each if _is_compact(each) else _contiguous_copy(each))
+    return run_kernel(kernel, case, device, contiguous=True)
 
 
 def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -171,23 +171,22 @@ def _contiguous_copy(tensor: Tensor) -> Tensor:
 
 
 def run_kernel(
-    kernel: Kernel,
-    case: Case,
-    device: str,
-    *,
-    prepare: Callable[[Tensor], Tensor] = lambda tensor: tensor,
-    beside: Measured | None = None,
+    kernel: Kernel, case: Case, device: str, *, contiguous: bool = False, beside: Measured | None = None
 ) -> Measured:
-    """Runs a declared kernel on a case. `prepare` may change the memory layout of each tensor, not its values.
+    """Runs a declared kernel on a case. With `contiguous`, its tensors have no other layout.
 
     Takes the inputs of `beside`, another kernel's results of the same case, if they are large.
     """
     if case.fill in ENDLESS and device != "cpu":
         demand_numbers(kernel, case)
     op, label, about = kernel.op, kernel.name, f"for dims {case.dims}"
+
+    def placed(value: Tensor) -> Tensor:
+        return sent(_contiguous_copy(value) if contiguous and not _is_compact(value) else value, device)
+
     large = beside is not None and sum(value.numel() for value in beside.results.values()) > _AGAIN
     originals = beside.inputs if large and beside else inputs_of(op, case, device, shared=True)
-    given = {name: None if value is None else sent(prepare(value), device) for name, value in originals.items()}
+    given = {name: None if value is None else placed(value) for name, value in originals.items()}
     graph = call_tensors(kernel, given, case.params, differentiate=bool(case.upstream))
     results, unchanged = graph.values, Unchanged()
     if kernel.encoding is not None:
@@ -205,7 +204,7 @@ def run_kernel(
     small = all(_is_small_on_host(value) for value in originals.values() if value is not None)
     same = large and beside is not None and all(_alike(results[name], value) for name, value in beside.upstream.items())
     arriving = beside.upstream if same and beside else upstream_of(op, case, results, shared=small)
-    upstream = {name: sent(prepare(value), device) for name, value in arriving.items()}
+    upstream = {name: placed(value) for name, value in arriving.items()}
     results |= gradients_of(kernel, graph, upstream, unchanged=unchanged, originals=arriving)
     missing = _missing(graph, results) if upstream else ()
     unchanged.watch_inputs(label, originals, given)
@@ -414,12 +413,8 @@ def describe(error: BaseException) -> str:
     walked = reversed(list(traceback.walk_tb(error.__traceback__)))
     frames = ((frame.f_code.co_filename, line) for frame, line in walked)
     base = f"{working_folder()}/"
-    own = (
-        f"{file.removeprefix(base)}:{line}"
-        for file, line in frames
-        if "/site-packages/" not in file and not _is_ours(file)
-    )
-    place = next((f" ({where})" for where in own), "")
+    own = ((file, line) for file, line in frames if "/site-packages/" not in file and not _is_ours(file))
+    place = next((f" ({file.removeprefix(base)}:{line})" for file, line in own), "")
     return f"{type(error).__name__}: {text}{place}"
 
 

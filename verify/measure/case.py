@@ -29,7 +29,7 @@ from verify.measure.curve import Peaks, bins_of, coordinate, edges_for, peaks, p
 from verify.measure.digest import of_many
 from verify.measure.effort import efforts_of
 from verify.measure.element import WholeResult, worst_element
-from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, PartName, kept
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Findings, Given, PartName, kept
 from verify.measure.judge import JudgedBy, JudgedResult, judge_by
 from verify.measure.result import check_limit
 from verify.measure.tally import Peak, Tally
@@ -80,11 +80,8 @@ class Question:
 
     def explaining(self, given: Mapping[str, Mapping[str, Tensor]]) -> Question:
         """Returns the question with the choices at ties that each source's results need. Uses the problem's device."""
-        others: dict[str, Question] = {}
-        for by, results in given.items():
-            if (own := self._explaining(results)) is not self:
-                others[by] = own
-        return replace(self, others=others)
+        explained = {by: self._explaining(results) for by, results in given.items()}
+        return replace(self, others={by: own for by, own in explained.items() if own is not self})
 
     def _explaining(self, results: Mapping[str, Tensor]) -> Question:
         meaning = self.definition.meaning
@@ -191,13 +188,7 @@ def _on_host(problem: Problem) -> Problem:
     return replace(problem, inputs=inputs, upstream=upstream, kept=replace(problem.kept, decisions=decisions, exact={}))
 
 
-def judge_case(
-    kernel: Kernel,
-    group: Group,
-    question: Question,
-    given: dict[str, dict[str, Tensor]],
-    earlier: dict[str, dict[str, Findings]],
-) -> CaseFindings:
+def judge_case(kernel: Kernel, group: Group, question: Question, given: Given, earlier: CaseFindings) -> CaseFindings:
     """Judges all results of one case and returns the findings about each.
 
     given: the results by source. PyTorch's results (`BASELINE`) get less effort than the kernel's.
@@ -233,7 +224,7 @@ def judge_case(
 class _CaseJudge:
     """Judges the results of one case from every source: PyTorch first, with whose errors the others are compared."""
 
-    def __init__(self, kernel: Kernel, group: Group, question: Question, given: dict[str, dict[str, Tensor]]) -> None:
+    def __init__(self, kernel: Kernel, group: Group, question: Question, given: Given) -> None:
         self.kernel, self.group, self.question, self.given = kernel, group, question, given
         fill, kept = question.case.fill, question.host.kept
         self.effort, self.effort_of_baseline = efforts_of(kernel, group, fill, kept)

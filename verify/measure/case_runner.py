@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
-from torch import Tensor
 
 from verify.cases import Case
 from verify.declare.declaration import Kernel
@@ -122,10 +121,14 @@ class CaseRunner:
             self._with_gradients |= {case.dtype} if case.upstream else set()
             return case, results
         except (KernelError, Died, Late) as error:
-            key = self._note(case, error)
-            if key[1] in _FATAL:
+            kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}
+            kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
+            key = (case.dtype, kind, _reason(str(error)))
+            backward = isinstance(error, RefusedBackward) and self.kernel.gradients == "auto"
+            self._failures.setdefault(key, _Failure(kind, str(error), [], backward)).cases.append(case)
+            if kind in _FATAL:
                 self._deadly[case.dtype, case.dims] = key
-            if isinstance(error, RefusedBackward) and self.kernel.gradients == "auto":
+            if backward:
                 forward = msgspec.structs.replace(case, upstream="")
                 with suppress(KernelError, Died, Late):
                     return forward, self._timed(forward)
@@ -153,14 +156,6 @@ class CaseRunner:
         """Returns a text such as `no time for 3 more cases within 600 s`."""
         seconds = self.seconds + (self.judging if self.judge_was_late else 0.0)
         return f"no time for {self.late:,} more cases within {seconds:g} s"
-
-    def _note(self, case: Case, error: Exception) -> tuple[str, Kind, str]:
-        kinds: dict[type, Kind] = {Refused: "refused", Died: "crashed", Late: "hung"}
-        kind: Kind = next((kinds[each] for each in kinds if isinstance(error, each)), "contract")
-        key = (case.dtype, kind, _reason(str(error)))
-        backward = isinstance(error, RefusedBackward) and self.kernel.gradients == "auto"
-        self._failures.setdefault(key, _Failure(kind, str(error), [], backward)).cases.append(case)
-        return key
 
     @property
     def unmeasured(self) -> list[Unmeasured]:
@@ -230,8 +225,12 @@ class CaseRunner:
         def again(text: str) -> str:
             results = self._patiently(Case.from_json(text)).results
             for dtype, each in worst[text]:
-                if differs := _differs(dtype, each, results):
-                    return differs
+                origin, found = each.origin, results[each.origin.result]
+                fmt, pattern = formats.of(found.dtype), pattern_at(found, origin.index)
+                alike = fmt.hex(pattern) == each.got_hex or (math.isnan(fmt.to_float(pattern)) and each.got == "nan")
+                if not alike:
+                    place = f"{origin.result} {dtype} at {list(each.index)}"
+                    return f"{DIFFER}: {place} was {each.got_hex}, then {fmt.hex(pattern)}"
             later = digests_of(results) if text == first else before
             other = ", ".join(name for name in before if later.get(name) != before[name])
             return f"{DIFFER}: {other} of the first call, and after {self._count:,} calls" if other else ""
@@ -255,12 +254,3 @@ def _reason(text: str) -> str:
     """
     head, _, place = text.rpartition(" (")
     return "".join(" " if each.isdigit() else each for each in head or text) + place
-
-
-def _differs(dtype: str, worst: Worst, results: dict[str, Tensor]) -> str:
-    """Returns how the element that a finding names differs from the finding."""
-    found, origin = results[worst.origin.result], worst.origin
-    fmt, pattern = formats.of(found.dtype), pattern_at(found, origin.index)
-    if fmt.hex(pattern) == worst.got_hex or (math.isnan(fmt.to_float(pattern)) and worst.got == "nan"):
-        return ""
-    return f"{DIFFER}: {origin.result} {dtype} at {list(worst.index)} was {worst.got_hex}, then {fmt.hex(pattern)}"

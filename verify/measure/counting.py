@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from verify.measure.tally import BINS, CAP, KEEP, LOWEST, SUB_BITS, UNIT, Bias, BinCounts, Leader, Maximum, Tally, worst
+from verify.ops.geometry import Shape
 from verify.records.record import Number, number
 from verify.truth.formats import Format, torch_dtype
 from verify.truth.ulp import Errors, bits_of, ulp_exponent
@@ -56,10 +57,7 @@ class Counts:
                 scaled_counts=[] if scaled is None else in_use(scaled[segment]),
                 squares=sums[segment][0],
                 weighed=sums[segment][1],
-                **{
-                    name: sum(row[at] for at in range(_COMBINATIONS) if at >> bit & 1)
-                    for bit, name in enumerate(_FLAGS)
-                },
+                **{name: sum(n for at, n in enumerate(row) if at >> bit & 1) for bit, name in enumerate(_FLAGS)},
             )
             for segment, row in enumerate(flags)
         ]
@@ -248,14 +246,7 @@ _PRIME = 2_654_435_761  # its multiples, modulo the number of elements, visit al
 
 
 def bias_of(
-    errors: Errors,
-    value: Tensor,
-    fmt: Format,
-    shape: tuple[int, ...],
-    *,
-    apart: bool,
-    segments: Tensor | None,
-    n_segments: int,
+    errors: Errors, value: Tensor, fmt: Format, shape: Shape, *, apart: bool, segments: Tensor | None, n_segments: int
 ) -> list[Bias]:
     """Returns the bias of each segment: which way a result is rounded wrongly, away from zero or toward it.
 

@@ -28,12 +28,13 @@ class Digest:
         self._fmt = fmt
         self._hash: Any = hashlib.sha256(fmt.name.encode())
 
-    def add(self, tensor: Tensor) -> None:
-        """Adds the next result. Its shape counts too."""
+    def add(self, tensor: Tensor) -> Digest:
+        """Adds the next result. Its shape counts too. Returns this digest."""
         plain = tensor.detach()
         bits = torch.where(torch.isnan(widen(plain)), self._fmt.nan_bits, bits_of(plain))
         self._hash.update(repr(tuple(tensor.shape)).encode())
         self._hash.update(bits.to(_STORED[self._fmt.bits]).cpu().numpy().astype(f"<i{self._fmt.bits // 8}").tobytes())
+        return self
 
     def add_digest(self, text: str) -> None:
         """Adds the next result by its own digest, see `of_many`."""
@@ -51,12 +52,7 @@ def digests_of(results: Mapping[str, Tensor]) -> dict[str, str]:
     found = {}
     for name, value in results.items():
         fmt = formats.of(value.dtype)
-        if value.numel() > _LARGE:
-            found[name] = of_many(value, fmt)
-            continue
-        digest = Digest(fmt)
-        digest.add(value)
-        found[name] = digest.text
+        found[name] = of_many(value, fmt) if value.numel() > _LARGE else Digest(fmt).add(value).text
     return found
 
 

@@ -131,10 +131,8 @@ def efforts_of(kernel: Kernel, group: Group, fill: str, kept: Kept) -> tuple[Eff
     rounds = ROUNDS_GRAPH if of_graph else CONTENDER_ROUNDS
     # the first source that is judged spends few exact values on the bounds before it spends them all
     at_first = sample if kept.effort < 1 else 0
-    return (
-        Effort(sample=sample, keep=keep, open_limit=limits[0], rounds=rounds),
-        Effort(sample=at_first, keep=1, open_limit=limits[1], rounds=rounds),
-    )
+    own = Effort(sample=sample, keep=keep, open_limit=limits[0], rounds=rounds)
+    return own, replace(own, sample=at_first, keep=1, open_limit=limits[1])
 
 
 def total_memory(backend: Backend) -> int:
@@ -294,14 +292,7 @@ def is_movable(op: Op, problem: Problem) -> bool:
 
 
 def sampled(
-    op: Op,
-    problem: Problem,
-    result: str,
-    singled: Sequence[int],
-    effort: Effort,
-    seed: int,
-    *,
-    forks: bool | None = None,
+    op: Op, problem: Problem, result: str, first: Sequence[int], effort: Effort, seed: int, *, forks: bool | None = None
 ) -> Sample | None:
     """Returns the elements of a result to judge; None if even one element is beyond the effort.
 
@@ -315,7 +306,7 @@ def sampled(
     later = bool(forks) and movable and program.elementwise
     run = host if later else run
     begun = time.monotonic()
-    cuts = cuts_of(program, run, result, singled, effort, seed, begun + max(effort.seconds / 2, _LEAST))
+    cuts = cuts_of(program, run, result, first, effort, seed, begun + max(effort.seconds / 2, _LEAST))
     if not cuts:
         return None
     moved = movable and not any(cut.chunked for cut in cuts)
@@ -378,11 +369,8 @@ def cuts_of(
                 counts = more
     if alike and not growing:
         program.chosen[key] = counts
-    drawn = [
-        made
-        for number in range(1 if counts == [*shape] else share)
-        if (made := fitting(f"{result}/{number}")) is not None
-    ]
+    labels = [f"{result}/{number}" for number in range(1 if counts == [*shape] else share)]
+    drawn = [made for label in labels if (made := fitting(label)) is not None]
     apart = list[Cut]()
     waiting = [list(singled)] if singled and counts != [*shape] else []
     most_apart = max(_BOXES * effort.drawn, one.work)

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
+from torch import Tensor
 
 from verify.cases import Case
 from verify.measure.curve import Peaks, join
@@ -26,6 +27,7 @@ KEEP_SPECIAL = 3  # worst elements in the record for infinite and NaN inputs
 K = TypeVar("K")
 T = TypeVar("T")
 PartName = tuple[str, str]  # names of a regime and a class
+_ADDED = ("escalated", "n", "whole", "blind", "cases", "wrong")  # fields that two findings add up
 
 
 class Findings(msgspec.Struct, frozen=True):
@@ -55,25 +57,18 @@ class Findings(msgspec.Struct, frozen=True):
     def merge(self, later: Findings) -> Findings:
         """Returns the findings of both sets of cases. Among equal errors the earlier case comes first."""
         moved = [msgspec.structs.replace(peak, place=peak.place + self.n) for peak in later.curve]
+        added = {name: getattr(self, name) + getattr(later, name) for name in _ADDED}
         return Findings(
             parts=_merged(self.parts, later.parts),
             bounds=self.bounds | later.bounds,
             worst=kept([*self.worst, *later.worst]),
-            escalated=self.escalated + later.escalated,
             certificates=list(dict.fromkeys([*self.certificates, *later.certificates])),
-            n=self.n + later.n,
-            whole=self.whole + later.whole,
             curve=merged_peaks(self.curve, moved),
-            operand=later.operand or self.operand,
-            edges=later.edges or self.edges,
             trivial=_merged(self.trivial, later.trivial),
-            blind=self.blind + later.blind,
             mistake=self.mistake or later.mistake,
             slopes=dict(Counter(self.slopes) + Counter(later.slopes)),
             near=join(join({}, self.near), later.near) if later.near else self.near,
-            cases=self.cases + later.cases,
-            wrong=self.wrong + later.wrong,
-            format=later.format or self.format,
+            **added | {name: getattr(later, name) or getattr(self, name) for name in ("operand", "edges", "format")},
         )
 
     @property
@@ -103,6 +98,7 @@ class Findings(msgspec.Struct, frozen=True):
         return [worst for _, (regime, _), worst in self.worst if regime == NONFINITE][:KEEP_SPECIAL]
 
 
+Given = dict[str, dict[str, Tensor]]  # results of one case: by source, then by name
 CaseFindings = dict[str, dict[str, Findings]]  # of one case: by source (`KERNEL`, `BASELINE` or a mode), then by result
 
 

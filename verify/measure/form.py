@@ -42,9 +42,8 @@ def outputs_of(returned: Any, outputs: tuple[str, ...], label: str, integers: tu
     """
     items = items_of(returned, outputs)
     if len(items) != len(outputs):
-        raise KernelError(
-            f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
-        )
+        text = f"{label} must return {len(outputs)} tensor(s): {', '.join(outputs)}; it returned {len(items)}"
+        raise KernelError(text)
     for name, item in zip(outputs, items, strict=True):
         demand_values(label, name, item)
         if name in integers and item.is_floating_point():
@@ -91,15 +90,10 @@ def unlike_plain(item: Any) -> str:
         return "a lazy view, whose values are computed when it is read"
     if item.is_complex() or item.is_quantized:
         return f"one of {item.dtype}"
-    if item.numel() and item.untyped_storage().nbytes() < _reach(item):
-        return f"one whose storage has {item.untyped_storage().nbytes()} of {_reach(item)} bytes"
-    return ""
-
-
-def _reach(tensor: Tensor) -> int:
-    """Returns the bytes of storage needed up to the last element."""
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1) * tensor.element_size()
+    steps = zip(item.shape, item.stride(), strict=True)
+    last = int(item.storage_offset() + sum((size - 1) * step for size, step in steps))
+    held, needed = item.untyped_storage().nbytes(), (last + 1) * item.element_size()
+    return f"one whose storage has {held} of {needed} bytes" if item.numel() and held < needed else ""
 
 
 # the shape, dtype and device that an output must have; None: any floating-point dtype

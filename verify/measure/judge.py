@@ -174,7 +174,9 @@ def judge_by(
         errors = settled(errors, escalate(contenders))
     errors = settled(errors, escalate(sorted(_worst_indices(errors, members, effort.keep))))
     lost = torch.isinf(errors.figures[-1][1]) | unknown
-    errors = _left_open(errors, lost)
+    figures = {"ulp": errors.ulp, "width": errors.width, "scaled": errors.scaled, "scaled_width": errors.scaled_width}
+    zeroed = {name: None if item is None else item.masked_fill(lost, 0.0) for name, item in figures.items()}
+    errors = replace(errors, undecided=errors.undecided | lost, misrounded=errors.misrounded & ~lost, **zeroed)  # type: ignore[arg-type]
     tallies = tally(errors, segments=segments, n_segments=n_segments)
     # without a step that several elements share, each of them is an observation of its own
     whole = {value.numel() for value in problem.inputs.values() if value is not None} == {size}
@@ -251,13 +253,6 @@ def settled(errors: Errors, exact: Mapping[int, Judged]) -> Errors:
         scaled=scaled,
         scaled_width=scaled_width,
     )
-
-
-def _left_open(errors: Errors, lost: Tensor) -> Errors:
-    """Returns the errors with the elements in the mask `lost` undecided, not misrounded, and with an error of 0."""
-    figures = {"ulp": errors.ulp, "width": errors.width, "scaled": errors.scaled, "scaled_width": errors.scaled_width}
-    zeroed = {name: None if item is None else item.masked_fill(lost, 0.0) for name, item in figures.items()}
-    return replace(errors, undecided=errors.undecided | lost, misrounded=errors.misrounded & ~lost, **zeroed)  # type: ignore[arg-type]
 
 
 def _contenders(errors: Errors, members: Sequence[Tensor], exact: dict[int, Judged], keep: int) -> list[int]:

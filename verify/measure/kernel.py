@@ -27,23 +27,14 @@ from verify.measure.case import NoAnswer, Question, judge_case, question_of, sam
 from verify.measure.case_runner import CaseRunner
 from verify.measure.effort import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
 from verify.measure.element import special_values
-from verify.measure.findings import BASELINE, KERNEL, CaseFindings, JudgedCase
+from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Given, JudgedCase
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
 from verify.measure.requests import Measure
 from verify.measure.result import GroupFindings, finite
 from verify.measure.trivial import KEPT
 from verify.ops.op import Problem
-from verify.records.record import (
-    ORDINARY,
-    RESULT_STATUSES,
-    Gap,
-    GapKind,
-    KernelRun,
-    LawRun,
-    Result,
-    SpecialValue,
-)
+from verify.records.record import ORDINARY, RESULT_STATUSES, Gap, GapKind, KernelRun, LawRun, Result, SpecialValue
 from verify.truth.formats import named
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
@@ -60,7 +51,6 @@ _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL, _WORK_OF_ONE_CALL = 1 << 14, 2.0**20  # elements of a result of `judged_results`, and numbers in all steps
-Given = dict[str, dict[str, Tensor]]  # results of one case, by source
 Asked = tuple[GroupFindings, Given, int]  # a question's group, results and number of its case
 LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
@@ -98,26 +88,16 @@ def measure_kernel(
         patient=backend.streams,
     )
     effort = effort or Effort.of(backend, asked.memory)
-    judging = Judging(
-        kernel,
-        backend,
-        runner,
-        replace(effort, exact=LITTLE) if asked.enough else effort,
-        Allowance(effort.seconds, started + (asked.enough or math.inf), asked.needed),
-        asked.seed,
-        asked.judges,
-        started + seconds * JUDGED,
-        fail_fast=asked.fail_fast,
-        models=asked.models,
-    )
-    for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy else ():
-        if asked.judged:
-            judging.finish(asked.judged, asked.plan or backend.name)
-            break
+    allowance = Allowance(effort.seconds, started + (asked.enough or math.inf), asked.needed)
+    effort = replace(effort, exact=LITTLE) if asked.enough else effort
+    judging = Judging(kernel, backend, runner, effort, allowance, asked, started + seconds * JUDGED)
+    if asked.judged:
+        judging.finish()
+    for dtype in (asked.dtypes or kernel.dtypes) if asked.accuracy and not asked.judged else ():
         if kernel.encoding is not None:
-            judging.measure_quantiser(kernel.encoding, dtype, asked.plan or backend.name, progress)
-            continue
-        judging.measure(dtype, asked.plan or backend.name, progress)
+            judging.measure_quantiser(kernel.encoding, dtype, progress)
+        else:
+            judging.measure(dtype, progress)
     seconds = round(time.monotonic() - started, 3)
     return msgspec.structs.replace(judging.record(), target=asked.target, seconds=seconds)
 
@@ -145,7 +125,7 @@ def judged_results(
 
     with ForkMap(judges, CaseFindings, take, lost=lose, until=math.inf) as forks:
         for inputs, given, fill in calls:
-            judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds), judges=judges)
+            judging = Judging(kernel, backend, runner, effort, Allowance(effort.seconds), Measure("", judges=judges))
             case = Case(dtype=dtype, dims=(0,), fill=fill)
             group = GroupFindings(kernel, dtype, Group((case,), pinned=True))
             groups.append(group)
@@ -185,11 +165,8 @@ class Judging:
     runner: CaseRunner
     effort: Effort
     allowance: Allowance
-    seed: int = 0
-    judges: int = 1  # number of cases judged at a time
+    asked: Measure
     until: float = math.inf  # forks that judge are ended at this time
-    fail_fast: bool = False  # True: stop after the first finding on ordinary inputs
-    models: tuple[str, ...] = ()  # public models at whose sizes the kernel is measured too
     notes: list[str] = field(default_factory=list)
     gaps: list[Gap] = field(default_factory=list)
     results: list[Result] = field(default_factory=list)
@@ -198,7 +175,12 @@ class Judging:
     laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
     finished: bool = False  # True: another process judged, and the kernel is called no more
 
-    def measure_quantiser(self, encoding: Encoding, dtype: str, cases_of: str, progress: OnProgress) -> None:
+    @property
+    def cases_of(self) -> str:
+        """Returns the backend whose cases are measured."""
+        return self.asked.plan or self.backend.name
+
+    def measure_quantiser(self, encoding: Encoding, dtype: str, progress: OnProgress) -> None:
         """Calls a quantiser on the cases of one dtype and judges its blocks."""
         numbers = itertools.count(1)
 
@@ -207,13 +189,14 @@ class Judging:
             results = self.runner.measured(case)
             return None if results is None else results[1]
 
-        judging = QuantiserJudging(self.kernel, encoding, dtype, self.runner.target, self.seed, cases_of, call)
+        of = self.runner.target, self.asked.seed, self.cases_of
+        judging = QuantiserJudging(self.kernel, encoding, dtype, *of, call)
         for result, note in judging.results():
             self.results.append(result)
             self.notes.append(note)
         self.laws.extend(judging.laws())
 
-    def measure(self, dtype: str, cases_of: str, progress: OnProgress) -> None:
+    def measure(self, dtype: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
         groups = list[GroupFindings]()
         unjudged = Counter[str]()  # number of cases without a verdict, by the reason
@@ -223,7 +206,7 @@ class Judging:
             of[0].open -= 1
             of[0].add(of[1], findings)
             case = JudgedCase(dtype, groups.index(of[0]), of[2], findings)
-            progress(step.having(msgspec.msgpack.encode(case)))
+            progress(step.having(judged=msgspec.msgpack.encode(case)))
 
         def lose(of: Asked, reason: str) -> None:
             of[0].open -= 1
@@ -231,12 +214,12 @@ class Judging:
             unjudged[reason] += 1
 
         try:
-            groups += self._planned(dtype, cases_of)
+            groups += self._planned(dtype)
             numbers, total = itertools.count(1), sum(len(each.of.cases) for each in groups)
-            with ForkMap(self.judges, CaseFindings, take, lost=lose, until=self.until) as forks:
+            with ForkMap(self.asked.judges, CaseFindings, take, lost=lose, until=self.until) as forks:
                 for each in groups:
                     for case, following in itertools.zip_longest(each.of.cases, each.of.cases[1:]):
-                        if self.fail_fast and each.proven_wrong():
+                        if self.asked.fail_fast and each.proven_wrong():
                             break
                         number = next(numbers)
                         if self.allowance.is_spent(case.dims, number / total):
@@ -250,7 +233,7 @@ class Judging:
                         progress(step)
                         self.allowance.cases, late = total - number + 1, self.runner.late
                         try:
-                            report = functools.partial(lambda step, seconds: progress(step.after(seconds)), step)
+                            report = functools.partial(lambda of, seconds: progress(of.having(waited=seconds)), step)
                             self._in_turn(each, case, forks, report, following, number)
                             each.left += self.runner.late - late
                         except (MemoryError, JudgeFailed):
@@ -265,14 +248,14 @@ class Judging:
             self._lost("judge failed", f"{dtype}: the judge {reason}: {count:,} of {total:,} cases have no verdict")
         self._add_all(dtype, [each for each in groups if each.asked and not each.open])
 
-    def _planned(self, dtype: str, cases_of: str) -> list[GroupFindings]:
+    def _planned(self, dtype: str) -> list[GroupFindings]:
         """Returns the groups of cases of a dtype, with no findings."""
-        kernel = self.kernel
+        kernel, seed = self.kernel, self.asked.seed
         cases = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.result]
-        planned = plan(kernel, dtype, cases_of, self.seed, rows_of=self.backend.name)
+        planned = plan(kernel, dtype, self.cases_of, seed, rows_of=self.backend.name)
         self.covered = planned[0].covered
-        if models := (*kernel.models, *self.models):
-            of_models = modelled(kernel, dtype, models, self.backend.scale, self.seed)
+        if models := (*kernel.models, *self.asked.models):
+            of_models = modelled(kernel, dtype, models, self.backend.scale, seed)
             self.notes.extend(of_models.notes)
             if of_models.impossible:
                 self._lost("not possible", of_models.impossible)
@@ -280,12 +263,12 @@ class Judging:
         planned = [*planned, *pinned(kernel, dtype, cases), *captured(kernel, dtype)]
         return [GroupFindings(kernel, dtype, group) for group in planned]
 
-    def finish(self, judged: Sequence[bytes], cases_of: str) -> None:
+    def finish(self) -> None:
         """Adds the findings of cases that another process judged, and calls the kernel no more."""
         self.runner.until, self.finished = -math.inf, True
-        cases = [msgspec.msgpack.decode(each, type=JudgedCase) for each in judged]
+        cases = [msgspec.msgpack.decode(each, type=JudgedCase) for each in self.asked.judged]
         for dtype in dict.fromkeys(case.dtype for case in cases):
-            groups, numbers = self._planned(dtype, cases_of), defaultdict[int, set[int]](set)
+            groups, numbers = self._planned(dtype), defaultdict[int, set[int]](set)
             for case in cases:
                 if case.dtype == dtype:
                     groups[case.group].add({}, case.findings)
@@ -317,7 +300,7 @@ class Judging:
         gets the seconds of a wait. All limits of time move by them.
         """
         need = needed(self.kernel, case, self.backend, self.effort)
-        ahead = self.judges > 1 and need <= _AHEAD * total_memory(self.backend)
+        ahead = self.asked.judges > 1 and need <= _AHEAD * total_memory(self.backend)
         run = self.runner.run
         if ahead and isinstance(run, RemoteKernel) and following is not None and following.dims == case.dims:
             run.expect(following)
@@ -447,14 +430,13 @@ class Judging:
         problem.kept.effort, problem.kept.first = effort.exact, 1.0
         if not effort.holds(self.kernel.op, problem):
             return self._sampled(problem, case, measured, given, effort)
-        small = PARALLEL if self.judges > 1 else SMALL
-        question = question_of(self.kernel, case, measured, problem, self.runner.target, self.seed, small)
+        small = PARALLEL if self.asked.judges > 1 else SMALL
+        question = question_of(self.kernel, case, measured, problem, self.runner.target, self.asked.seed, small)
         question = question.explaining(given)
         if question.on_host:  # a fork cannot use the GPU
             given = {by: {name: value.cpu() for name, value in results.items()} for by, results in given.items()}
-            several = self.judges > 1 and question.problem.is_long  # so that several forks share it
-            return [(question.of(name), given) for name in question.fast] if several else [(question, given)]
-        return [(question, given)]
+        several = question.on_host and self.asked.judges > 1 and question.problem.is_long  # so several forks share it
+        return [(question.of(name), given) for name in question.fast] if several else [(question, given)]
 
     def _sampled(
         self, problem: Problem, case: Case, measured: Measured, given: Given, effort: Effort
@@ -464,18 +446,18 @@ class Judging:
         If not even one element is affordable, the result is a gap.
         """
         op, found, count = self.kernel.op, [], len(problem.results)
-        forks = self.judges > 1
+        forks = self.asked.judges > 1
         self.allowance.begin(case.dims)
         for at, name in enumerate(problem.results):
             beside = given.get(BASELINE, {}).get(name)
             singled = differing(measured.results[name], beside)
             own = replace(effort, seconds=self.allowance.share(count - at, count))
             with phase(f"evaluate some elements of {name}"):
-                sample = sampled(op, problem, name, singled, own, self.seed, forks=forks)
+                sample = sampled(op, problem, name, singled, own, self.asked.seed, forks=forks)
             if sample is None:
                 self._lost("judge failed", f"{case.dtype}: {beyond(name, case)}")
                 continue
-            question = sampled_question(self.kernel, case, measured, sample, self.runner.target, self.seed)
+            question = sampled_question(self.kernel, case, measured, sample, self.runner.target, self.asked.seed)
             question.host.kept.effort = effort.exact
             of_sample = {by: {name: sample.of(results[name])} for by, results in given.items() if name in results}
             found.append((question.explaining(of_sample), of_sample))
@@ -508,4 +490,4 @@ class Judging:
                 special = special_values(self.kernel, self.runner.target, group.dtype, self.runner.call)
             except (KernelError, Died, Late, JudgeFailed) as error:
                 self.notes.append(f"{group.dtype}: special values were not tried one by one: {error}")
-        self.results.extend(group.results(self.seed, label(self.backend.device), special))
+        self.results.extend(group.results(self.asked.seed, label(self.backend.device), special))

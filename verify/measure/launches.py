@@ -110,13 +110,16 @@ def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[
         call()
     if backend.triton == "interpreted":
         request = [(_named(each.function), *_plain((each.args, each.kwargs))) for each in seen]
-        compiled = _compiled_apart(request, target) if request else []
+        (command, kept), text, compiled = _apart(), json.dumps([target, request, False]), []
+        if request:
+            done = subprocess.run(command, input=text, capture_output=True, text=True, env=kept, check=False)
+            if done.returncode:
+                raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
+            compiled = json.loads(done.stdout)
     else:
         compiled = [_texts(each.found) for each in seen]
-    return [
-        Launch(each.function.fn.__name__, each.values, each.grid, *texts)
-        for each, texts in zip(seen, compiled, strict=True)
-    ]
+    pairs = zip(seen, compiled, strict=True)
+    return [Launch(each.function.fn.__name__, each.values, each.grid, *texts) for each, texts in pairs]
 
 
 @contextmanager
@@ -146,9 +149,8 @@ def _texts(compiled: Any) -> tuple[str, str, str]:
     from triton import __version__
 
     if not __version__.startswith(_COMPARED):
-        raise NotUnderstood(
-            f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
-        )
+        text = f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
+        raise NotUnderstood(text)
     target = compiled.metadata.target
     return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
 
@@ -190,16 +192,6 @@ def _plain(value: Any) -> Any:
 def _apart() -> tuple[list[str], dict[str, str]]:
     kept = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
     return start.command("verify.measure.launches"), kept
-
-
-def _compiled_apart(launches: list[Any], target: str) -> list[tuple[str, str, str]]:
-    """Returns TTGIR, PTX and target of launches, compiled by another process."""
-    (command, kept), text = _apart(), json.dumps([target, launches, False])
-    done = subprocess.run(command, input=text, capture_output=True, text=True, env=kept, check=False)
-    if done.returncode:
-        raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
-    found: list[tuple[str, str, str]] = json.loads(done.stdout)
-    return found
 
 
 def main() -> None:

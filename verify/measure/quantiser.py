@@ -146,6 +146,8 @@ class QuantiserJudging:
             status, reason = "wrong", f"{wrong}: {'; '.join(blocks.causes)}. First wrong block: {blocks.facts}"
         elif blocks.zeros_pass:
             status, reason = "vacuous", "zeros in place of all codes would be right too: these cases say nothing"
+        tried = blocks.tried
+        basis = Basis("exhaustive", tried) if blocks.exhaustive else Basis("observed", tried, self.seed)
         worst = number(blocks.worst if math.isfinite(blocks.worst) else math.nan)
         nonfinite = blocks.wrong if math.isinf(blocks.worst) else 0
         counts = [0, 0, blocks.elements - blocks.wrong, blocks.wrong]  # the bin that starts at 0 contains 0
@@ -155,9 +157,7 @@ class QuantiserJudging:
         return Result(
             output=output,
             dtype=self.dtype,
-            basis=Basis("exhaustive", blocks.tried)
-            if blocks.exhaustive
-            else Basis("observed", blocks.tried, self.seed),
+            basis=basis,
             gate="plain",
             limit=0.0,
             status=status,
@@ -214,9 +214,8 @@ class _QuantiserLaws:
         again = numbers if self._fits(numbers) else self._with_whole_scales()
         if again is not None:
             yield self._law("requantising", "requantised numbers are other numbers", again, again, None)
-        yield self._law(
-            "power of two", "x times 4 has other codes or not 4 times the scales", self.x * 4, numbers * 4, codes
-        )
+        rule = "x times 4 has other codes or not 4 times the scales"
+        yield self._law("power of two", rule, self.x * 4, numbers * 4, codes)
         if encoding.grid(shape) != (1, 1) and not encoding.random:  # the bits of a block stay where they are
             turned = [from_blocks(in_blocks(x, encoding, 0).flip(0), encoding, shape) for x in (self.x, numbers, codes)]
             yield self._law("permuted blocks", "blocks in another order have other codes", *turned)

@@ -25,9 +25,8 @@ from verify.measure.tensors import LARGE, lent, tensors_in, view_of
 from verify.truth import formats
 from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
-from verify.workers.calls import FOREIGN, BeginKernel
+from verify.workers.calls import FOREIGN, BeginKernel, WithBytes
 from verify.workers.requests import Outcome, Reply, demand_reply
-from verify.workers.serving import WithBytes
 
 Run = Callable[[Case], Measured]
 

@@ -190,9 +190,7 @@ class Source(ABC, Generic[P, R]):
         the fewest workers are busy with, then the first part.
         """
         own, busy = None if last is None else last.target, Counter(part.target for part in self.running)
-        found = (
-            (part.target != own, busy[part.target], place) for place, part in enumerate(self.waiting) if fits(part)
-        )
+        found = ((part.target != own, busy[part.target], at) for at, part in enumerate(self.waiting) if fits(part))
         return self.waiting.pop(min(found)[2])
 
 
@@ -214,17 +212,12 @@ def collect(source: Source[Any, Any], command: str) -> Run:
 
 def gaps_of_laws(kernel: KernelRun) -> list[Gap]:
     """Returns a gap for each law without a verdict, by an error of verify or by refusals that nothing declares."""
-    lost = [law for law in kernel.laws if law.in_error or law.undeclared]
-    return [
-        Gap(
-            "harness error" if law.in_error else "refused",
-            f"{kernel.name}: the law of {law.law} in {law.dtype}: "
-            + ("" if law.in_error else f"it refuses {law.refused:,} of {law.cases + law.refused:,} cases: ")
-            + law.message,
-            kernel.target,
-        )
-        for law in lost
-    ]
+    found = []
+    for law in [law for law in kernel.laws if law.in_error or law.undeclared]:
+        refused = "" if law.in_error else f"it refuses {law.refused:,} of {law.cases + law.refused:,} cases: "
+        text = f"{kernel.name}: the law of {law.law} in {law.dtype}: {refused}{law.message}"
+        found.append(Gap("harness error" if law.in_error else "refused", text, kernel.target))
+    return found
 
 
 def crashes(kernels: Iterable[KernelRun]) -> list[Gap]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
@@ -173,33 +174,25 @@ class Tally(msgspec.Struct, frozen=True):
         A NaN where the truth is a number makes the maximum NaN. Enough of them make the quantile NaN.
         """
 
-        def of(maximum: Maximum, counts: BinCounts) -> tuple[Number, Number, Number]:
-            """Returns both ends of a maximum, and the error that 99.9% of the elements do not exceed."""
+        def of(maximum: Maximum, counts: BinCounts, *names: str) -> dict[str, Any]:
+            """Maps names to both ends of a maximum, and to the error that 99.9% of the elements do not exceed."""
             among = self.nan > self.n - math.ceil(0.999 * self.n)
             p999: Number = "nan" if among else number(min(quantile(counts, 0.999), value_of(maximum.upper)))
-            return ("nan", "nan", p999) if self.nan else (maximum.seen, maximum.upper, p999)
+            ends = ("nan", "nan") if self.nan else (maximum.seen, maximum.upper)
+            return dict(zip(names, (*ends, p999), strict=True))
 
         square = self.squares / (UNIT * self.weighed) if self.weighed else 0.0
         bias, has_bias = self.bias, self.bias.blocks > 1
-        max_ulp, max_upper, p999 = of(self.plain, self.counts)
-        scaled = (None, None, None) if self.scaled is None else of(self.scaled, self.scaled_counts)
+        figures = of(self.plain, self.counts, "max_ulp", "max_upper", "p999")
+        if self.scaled is not None:
+            figures |= of(self.scaled, self.scaled_counts, "scaled_max", "scaled_upper", "scaled_p999")
         return Figures(
-            n=self.n,
-            max_ulp=max_ulp,
-            max_upper=max_upper,
-            p999=p999,
             mean=float(f"{self.capped_sum / (UNIT * self.n):.7g}") if self.n else 0.0,
-            misrounded=self.misrounded,
-            undecided=self.undecided,
-            open=self.open,
-            nonfinite=self.nonfinite,
-            scaled_max=scaled[0],
-            scaled_upper=scaled[1],
-            scaled_p999=scaled[2],
             bias=float(f"{bias.mean:.4g}") if has_bias else None,
             bias_error=float(f"{bias.error:.4g}") if has_bias else None,
             rms=float(f"{math.sqrt(square):.4g}"),
-            weighed=self.weighed,
+            **figures,
+            **{name: getattr(self, name) for name in ("n", "misrounded", "undecided", "open", "nonfinite", "weighed")},
         )
 
     def histogram(self) -> Histogram:

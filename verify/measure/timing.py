@@ -78,15 +78,13 @@ class TimedProblem:
         """Waits for a contender's calls, returns the inputs that they changed, and restores these for the next one."""
         if torch.device(self.device).type == "cuda":
             torch.cuda.synchronize()
-        pairs = {name: (self.inputs[name], kept) for name, kept in self.pristine.items()}
-        changed = {
-            name: (value, kept)
-            for name, (value, kept) in pairs.items()
-            if value is not None and not torch.equal(bits_of(kept), bits_of(value))
-        }
-        for value, kept in changed.values():
-            value.copy_(kept)
-        return list(changed)
+        changed = []
+        for name, kept in self.pristine.items():
+            value = self.inputs[name]
+            if value is not None and not torch.equal(bits_of(kept), bits_of(value)):
+                value.copy_(kept)
+                changed.append(name)
+        return changed
 
 
 def default_shape(kernel: Kernel) -> tuple[int, ...]:

@@ -76,11 +76,8 @@ def _answers(by: JudgedBy, places: Tensor) -> dict[str, Tensor]:
     problem, values = by.problem, by.truth.value
     value = values.reshape(-1)[places]
     spacing = torch.ldexp(torch.full_like(value, _SPACINGS), ulp_exponent(value, by.fmt))
-    found = {
-        "zeros": torch.zeros_like(value),
-        "half of them": value * 0.5,
-        "their mean": torch.full_like(value, float(value.mean())),
-    }
+    mean = torch.full_like(value, float(value.mean()))
+    found = {"zeros": torch.zeros_like(value), "half of them": value * 0.5, "their mean": mean}
     for name, share in rungs(by.fmt).items():
         found[name] = value + torch.copysign(torch.maximum(value.abs() * share, spacing), value)
     shape = tuple(values.shape)

@@ -42,11 +42,10 @@ from verify.referee.messages import (
 )
 from verify.referee.weights import constructed
 from verify.truth.ulp import same_bits
-from verify.workers.calls import receive, send
+from verify.workers.calls import WithBytes, receive, send, serve
 from verify.workers.channel import Channel
 from verify.workers.requests import KernelWanted, OnProgress
 from verify.workers.sandbox.confine import NEVER_WRITTEN
-from verify.workers.serving import WithBytes, serve
 
 SMALL_BYTES, SMALL_PIECES = 1 << 10, 8  # pieces that the C library keeps for its next callers as they are
 HELD_BYTES = 1 << 26  # arguments of earlier calls that stay in memory, so no address repeats by chance

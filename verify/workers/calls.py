@@ -1,4 +1,4 @@
-"""A call: one request to another process over a channel, and its outcome by a deadline.
+"""A call: one request to another process over a channel, its answer there, and its outcome here by a deadline.
 
     outcome = process.call(request, deadline=time.monotonic() + 60)   # Reply | Failure | Died | Late
 
@@ -10,13 +10,21 @@ nobody has read.
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
+from verify.errors import InternalError, KernelError, TruthError, UsageError
+from verify.workers import process_tree
 from verify.workers.channel import LONGEST, Channel, Foreign
+from verify.workers.fork_map import ran_out
 from verify.workers.requests import (
     Died,
     Event,
@@ -165,3 +173,80 @@ def receive(
         raise Foreign(f"it answered with {size:,} bytes; an answer has {honest:,}")
     until = max(until, time.monotonic()) + size / SLOWEST
     return event, [channel.fill(each, until=until) for each in sizes]
+
+
+# -- the other end ----------------------------------------------------------------------------------------
+
+WATCH_SECONDS = 0.5
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WithBytes(NamedTuple):
+    """A reply with bytes to send after it."""
+
+    reply: Any
+    parts: Sequence[memoryview]
+
+
+Emit = Callable[..., None]  # sends an event, and bytes after it
+Respond = Callable[[msgspec.Raw, OnProgress], Any]  # returns the reply to a request, or raises
+
+
+def serve(
+    channel: Channel, respond: Respond, usable: Callable[[], bool], flush: Callable[[], object] = lambda: None
+) -> None:
+    """Answers requests until the other side closes the channel. Calls `flush` before each event."""
+
+    def emit(event: Event, parts: Sequence[memoryview] = ()) -> None:
+        flush()
+        try:
+            send(channel, event, parts)
+        except ConnectionError:  # the command was killed, so this and any traceback have no reader
+            os._exit(1)
+
+    while True:
+        try:
+            request = channel.receive()
+        except (EOFError, ConnectionError):
+            return
+        answer(request, emit, respond, usable)
+
+
+def answer(request: bytes, emit: Emit, respond: Respond, usable: Callable[[], bool]) -> None:
+    """Answers one request with the result of `respond`. `usable` is True if the process can go on."""
+    parts: Sequence[memoryview] = ()
+    try:
+        reply = with_large_stack_chunk(respond, msgspec.Raw(request), lambda text: emit(Progressed.of(text)))
+        if isinstance(reply, WithBytes):
+            reply, parts = reply
+        emit(Replied(msgspec.Raw(msgspec.json.encode(reply)), tuple(map(len, parts)), usable()), parts)
+    except (UsageError, TruthError, KernelError, Died, Late) as error:
+        emit(Failed(Failure.of(error), usable()))
+    except Exception as error:
+        # after an unexpected error, or without memory, the process may fail again
+        if not (ran_out(error) or isinstance(error, InternalError)):
+            with suppress(OSError):  # stderr may be closed
+                traceback.print_exc()
+        emit(Failed(Failure.of(error), usable=False))
+
+
+def with_large_stack_chunk(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Returns `function(*args, **kwargs)`, called from a frame whose chunk has room for all calls inside.
+
+    CPython keeps frames in chunks of 16 KiB and frees an empty chunk at once. A loop of calls across the border of two
+    chunks maps and unmaps one with every call: 150,000 times in one test of an interpreted kernel, a third of its time.
+    A frame that needs half a MiB gets a chunk of one MiB, and all calls inside it use the other half.
+    """
+    return function(*args, **kwargs)
+
+
+with_large_stack_chunk.__code__ = with_large_stack_chunk.__code__.replace(co_stacksize=(1 << 16) + 64)
+
+
+def watch(parent: int) -> None:
+    """Ends this process with its parent, because a killed parent cannot stop a worker whose kernel still runs."""
+    while os.getppid() == parent:
+        time.sleep(WATCH_SECONDS)
+    process_tree.kill(os.getpid(), os.environ.get(process_tree.MARK, ""))
+    os.killpg(0, signal.SIGKILL)  # the worker leads the group of everything that it started

@@ -26,8 +26,7 @@ import msgspec
 from verify.errors import UsageError
 from verify.records.commit import digest, own_digest
 from verify.workers.calls import event_of, outcome_of
-from verify.workers.check_workers_identical import equal_workers, identity_of, refuse_unlike
-from verify.workers.pool import Pool
+from verify.workers.pool import Pool, equal_workers, identity_of, refuse_unlike
 from verify.workers.process import START_SECONDS, Worker
 from verify.workers.requests import Died, Environment, Event, Failure, OnProgress, Progressed, R, Request, demand_reply
 
@@ -166,11 +165,7 @@ class Cluster:
 
     @classmethod
     def connect(
-        cls,
-        address: str,
-        backend: str | None,
-        sources: Sequence[str] = (),
-        progress: OnProgress = lambda text: None,
+        cls, address: str, backend: str | None, sources: Sequence[str] = (), progress: OnProgress = lambda text: None
     ) -> Cluster:
         """Connects to an existing cluster by the address of its scheduler (tcp://HOST:PORT)."""
         try:
@@ -225,8 +220,10 @@ class Cluster:
             raise
         finally:
             self._listeners.pop(ticket, None)
-        if where not in self._known:
-            self._admit(where)
+        if where not in self._known:  # it joined during the run
+            found = self._client.run(identify, self._backend, self._sources, workers=[where])
+            refuse_unlike(self.environment, where, found.get(where, {"error": "it left before it could be identified"}))
+            self._known.add(where)
         return request.read(demand_reply(outcome_of(msgspec.json.decode(raw, type=Event))).value)
 
     def _waits_in_vain(self, future: Any, address: str) -> bool:
@@ -266,13 +263,6 @@ class Cluster:
         listener = self._listeners.get(said["ticket"])
         if listener is not None:
             listener(msgspec.convert(said["step"], Progressed).step)
-
-    def _admit(self, address: str) -> None:
-        """Checks a worker that joined during the run. Raises UsageError if it differs."""
-        found = self._client.run(identify, self._backend, self._sources, workers=[address])
-        about = found.get(address, {"error": "it left before it could be identified"})
-        refuse_unlike(self.environment, address, about)
-        self._known.add(address)
 
 
 def _answer(request: bytes, backend: str, timeout: float, ticket: str) -> tuple[str, bytes]:

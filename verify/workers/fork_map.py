@@ -60,13 +60,7 @@ class ForkMap(Generic[Key, Answer]):
     """
 
     def __init__(
-        self,
-        most: int,
-        kind: Any,
-        take: Callable[[Key, Answer], None],
-        *,
-        lost: Callable[[Key, str], None],
-        until: float,
+        self, most: int, kind: Any, take: Callable[[Key, Answer], None], lost: Callable[[Key, str], None], until: float
     ) -> None:
         self._most, self._kind, self._take, self._lost, self.until = most, kind, take, lost, until
         self._questions: deque[_Question[Key, Answer]] = deque()

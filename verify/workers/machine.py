@@ -45,9 +45,8 @@ def gpus(request: str, seen: int, visible: str = "CUDA_VISIBLE_DEVICES") -> list
     chosen = []
     for part in wanted:
         if not (part.isascii() and part.isdigit() and int(part) < len(names)):
-            raise UsageError(
-                f"--gpus takes all, a count, or numbers below {len(names)} as in 0,2; received {request!r}"
-            )
+            text = f"--gpus takes all, a count, or numbers below {len(names)} as in 0,2; received {request!r}"
+            raise UsageError(text)
         chosen.append(names[int(part)])
     if len(set(chosen)) != len(chosen):
         raise UsageError(f"--gpus names a GPU twice: {request!r}")

@@ -15,13 +15,13 @@ VARIABLE, _SINCE = "VERIFY_TIMES", "VERIFY_TIMES_SINCE"
 
 
 @contextmanager
-def phase(name: str, begun: float | None = None) -> Iterator[None]:
-    """Records the with block as one phase; `begun` is an earlier start, a time of time.monotonic()."""
+def phase(name: str) -> Iterator[None]:
+    """Records the with block as one phase."""
     file = os.environ.get(VARIABLE)
     if not file:
         yield
         return
-    begun = time.monotonic() if begun is None else begun
+    begun = time.monotonic()
     since = float(os.environ.setdefault(_SINCE, repr(begun)))
     try:
         yield

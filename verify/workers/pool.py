@@ -18,7 +18,6 @@ import math
 import os
 import threading
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -28,11 +27,11 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from verify.backends import Cuda, named
-from verify.errors import JudgeFailed, VerifyError
+from verify.errors import JudgeFailed, UsageError, VerifyError
 from verify.workers import process
 from verify.workers.machine import gpus, usable_cores
 from verify.workers.process import START_SECONDS, Answers, AnyWorker, OutOfTime
-from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request, kind_of
+from verify.workers.requests import About, Died, Environment, Late, OnProgress, R, Request
 
 T = TypeVar("T")
 WAIT_SECONDS = 0.2  # on some systems an endless wait does not notice Ctrl-C
@@ -69,12 +68,6 @@ class Pool:
     devices: int = 1  # GPUs of this machine that share the work
     known: About | None = None  # where the workers run, if the caller has asked one like them
 
-    def __post_init__(self) -> None:
-        # seconds by (number of the worker, kind of request); number of requests by kind
-        self.spent: defaultdict[tuple[int, str], float] = defaultdict(float)
-        self.requests: Counter[str] = Counter()
-        self._counting = threading.Lock()
-
     @classmethod
     def of(cls, workers: Sequence[AnyWorker]) -> Pool:
         """Returns a pool of these workers and no others."""
@@ -83,12 +76,8 @@ class Pool:
     @classmethod
     def started(cls, backend: str | None, count: int = 1) -> Pool:
         """Returns a pool of processes on this machine. Each starts with its first request; `grow` adds more."""
-
-        def make() -> AnyWorker:
-            return process.Worker(backend)
-
-        workers = [make() for _ in range(count)]
-        return cls(lambda: workers, more=lambda: workers.append(make()))
+        workers: list[AnyWorker] = [process.Worker(backend) for _ in range(count)]
+        return cls(lambda: workers, more=lambda: workers.append(process.Worker(backend)))
 
     @classmethod
     def on_gpus(cls, devices: Sequence[str], backend: str | None) -> Pool:
@@ -147,8 +136,7 @@ class Pool:
 
     def ask(self, request: Request[R], *, timeout: float, progress: OnProgress = lambda text: None) -> R:
         """Sends one request to the first worker and returns the reply, for example the list of kernels."""
-        with self.counted(0, request):
-            return self.workers[0].ask(request, timeout=timeout, progress=progress)
+        return self.workers[0].ask(request, timeout=timeout, progress=progress)
 
     def probe(self) -> None:
         """Makes a local process look up versions and probes in the background, so that `about` returns sooner."""
@@ -169,9 +157,9 @@ class Pool:
             on_interrupt: called at the first Ctrl-C instead; no further job begins, and running jobs may end
         """
         workers = self.workers
-        round_ = _Round(self, take)
+        round_ = _Round(take)
         with ThreadPoolExecutor(len(workers)) as threads:
-            serving = [threads.submit(round_.serve, place, worker) for place, worker in enumerate(workers)]
+            serving = [threads.submit(round_.serve, worker) for worker in workers]
             try:
                 try:
                     _settle(serving)
@@ -190,17 +178,6 @@ class Pool:
                         break
                 raise
 
-    @contextmanager
-    def counted(self, place: int, request: Request[Any]) -> Iterator[None]:
-        """Counts a request and the seconds of the with block."""
-        begun, kind = time.monotonic(), kind_of(request)
-        try:
-            yield
-        finally:
-            with self._counting:
-                self.spent[place, kind] += time.monotonic() - begun
-                self.requests[kind] += 1
-
 
 def spread(
     items: Sequence[T], jobs: int, backend: str | None, do: Callable[[T, Pool], R], *, probed: bool = False
@@ -214,7 +191,7 @@ def spread(
         return
     kind = named(backend or Cuda.name)
     devices = listed.split(",") if "," in (listed := os.environ.get(kind.visible, "")) else []
-    pools = list[Pool]()
+    pools, free = list[Pool](), SimpleQueue[Pool]()
     template = process.Template(backend) if len(items) > 1 and jobs != 1 else None
 
     def grow(count: int) -> None:
@@ -223,6 +200,13 @@ def spread(
             worker = process.Worker(backend, variables, template)
             worker.begin()
             pools.append(Pool.of([worker]))
+
+    def one(item: T) -> R:
+        pool = free.get()
+        try:
+            return do(item, pool)
+        finally:
+            free.put(pool)
 
     try:
         # all start at the same time if the devices are known; else the first one tells how many there are
@@ -237,36 +221,22 @@ def spread(
             for place, pool in enumerate(pools) if probed else ():
                 same = pools[place % len(devices)] if devices else pools[0]
                 pool.known = same.known or same.about()
-        yield from _on_pools(items, pools, do)
+        for each in pools:
+            free.put(each)
+        threads = ThreadPoolExecutor(len(pools))
+        try:
+            for done in as_completed([threads.submit(one, item) for item in items]):
+                yield done.result()
+        finally:  # at Ctrl-C nothing more begins, and what goes on loses its worker
+            threads.shutdown(wait=False, cancel_futures=True)
+            for each in pools:
+                each.stop()
+            threads.shutdown()
     finally:
         for pool in pools:
             pool.stop()
         if template is not None:
             template.stop()
-
-
-def _on_pools(items: Sequence[T], pools: Sequence[Pool], do: Callable[[T, Pool], R]) -> Iterator[R]:
-    """Yields the results of `do` for all items, as they end, on pools that each do one item at a time."""
-    free: SimpleQueue[Pool] = SimpleQueue()
-    for each in pools:
-        free.put(each)
-
-    def one(item: T) -> R:
-        pool = free.get()
-        try:
-            return do(item, pool)
-        finally:
-            free.put(pool)
-
-    threads = ThreadPoolExecutor(len(pools))
-    try:
-        for done in as_completed([threads.submit(one, item) for item in items]):
-            yield done.result()
-    finally:  # at Ctrl-C nothing more begins, and what goes on loses its worker
-        threads.shutdown(wait=False, cancel_futures=True)
-        for each in pools:
-            each.stop()
-        threads.shutdown()
 
 
 @contextmanager
@@ -282,8 +252,8 @@ def using(pool: Pool | None, backend: str | None) -> Iterator[Pool]:
 class _Round:
     """The state of one call of `Pool.run`."""
 
-    def __init__(self, pool: Pool, take: Take) -> None:
-        self.pool, self.take = pool, take
+    def __init__(self, take: Take) -> None:
+        self.take = take
         self.changed = threading.Condition()
         self.running = 0
         self.closing = False  # True: no further job begins
@@ -294,12 +264,12 @@ class _Round:
             self.ended = True
             self.changed.notify_all()
 
-    def serve(self, place: int, worker: AnyWorker) -> None:
+    def serve(self, worker: AnyWorker) -> None:
         """Runs jobs on one worker until there are no more."""
         job: Job[Any] | None = None
         try:
             while (job := self._next(job)) is not None:
-                self._do(place, worker, job)
+                self._do(worker, job)
         except BaseException:
             self.end()
             raise
@@ -317,11 +287,10 @@ class _Round:
                 self.changed.wait()
         return None
 
-    def _do(self, place: int, worker: AnyWorker, job: Job[Any]) -> None:
+    def _do(self, worker: AnyWorker, job: Job[Any]) -> None:
         reply, error = None, None
         try:
-            with self.pool.counted(place, job.request):
-                reply = _ask(worker, job)
+            reply = _ask(worker, job)
         except VerifyError as raised:
             error = raised
         except Exception:
@@ -363,3 +332,49 @@ def _settle(serving: Sequence[Future[None]]) -> None:
         done, left = wait(left, timeout=WAIT_SECONDS)
         for future in done:
             future.result()
+
+
+# -- workers of one record are equal --------------------------------------------------------------------
+
+
+def equal_workers(found: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Returns the facts that all workers share. Raises UsageError naming a worker that differs."""
+    first, *others = sorted(found)
+    for name in (first, *others):
+        refuse_unlike(found[first], name, found[name])
+    return found[first]
+
+
+def refuse_unlike(reference: dict[str, str], name: str, about: dict[str, str]) -> None:
+    """Raises UsageError if a worker differs from the reference."""
+    if "error" in about:
+        raise UsageError(f"worker {name} cannot run verify: {about['error']}")
+    for key, value in reference.items():
+        if about.get(key) != value:
+            text = f"the workers of one run must be equal: {key} is {value!r}, but {about.get(key)!r} on {name}"
+            raise UsageError(text, hint="one run for each kind of GPU; `verify compare` sets the records side by side")
+
+
+# The same GPU gives the same bits under another kernel of the operating system. Sources are compared by their digests.
+_MAY_DIFFER = frozenset({"platform", "commit", "dirty"})
+
+
+def identity_of(about: About) -> dict[str, str]:
+    """Returns the facts that must be equal among the workers of one run, as text."""
+    ignored = _MAY_DIFFER | ({"cpu"} if named(about.backend).gpu else set())
+    found = {name: str(value) for name, value in about.environment.items() if name not in ignored}
+    return {**found, "backend": about.backend}
+
+
+def check_equal(pool: Pool) -> None:
+    """Raises UsageError if the GPUs of one machine differ. Starts all processes."""
+
+    def asked(worker: AnyWorker) -> dict[str, str]:
+        try:
+            return identity_of(worker.ask(Environment(), timeout=START_SECONDS))
+        except VerifyError as error:
+            return {"error": str(error)}
+
+    with ThreadPoolExecutor(len(pool.workers)) as threads:
+        found = list(threads.map(asked, pool.workers))
+    equal_workers({f"{place}": about for place, about in enumerate(found)})

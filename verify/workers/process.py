@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -122,10 +122,13 @@ class Worker(Callee):
                     self._process = self._template.fork(theirs, variables)
                     return
                 command = start.command("verify.worker", str(theirs.fileno()), self._backend or "", *self.options)
+                output = subprocess.DEVNULL
+                with suppress(OSError, AttributeError, ValueError):  # stderr may be no file
+                    output = sys.stderr.fileno()
                 self._process = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+                    stdout=output,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                     env=start.environment({**os.environ, **variables}),
@@ -204,14 +207,6 @@ def ask_about(worker: Answers, request: Request[R], subject: str, *, timeout: fl
         raise UsageError(str(error)) from error
     except (Died, Late) as error:
         raise UsageError(f"{subject}: {error}") from error
-
-
-def _has_descriptor(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (OSError, AttributeError, ValueError):
-        return False
-    return True
 
 
 # -- in the child ----------------------------------------------------------------------------------------------

@@ -42,19 +42,12 @@ class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=Tru
 
     def read(self, reply: bytes | msgspec.Raw) -> R:
         """Returns the reply, decoded from JSON. Raises InternalError if it has another type."""
+        [of] = [each for each in type(self).__orig_bases__ if each.__origin__ is Request]  # type: ignore[attr-defined]
         try:
-            found: R = msgspec.json.decode(reply, type=_reply_type(type(self)))
+            found: R = msgspec.json.decode(reply, type=of.__args__[0])
         except msgspec.DecodeError as error:
             raise InternalError(f"the reply to the request {kind_of(self)!r} is no reply to it: {error}") from error
         return found
-
-
-def _reply_type(request: type[Request[Any]]) -> Any:
-    """Returns the R of a class Request[R]."""
-    for base in getattr(request, "__orig_bases__", ()):
-        if getattr(base, "__origin__", None) is Request:
-            return base.__args__[0]
-    raise TypeError(f"{request.__name__} does not say what its reply is: class {request.__name__}(Request[...])")
 
 
 def kind_of(request: Request[Any]) -> str:
@@ -183,36 +176,22 @@ class Step(str):
     Both stay if the request does not end.
     """
 
-    unit: str
-    number: int
-    total: int
-    waited: float
-    wrong: str
-    judged: bytes
+    unit: str = ""
+    number: int = 0
+    total: int = 0
+    waited: float = 0.0
+    wrong: str = ""
+    judged: bytes = b""
 
-    def __new__(
-        cls,
-        text: str,
-        unit: str = "",
-        number: int = 0,
-        total: int = 0,
-        waited: float = 0.0,
-        wrong: str = "",
-        judged: bytes = b"",
-    ) -> Step:
+    def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0, **more: Any) -> Step:
         """`Step("gelu float32, case 3 of 12", "case", 3, 12)`."""
         step = super().__new__(cls, text)
-        step.unit, step.number, step.total, step.waited, step.wrong = unit, number, total, waited, wrong
-        step.judged = judged
+        vars(step).update(unit=unit, number=number, total=total, **more)
         return step
 
-    def after(self, waited: float) -> Step:
-        """Returns the same line, after a judge waited for memory."""
-        return Step(self, self.unit, self.number, self.total, waited, self.wrong)
-
-    def having(self, judged: bytes) -> Step:
-        """Returns the same line with a case that was judged."""
-        return Step(self, self.unit, self.number, self.total, 0.0, self.wrong, judged)
+    def having(self, **more: Any) -> Step:
+        """Returns the same line with seconds that a judge waited for memory, or with a case that was judged."""
+        return Step(self, self.unit, self.number, self.total, wrong=self.wrong, **more)
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
@@ -229,16 +208,15 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     @staticmethod
     def of(text: str) -> Progressed:
         """Returns the event for a line of progress."""
-        step = text if isinstance(text, Step) else Step(text)
-        # str, because msgspec sends no subclass of it
-        return Progressed(str(text), step.unit, step.number, step.total, step.waited, step.wrong, step.judged)
+        said = vars(text) if isinstance(text, Step) else {}
+        return Progressed(str(text), **said)  # str, because msgspec sends no subclass of it
 
     @property
     def step(self) -> str:
         """Returns the line again, on the side that sent the request."""
         if not self.total and not self.waited:
             return self.text
-        return Step(self.text, self.unit, self.number, self.total, self.waited, self.wrong, self.judged)
+        return Step(**msgspec.structs.asdict(self))
 
 
 class KernelWanted(msgspec.Struct, frozen=True, tag_field="event", tag="kernel"):
