@@ -33,7 +33,7 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -51,7 +51,7 @@ from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, rec
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
-from verify.laws.law import Broken, Excess, Law, Subject, plain_case, said_of, space_of
+from verify.laws.law import Broken, Excess, Subject, law, plain_case, said_of, space_of
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
 from verify.measure.effort import Effort, beyond, differing, sampled
@@ -156,8 +156,12 @@ def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
     return (msgspec.structs.replace(plain, values=values, upstream=""),) if any(values.values()) else ()
 
 
-def _check(subject: Subject, case: Case) -> float | None:
-    """Judges the results of one case, and those of inference and of single gradients if their bits differ."""
+@law("accuracy", _space, examples=_examples)
+def accuracy(subject: Subject, case: Case) -> float | None:
+    """Every result is within the declared limit of the exact answer.
+
+    Judges the results of one case, and those of inference and of single gradients if their bits differ.
+    """
     kernel = subject.kernel
     try:
         measured = run_kernel(kernel, case, subject.backend.device)
@@ -361,8 +365,18 @@ def _weights(subject: Subject) -> tuple[str, ...]:
     )
 
 
-def _check_mixed(subject: Subject, case: Case) -> float | None:
-    """Judges a case with float32 weights. An exception of the kernel is a refusal."""
+@law(
+    "mixed dtypes",
+    _space,
+    applies=_has_weights,
+    examples=lambda subject, chosen: chosen.each_choice(chosen.shapes or fixed_shapes(subject.kernel, Sizes())[:2]),
+    share=0.25,
+)
+def mixed_dtypes(subject: Subject, case: Case) -> float | None:
+    """Float32 weights beside 16-bit data are refused, or used as they are.
+
+    Judges a case with float32 weights. An exception of the kernel is a refusal.
+    """
     mixed = msgspec.structs.replace(case, dtypes=case.dtypes | dict.fromkeys(_weights(subject), "float32"))
     try:
         return judge_measured(subject, mixed, run_kernel(subject.kernel, mixed, subject.backend.device))
@@ -372,21 +386,4 @@ def _check_mixed(subject: Subject, case: Case) -> float | None:
         return None
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="accuracy",
-        summary="every result is within the declared limit of the exact answer",
-        space=_space,
-        check=_check,
-        examples=_examples,
-    ),
-    Law(
-        name="mixed dtypes",
-        summary="float32 weights beside 16-bit data are refused, or used as they are",
-        space=_space,
-        check=_check_mixed,
-        applies=_has_weights,
-        examples=lambda subject, chosen: chosen.each_choice(chosen.shapes or fixed_shapes(subject.kernel, Sizes())[:2]),
-        share=0.25,
-    ),
-)
+LAWS = (accuracy, mixed_dtypes)

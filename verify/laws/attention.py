@@ -17,7 +17,7 @@ The program must average values by that softmax. The laws compare outputs of cal
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -30,7 +30,7 @@ from verify.cases.sizes import with_keys
 from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Inputs, Law, Subject, demand_same, plain_cases, plain_space, said_of
+from verify.laws.law import Inputs, Subject, demand_same, law, plain_cases, plain_space, said_of
 from verify.laws.locality import Rows, agree, growing, reference
 from verify.measure.call import Measured, run_kernel, run_tensors
 from verify.ops.graph.shapes import NamedDims
@@ -132,7 +132,9 @@ def _is_masked(subject: Subject) -> str | None:
     return reason
 
 
-def _check_causality(subject: Subject, case: Case) -> None:
+@law("causality", _space, applies=_is_masked, examples=plain_cases, share=0.5)
+def causality(subject: Subject, case: Case) -> None:
+    """A key that a query does not see changes no bit of its result."""
     op, device = subject.kernel.op, subject.backend.device
     whole = _forward(subject, case)
     for label, half in _halves(op, case).items():
@@ -201,7 +203,9 @@ def _borrows_sums(kernel: Kernel, inputs: Inputs, params: Mapping[str, Any]) -> 
     return bool(mode.found)
 
 
-def _check_decode(subject: Subject, case: Case) -> None:
+@law("decode equals prefill", _space, applies=_is_alone, examples=plain_cases, share=0.5, nearest=True)
+def decode_equals_prefill(subject: Subject, case: Case) -> None:
+    """The last query alone has the bits that it has among others."""
     kernel, op = subject.kernel, subject.kernel.op
     rows = _queries(op, case)
     if rows is None:
@@ -219,24 +223,4 @@ def _check_decode(subject: Subject, case: Case) -> None:
     demand_same(case, alone, expected, rule, labels=("alone", f"among {rows.count}"))
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="causality",
-        summary="a key that a query does not see changes no bit of its result",
-        space=_space,
-        check=_check_causality,
-        applies=_is_masked,
-        examples=plain_cases,
-        share=0.5,
-    ),
-    Law(
-        name="decode equals prefill",
-        summary="the last query alone has the bits that it has among others",
-        space=_space,
-        check=_check_decode,
-        applies=_is_alone,
-        examples=plain_cases,
-        share=0.5,
-        nearest=True,
-    ),
-)
+LAWS = (causality, decode_equals_prefill)

@@ -19,7 +19,7 @@ Details:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from typing import Any
@@ -37,7 +37,7 @@ from verify.cases.strategies import CaseSpace
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
-from verify.laws.law import Broken, Law, NotApplicable, Subject, demand_same, plain_case, plain_cases, plain_space
+from verify.laws.law import Broken, NotApplicable, Subject, demand_same, law, plain_case, plain_cases, plain_space
 from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth.formats import named, torch_dtype
@@ -112,9 +112,11 @@ def _forget() -> None:
     torch._dynamo.reset()
 
 
-def _check_compiled(subject: Subject, case: Case) -> None:
+@law("compiled", _space, examples=_one, share=0.02)
+def compiled(subject: Subject, case: Case) -> None:
+    """`torch.compile` gives the bits of the plain call."""
     kernel, device = subject.kernel, subject.backend.device
-    compiled = _program(kernel, case)
+    program = _program(kernel, case)
     # elements that a case spells out fit its own shape only
     larger = msgspec.structs.replace(case, dims=another(kernel, case.dims), values={}, edits={})
     refilled = msgspec.structs.replace(case, seed=case.seed + 1, values={}, edits={})
@@ -124,7 +126,7 @@ def _check_compiled(subject: Subject, case: Case) -> None:
             expected = run_kernel(kernel, each, device).results
             try:
                 with untraced() if subject.backend.triton == "interpreted" else nullcontext():
-                    got = run_kernel(compiled, each, device).results
+                    got = run_kernel(program, each, device).results
             except KernelError as error:
                 excuse(subject, each)
                 raise Broken("the kernel fails under torch.compile", case, {"raised": str(error)}) from error
@@ -174,7 +176,9 @@ def _uses_operators(subject: Subject) -> str | None:
         return None  # the check raises the same error, and reports it with its case
 
 
-def _check_operators(subject: Subject, case: Case) -> None:
+@law("custom operators", _space, applies=_uses_operators, examples=_one, share=0.05)
+def custom_operators(subject: Subject, case: Case) -> None:
+    """`torch.library.opcheck` accepts every custom operator that the kernel calls."""
     for operator, (args, kwargs) in _recorded(subject, case).items():
         try:
             tests = ("test_schema", "test_faketensor")
@@ -211,8 +215,18 @@ def _results(kernel: Any, subject: Subject, case: Case, autocast: torch.dtype | 
     return graph.values | gradients_of(kernel, graph, arriving)
 
 
-def _check_autocast(subject: Subject, case: Case) -> None:
-    """Compares calls under autocast with the three allowed results, then their error with PyTorch's."""
+@law(
+    "autocast",
+    _space,
+    applies=lambda subject: "autocast leaves float64 alone" if subject.dtype == "float64" else None,
+    examples=plain_cases,
+    share=0.25,
+)
+def autocast(subject: Subject, case: Case) -> None:
+    """Autocast gives the plain result, or the result for operands that are cast throughout.
+
+    Compares calls under autocast with the three allowed results, then their error with PyTorch's.
+    """
     rule = "autocast gives neither the plain result nor that of operands cast throughout, nor one as close as PyTorch's"
     for dtype in (torch.bfloat16, torch.float16):
         if dtype == torch_dtype(named(subject.dtype)):
@@ -256,31 +270,4 @@ def _is_as_close(subject: Subject, case: Case, got: dict[str, Tensor], dtype: to
     return got.keys() == theirs.keys() and all(error(got, name) <= _FARTHER * error(theirs, name) for name in got)
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="compiled",
-        summary="torch.compile gives the bits of the plain call",
-        space=_space,
-        check=_check_compiled,
-        examples=_one,
-        share=0.02,
-    ),
-    Law(
-        name="custom operators",
-        summary="torch.library.opcheck accepts every custom operator that the kernel calls",
-        space=_space,
-        check=_check_operators,
-        applies=_uses_operators,
-        examples=_one,
-        share=0.05,
-    ),
-    Law(
-        name="autocast",
-        summary="autocast gives the plain result, or the result for operands that are cast throughout",
-        space=_space,
-        check=_check_autocast,
-        applies=lambda subject: "autocast leaves float64 alone" if subject.dtype == "float64" else None,
-        examples=plain_cases,
-        share=0.25,
-    ),
-)
+LAWS = (compiled, custom_operators, autocast)

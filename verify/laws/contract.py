@@ -35,7 +35,7 @@ from verify.cases.sizes import shapes_for
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
 from verify.laws.guard import NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, plain_cases, plain_space
+from verify.laws.law import Broken, Inputs, Subject, demand_same, law, plain_cases, plain_space
 from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
 from verify.ops.graph.shapes import NamedDims, Range
@@ -88,7 +88,16 @@ def _mistakes(subject: Subject) -> list[Mistake]:
     return found
 
 
-def _check(subject: Subject, case: Case) -> None:
+@law(
+    "error contract",
+    lambda subject: plain_space(subject, shapes_for(subject.kernel, _DIMS, 512)),
+    applies=lambda subject: None if _seen(subject) else _ALL_DERIVED,
+    examples=plain_cases,
+    of_draws=True,
+    share=0.25,
+)
+def error_contract(subject: Subject, case: Case) -> None:
+    """Invalid operands raise an error with a message, and nothing else happens."""
     kernel, device = subject.kernel, subject.backend.device
     good = inputs_of(kernel.op, case, device, shared=True)
     before = _values(subject, case, good)
@@ -284,15 +293,4 @@ def _shapes_only(subject: Subject, case: Case, good: Inputs) -> None:
             raise Broken("a tensor without memory gives a result with memory", case, facts, result=name)
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="error contract",
-        summary="invalid operands raise an error with a message, and nothing else happens",
-        space=lambda subject: plain_space(subject, shapes_for(subject.kernel, _DIMS, 512)),
-        check=_check,
-        applies=lambda subject: None if _seen(subject) else _ALL_DERIVED,
-        examples=plain_cases,
-        of_draws=True,
-        share=0.25,
-    ),
-)
+LAWS = (error_contract,)

@@ -40,7 +40,7 @@ from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.composition import excuse
-from verify.laws.law import Broken, BrokenBeyond, Law, NotApplicable, Subject, demand_same, plain_cases, space_of
+from verify.laws.law import Broken, BrokenBeyond, NotApplicable, Subject, demand_same, law, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
 from verify.measure.call import (
     Measured,
@@ -72,7 +72,14 @@ def _other_device(subject: Subject) -> str | None:
     return None if torch.cuda.device_count() > 1 else "needs a second CUDA device"
 
 
-def _check_stream(subject: Subject, case: Case) -> None:
+def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
+    # these laws are about where and when a kernel runs, so one case suffices
+    return chosen.each_choice()[:1]
+
+
+@law("side stream", applies=_on_gpu, examples=_plain, share=0.25)
+def side_stream(subject: Subject, case: Case) -> None:
+    """A call on another stream gives the same bits."""
     kernel, device = subject.kernel, subject.backend.device
     expected = run_kernel(kernel, case, device).results
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -85,7 +92,9 @@ def _check_stream(subject: Subject, case: Case) -> None:
     demand_same(case, got, expected, "another stream gives other results", labels=("side stream", "default stream"))
 
 
-def _check_graph(subject: Subject, case: Case) -> None:
+@law("CUDA graph", applies=_on_gpu, examples=_plain, share=0.25)
+def cuda_graph(subject: Subject, case: Case) -> None:
+    """A captured and replayed call gives the same bits."""
     kernel, device = subject.kernel, subject.backend.device
     inputs = inputs_of(kernel.op, case, device)
     warm = run_kernel(kernel, case, device)  # compile and tune outside of the capture
@@ -112,7 +121,9 @@ def _check_graph(subject: Subject, case: Case) -> None:
     demand_same(case, captured, expected, rule, labels=("replayed", "called"))
 
 
-def _check_other_device(subject: Subject, case: Case) -> None:
+@law("other device", applies=_other_device, examples=_plain, share=0.25)
+def other_device(subject: Subject, case: Case) -> None:
+    """Operands on a device that is not the current one give the same bits."""
     kernel, here = subject.kernel, torch.device(subject.backend.device)
     current = torch.cuda.current_device()
     there = next(index for index in range(torch.cuda.device_count()) if index not in (here.index, current))
@@ -167,11 +178,6 @@ def _named_space(subject: Subject) -> CaseSpace:
     return space_of(subject, shapes=sizes_of(subject.kernel.op, 512)[:1])
 
 
-def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
-    # these laws are about where and when a kernel runs, so one case suffices
-    return chosen.each_choice()[:1]
-
-
 def _offset(store: Tensor, value: Tensor) -> Tensor:
     """Returns a copy that starts more than 2^31 elements into the storage."""
     view = store[_FAR:][: value.numel()].view(value.shape)  # aligned as a tensor of its own
@@ -204,8 +210,12 @@ def _far_reason(subject: Subject) -> str | None:
     return None if analysed else _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
 
 
-def _check_far(subject: Subject, case: Case) -> None:
-    """Searches the sizes from which on offsets wrap, then tries operands far into memory if there is room."""
+@law("large offsets", _far_space, applies=_far_reason, examples=_plain, share=0.02)
+def large_offsets(subject: Subject, case: Case) -> None:
+    """No offset wraps in 32 bits: operands beyond 2^31 elements give the bits of their contiguous copies.
+
+    Searches the sizes from which on offsets wrap, then tries operands far into memory if there is room.
+    """
     lacking = _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
     if subject.sizes.addresses and subject.backend.triton:
         from verify.laws.addresses import smallest_wraps
@@ -331,7 +341,10 @@ def _large_space(subject: Subject) -> CaseSpace:
     return space_of(subject, shapes=fitting)
 
 
-def _check_large(subject: Subject, case: Case) -> None:
+# gigabytes and a fifth of a second each, one at a time on a GPU
+@law("large tensors", _large_space, applies=_room_for_rows, examples=plain_cases, share=0.002)
+def large_tensors(subject: Subject, case: Case) -> None:
+    """The ends of tensors of more than 2^31 elements are within the declared limit of the exact answer."""
     many = _many_rows(subject, case)
     if many is None:  # drawn sizes; the sizes of the fixed cases have such rows
         return
@@ -389,50 +402,4 @@ def _between_others(value: Tensor, axis: int, count: int) -> Tensor:
     return whole
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="side stream",
-        summary="a call on another stream gives the same bits",
-        space=space_of,
-        check=_check_stream,
-        applies=_on_gpu,
-        examples=_plain,
-        share=0.25,
-    ),
-    Law(
-        name="CUDA graph",
-        summary="a captured and replayed call gives the same bits",
-        space=space_of,
-        check=_check_graph,
-        applies=_on_gpu,
-        examples=_plain,
-        share=0.25,
-    ),
-    Law(
-        name="other device",
-        summary="operands on a device that is not the current one give the same bits",
-        space=space_of,
-        check=_check_other_device,
-        applies=_other_device,
-        examples=_plain,
-        share=0.25,
-    ),
-    Law(
-        name="large offsets",
-        summary="no offset wraps in 32 bits: operands beyond 2^31 elements give the bits of their contiguous copies",
-        space=_far_space,
-        check=_check_far,
-        applies=_far_reason,
-        examples=_plain,
-        share=0.02,
-    ),
-    Law(
-        name="large tensors",
-        summary="the ends of tensors of more than 2^31 elements are within the declared limit of the exact answer",
-        space=_large_space,
-        check=_check_large,
-        applies=_room_for_rows,
-        examples=plain_cases,
-        share=0.002,  # gigabytes and a fifth of a second each, one at a time on a GPU
-    ),
-)
+LAWS = (side_stream, cuda_graph, other_device, large_offsets, large_tensors)

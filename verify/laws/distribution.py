@@ -35,7 +35,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, largest_of, long_sizes
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import MASKED
 from verify.errors import UsageError
-from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, place, plain_case, space_of
+from verify.laws.law import Broken, Inputs, Subject, demand_same, law, place, plain_case, space_of
 from verify.laws.stochastic import called, limit_of, range_of, room_of, seeds_of
 from verify.measure.call import run_tensors
 from verify.ops.graph.drawn import Drawn
@@ -130,7 +130,17 @@ def _sees(subject: Subject) -> str:
     )
 
 
-def _check(subject: Subject, case: Case) -> None:
+@law(
+    "distribution",
+    _space,
+    applies=_reason,
+    examples=lambda subject, space: tuple(case for dims in space.shapes for case in space.each_choice([dims])),
+    of_draws=True,
+    share=0.1,
+    sees=_sees,
+)
+def distribution(subject: Subject, case: Case) -> None:
+    """Numbers are drawn by their probabilities, independently, and follow from the seed."""
     kernel, inputs = subject.kernel, inputs_of(subject.kernel.op, case, subject.backend.device)
     for name, seed in kernel.draws.items():
         rows, count = _shape(subject, case.dims, name)
@@ -265,16 +275,4 @@ def _pairs(drawn: _Drawn) -> Iterator[Found]:
         yield abs(int(equal.sum()) - should) / limit, facts
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="distribution",
-        summary="numbers are drawn by their probabilities, independently, and follow from the seed",
-        space=_space,
-        check=_check,
-        applies=_reason,
-        examples=lambda subject, space: tuple(case for dims in space.shapes for case in space.each_choice([dims])),
-        of_draws=True,
-        share=0.1,
-        sees=_sees,
-    ),
-)
+LAWS = (distribution,)

@@ -137,6 +137,9 @@ def has_gradients(subject: Subject) -> str | None:
     return None if subject.kernel.differentiable else "the kernel has no gradients"
 
 
+Check = Callable[[Subject, Case], float | None]
+
+
 @dataclass(frozen=True)
 class Law:
     """Holds one law.
@@ -151,7 +154,7 @@ class Law:
     name: str
     summary: str
     space: Callable[[Subject], CaseSpace]
-    check: Callable[[Subject, Case], float | None]
+    check: Check
     applies: Callable[[Subject], str | None] = always
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
     nearest: bool = False  # True: results that are rounded at random need not keep the law
@@ -176,6 +179,15 @@ class Law:
     def fixed(self, subject: Subject) -> tuple[Case, ...]:
         """Returns the fixed cases, which are tried first."""
         return self.examples(subject, self.space(subject))
+
+
+def law(name: str, space: Callable[[Subject], CaseSpace] = space_of, **options: Any) -> Callable[[Check], Law]:
+    """Makes a law of the function below, which checks one case. Its docstring begins with what is true of any kernel.
+
+    @law("side stream", applies=on_gpu, share=0.25)
+    def side_stream(subject: Subject, case: Case) -> None:
+    """
+    return lambda check: Law(name, (check.__doc__ or "").partition("\n")[0].rstrip("."), space, check, **options)
 
 
 def first_difference(left: Tensor, right: Tensor) -> int | None:

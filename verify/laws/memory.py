@@ -21,7 +21,6 @@ Details:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -34,7 +33,7 @@ from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
-from verify.laws.law import Broken, Law, Subject, demand_same, has_gradients, laid, space_of
+from verify.laws.law import Broken, Subject, demand_same, has_gradients, laid, law, space_of
 from verify.laws.locality import data_operands
 from verify.measure.call import (
     Measured,
@@ -81,7 +80,9 @@ def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str,
     return unchanged.demand(*runs)
 
 
-def _check_bounds(subject: Subject, case: Case) -> None:
+@law("memory bounds", _space, of_draws=True)
+def memory_bounds(subject: Subject, case: Case) -> None:
+    """Nothing is written outside of the results, nor into operands."""
     guard = Guard(NUMBER_FILL)
     guarded_runs(subject, case, guard)
     found = damage_of([guard])
@@ -92,7 +93,9 @@ def _check_bounds(subject: Subject, case: Case) -> None:
         raise Broken("something is written outside of the results", case, facts)
 
 
-def _check_initialised(subject: Subject, case: Case) -> None:
+@law("initialised memory", _space)
+def initialised_memory(subject: Subject, case: Case) -> None:
+    """Results do not depend on what lay in memory before the call."""
     guards = Guard(NAN_FILL, watched=False), Guard(NUMBER_FILL, watched=False)
     with_nan, with_numbers = guarded_runs(subject, case, *guards)
     rule, labels = "results depend on what lay in memory before the call", ("full of NaN", "full of numbers")
@@ -108,8 +111,12 @@ def _check_initialised(subject: Subject, case: Case) -> None:
         raise
 
 
-def _check_overwritten(subject: Subject, case: Case) -> None:
-    """Compares operands, outputs and saved tensors after a backward pass, and the gradients of a second one."""
+@law("nothing overwritten", applies=has_gradients)
+def nothing_overwritten(subject: Subject, case: Case) -> None:
+    """Backward changes nothing and can run twice.
+
+    Compares operands, outputs and saved tensors after a backward pass, and the gradients of a second one.
+    """
     kernel, device = subject.kernel, subject.backend.device
     originals = inputs_of(kernel.op, case, device, shared=True)
     inputs = sent_all(originals, device)
@@ -153,8 +160,11 @@ _AS_FAR = 4  # up to this factor, PyTorch's rounding explains the larger of two 
 _BUFFERS = 8  # in the plain case this many later calls must not change a result: a kernel may use buffers in turn
 
 
-def _check_stale(subject: Subject, case: Case) -> None:
-    """Makes two forward passes before the backward pass of either.
+@law("no stale results", partial(space_of, upstream=EITHER_PATH))
+def no_stale_results(subject: Subject, case: Case) -> None:
+    """New values in the same memory give new results.
+
+    Makes two forward passes before the backward pass of either.
 
     Then puts new values into the memory of the first, and its own values again.
     """
@@ -236,31 +246,4 @@ def _check_stale(subject: Subject, case: Case) -> None:
         raise broken.restated(stale, case, facts | broken.facts) from None
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="memory bounds",
-        summary="nothing is written outside of the results, nor into operands",
-        space=_space,
-        check=_check_bounds,
-        of_draws=True,
-    ),
-    Law(
-        name="initialised memory",
-        summary="results do not depend on what lay in memory before the call",
-        space=_space,
-        check=_check_initialised,
-    ),
-    Law(
-        name="nothing overwritten",
-        summary="backward changes nothing and can run twice",
-        space=space_of,
-        check=_check_overwritten,
-        applies=has_gradients,
-    ),
-    Law(
-        name="no stale results",
-        summary="new values in the same memory give new results",
-        space=partial(space_of, upstream=EITHER_PATH),
-        check=_check_stale,
-    ),
-)
+LAWS = (memory_bounds, initialised_memory, nothing_overwritten, no_stale_results)

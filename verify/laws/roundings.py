@@ -29,7 +29,7 @@ from verify.cases import Case, problem_of
 from verify.cases.strategies import CaseSpace
 from verify.declare.promises import AS_LIKE, ONCE
 from verify.laws import batch
-from verify.laws.law import Broken, Law, Subject, place, plain_cases, show
+from verify.laws.law import Broken, Subject, law, place, plain_cases, show
 from verify.measure.call import run_baseline, run_kernel, sent_all
 from verify.ops.graph.contract import Contract, allowed
 from verify.ops.graph.program import Program
@@ -105,7 +105,21 @@ def _is_judged(span: Span) -> Tensor:
     return ~(torch.isnan(span.lo) | ((span.lo == -math.inf) & (span.hi == math.inf)))
 
 
-def _check(subject: Subject, case: Case) -> None:
+def _space(subject: Subject) -> CaseSpace:
+    """Returns cases of ordinary values: for others kernels of the same contract take forms that lose digits."""
+    return dataclasses.replace(batch.space_of_rows(subject), fill=(subject.kernel.op.geometry.fill,))
+
+
+@law(
+    "roundings",
+    _space,
+    applies=lambda subject: None if subject.kernel.rounds else "the kernel does not promise where it rounds",
+    examples=plain_cases,
+    share=0.5,
+    nearest=True,
+)
+def roundings(subject: Subject, case: Case) -> None:
+    """Numbers are rounded to 16 bits where the declaration says."""
     promised, found = subject.kernel.rounds, _Results.of(subject, case)
     contract, rule = found.promised(promised), f"rounds={promised!r} is not kept"
     wrong = found.broken(promised)
@@ -145,20 +159,4 @@ def _contract_of(subject: Subject, found: _Results) -> str:
     return _contracts[key]
 
 
-def _space(subject: Subject) -> CaseSpace:
-    """Returns cases of ordinary values: for others kernels of the same contract take forms that lose digits."""
-    return dataclasses.replace(batch.space_of_rows(subject), fill=(subject.kernel.op.geometry.fill,))
-
-
-LAWS: Sequence[Law] = (
-    Law(
-        name="roundings",
-        summary="numbers are rounded to 16 bits where the declaration says",
-        space=_space,
-        check=_check,
-        applies=lambda subject: None if subject.kernel.rounds else "the kernel does not promise where it rounds",
-        examples=plain_cases,
-        share=0.5,
-        nearest=True,
-    ),
-)
+LAWS = (roundings,)

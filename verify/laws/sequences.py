@@ -11,7 +11,6 @@ must keep their bits.
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +21,7 @@ from verify.cases.case import derive_all
 from verify.cases.sizes import sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import inside
-from verify.laws.law import Inputs, Law, Subject, demand_same, plain_cases, plain_space, said_of
+from verify.laws.law import Inputs, Subject, demand_same, law, plain_cases, plain_space, said_of
 from verify.laws.locality import filled_like, reference
 from verify.measure.call import run_tensors
 from verify.ops.graph.shapes import NamedDims, Range
@@ -116,7 +115,9 @@ def _kept(op: Op, case: Case, found: _Sequences) -> dict[str, Tensor]:
     return kept if any(bool(mask.any()) for mask in kept.values()) else {}
 
 
-def _check(subject: Subject, case: Case) -> None:
+@law("padding", _space, applies=_reason, examples=plain_cases, nearest=True, share=0.5)
+def padding(subject: Subject, case: Case) -> None:
+    """Numbers behind a padded sequence change no result."""
     kernel, op, device = subject.kernel, subject.kernel.op, subject.backend.device
     found = _sequences(op)
     assert found is not None
@@ -133,15 +134,4 @@ def _check(subject: Subject, case: Case) -> None:
         demand_same(case, got, expected, rule, labels=(f"{value:g} behind sequences", "as drawn"))
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="padding",
-        summary="numbers behind a padded sequence change no result",
-        space=_space,
-        check=_check,
-        applies=_reason,
-        examples=plain_cases,
-        nearest=True,
-        share=0.5,
-    ),
-)
+LAWS = (padding,)

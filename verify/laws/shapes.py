@@ -22,7 +22,6 @@ Details:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -33,7 +32,7 @@ from verify.cases.plan import PLAN_SIZES, SUMMED_ROWS, summed_dims, summed_resul
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts
 from verify.laws.accuracy import broken_by, judge_measured
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases, show, space_of
+from verify.laws.law import Broken, Subject, demand_same, law, plain_cases, show, space_of
 from verify.laws.locality import Rows, flattened, independent_rows, lacks_rows, separate_rows, shared_operands
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
 
@@ -69,7 +68,16 @@ def _dims(subject: Subject) -> list[Dims]:
     return [*chosen, (sizes.elements + 1,)]
 
 
-def _check(subject: Subject, case: Case) -> None:
+# with so few shapes no search is needed: each is tried every time, and drawn again with other values
+@law(
+    "shapes",
+    lambda subject: space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH),
+    applies=lambda subject: _NO_ROWS if subject.kernel.op.geometry.named else None,
+    examples=plain_cases,
+    share=0.5,
+)
+def shapes(subject: Subject, case: Case) -> None:
+    """Any rank and size gives the bits of the same values as a matrix, empty tensors included."""
     kernel = subject.kernel
     measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
     if kernel.op.geometry.multiplies:
@@ -203,8 +211,12 @@ def _same_alone(subject: Subject, case: Case, whole: Measured, broken: Broken) -
     return False
 
 
-def _check_many_rows(subject: Subject, case: Case) -> None:
-    """Judges sums over many rows, and compares many rows at once with a few at a time."""
+@law("many rows", _many_rows, applies=_rows_applies, examples=_many_examples, share=0.05)
+def many_rows(subject: Subject, case: Case) -> None:
+    """Sums over rows have all of them; many rows give the bits of a few at a time.
+
+    Judges sums over many rows, and compares many rows at once with a few at a time.
+    """
     kernel = subject.kernel
     whole = run_kernel(kernel, case, subject.backend.device)
     if kernel.op.geometry.named:
@@ -242,24 +254,4 @@ def _compare_cut(subject: Subject, case: Case, whole: Measured, belonging: Rows)
         )
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="shapes",
-        summary="any rank and size gives the bits of the same values as a matrix, empty tensors included",
-        space=lambda subject: space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH),
-        check=_check,
-        applies=lambda subject: _NO_ROWS if subject.kernel.op.geometry.named else None,
-        # with so few shapes no search is needed: each is tried every time, and drawn again with other values
-        examples=plain_cases,
-        share=0.5,
-    ),
-    Law(
-        name="many rows",
-        summary="sums over rows have all of them; many rows give the bits of a few at a time",
-        space=_many_rows,
-        check=_check_many_rows,
-        applies=_rows_applies,
-        examples=_many_examples,
-        share=0.05,
-    ),
-)
+LAWS = (shapes, many_rows)

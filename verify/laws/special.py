@@ -23,7 +23,7 @@ must return it too.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import combinations
@@ -42,7 +42,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, long_sizes, sizes_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import nan_patterns, special_patterns
 from verify.laws.accuracy import Known, judge_known, known
-from verify.laws.law import Broken, Inputs, Law, Subject, place, plain_cases, show, space_of
+from verify.laws.law import Broken, Inputs, Subject, law, place, plain_cases, show, space_of
 from verify.laws.locality import data_operands, reference
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_tensors, sent_all
 from verify.ops.domain import Domain
@@ -248,8 +248,23 @@ class _Seen:
         return wrong
 
 
-def _check(subject: Subject, case: Case) -> None:
-    """Plants special values into a case and judges all results."""
+def _applies(subject: Subject) -> str | None:
+    op = subject.kernel.op
+    if op.geometry.named and all(operand.range is not None or operand.domain is not None for operand in op.operands):
+        return "every operand has a domain, which holds neither NaN nor an infinity"
+    if derived := [
+        operand.name for operand in op.derived if operand.range is None and operand.derive and not operand.derive.exact
+    ]:
+        return f"{', '.join(derived)} would have to be derived from NaN and infinities"
+    return None
+
+
+@law("special values", _space, applies=_applies, examples=_examples)
+def special_values(subject: Subject, case: Case) -> None:
+    """NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result.
+
+    Plants special values into a case and judges all results.
+    """
     if subject.kernel.op.geometry.named:
         _check_reach(subject, case)
         return
@@ -309,24 +324,4 @@ def _check_zeros(case: Case, judged: Known) -> None:
             raise Broken("a zero has the wrong sign", case, facts, result=name, index=index)
 
 
-def _applies(subject: Subject) -> str | None:
-    op = subject.kernel.op
-    if op.geometry.named and all(operand.range is not None or operand.domain is not None for operand in op.operands):
-        return "every operand has a domain, which holds neither NaN nor an infinity"
-    if derived := [
-        operand.name for operand in op.derived if operand.range is None and operand.derive and not operand.derive.exact
-    ]:
-        return f"{', '.join(derived)} would have to be derived from NaN and infinities"
-    return None
-
-
-LAWS: Sequence[Law] = (
-    Law(
-        name="special values",
-        summary="NaN, infinities, zeros, subnormals and the largest numbers give the mathematical result",
-        space=_space,
-        check=_check,
-        applies=_applies,
-        examples=_examples,
-    ),
-)
+LAWS = (special_values,)

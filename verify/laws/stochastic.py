@@ -34,7 +34,7 @@ from verify.cases.sizes import largest_of
 from verify.cases.strategies import CaseSpace, recipes
 from verify.declare.declaration import Kernel
 from verify.declare.promises import WIDE
-from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, place, plain_case, show, space_of
+from verify.laws.law import Broken, Inputs, Subject, demand_same, law, place, plain_case, show, space_of
 from verify.measure.call import run_tensors
 from verify.records.record import EXTREME
 from verify.truth.fast import evaluate
@@ -143,7 +143,15 @@ def room_of(exact: Tensor, bound: Tensor, noise: Tensor) -> Tensor:
     return bound + torch.maximum(_NEAR * noise, torch.where(noise > 0, WIDE * single, 0.0))
 
 
-def _check(subject: Subject, case: Case) -> None:
+@law(
+    "stochastic rounding",
+    _space,
+    applies=_reason,
+    examples=lambda subject, space: (_plain(subject), *space.each_choice()),
+    share=0.25,
+)
+def stochastic_rounding(subject: Subject, case: Case) -> None:
+    """Results are neighbours of the exact numbers, unbiased, independent, and follow from the seed."""
     kernel = subject.kernel
     inputs = inputs_of(kernel.op, case, subject.backend.device)
     for seed in dict.fromkeys(kernel.stochastic.values()):
@@ -302,14 +310,4 @@ def _first_of_largest(sizes: Tensor) -> int:
     return int((known >= (1 - 2.0**-20) * known.max()).nonzero()[0])
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="stochastic rounding",
-        summary="results are neighbours of the exact numbers, unbiased, independent, and follow from the seed",
-        space=_space,
-        check=_check,
-        applies=_reason,
-        examples=lambda subject, space: (_plain(subject), *space.each_choice()),
-        share=0.25,
-    ),
-)
+LAWS = (stochastic_rounding,)
