@@ -33,7 +33,11 @@ def _section(name: str, laws: list[Law]) -> str:
     text = text.partition(DETAILS)[0]
     title, _, gist = first.partition(": ")
     lines = [f"### {title.rstrip('.')}", "", gist[:1].upper() + gist[1:], ""]
-    lines += ["| law | what holds |", "|---|---|", *(f"| `{law.name}` | {law.summary} |" for law in laws)]
+    lines += [
+        "| law | what holds |",
+        "|---|---|",
+        *(f"| `{law.name}` | {law.summary[0].upper()}{law.summary[1:]} |" for law in laws),
+    ]
     return "\n".join([*lines, "", text.strip(), ""]) if text.strip() else "\n".join([*lines, ""])
 
 
