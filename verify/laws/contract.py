@@ -22,9 +22,10 @@ Operands lie between guard bands, so a kernel that accepts invalid operands read
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -34,7 +35,7 @@ from verify.cases.case import derive_all
 from verify.cases.sizes import shapes_for
 from verify.errors import KernelError, UsageError
 from verify.laws.accuracy import judge_known, known
-from verify.laws.guard import NUMBER_FILL, Guard, damage_of
+from verify.laws.guard import NUMBER_FILL, Guard
 from verify.laws.law import Broken, Inputs, Subject, demand_same, law, plain_cases, plain_space
 from verify.measure.call import Measured, call_tensors, copies, sent_all
 from verify.ops.geometry import alike
@@ -53,11 +54,6 @@ def _longer(tensor: Tensor) -> Tensor:
 
 def _shorter(tensor: Tensor) -> Tensor:
     return tensor[..., :-1].contiguous()
-
-
-def _changes(value: Tensor | None, change: Change) -> bool:
-    """False if an operand is a number, which has no length to change."""
-    return value is None or bool(value.ndim) or change not in (_longer, _shorter)
 
 
 def _elsewhere(tensor: Tensor) -> Tensor:
@@ -101,11 +97,8 @@ def error_contract(subject: Subject, case: Case) -> None:
     kernel, device = subject.kernel, subject.backend.device
     good = inputs_of(kernel.op, case, device, shared=True)
     before = _values(subject, case, good)
-    mistakes = [
-        (mistake, given)
-        for mistake in _mistakes(subject)
-        if _changes(good[mistake[1]], mistake[2]) and (given := _with_mistake(subject, case, good, mistake)) is not None
-    ]
+    made = [(mistake, _with_mistake(subject, case, good, mistake)) for mistake in _mistakes(subject)]
+    mistakes = [(mistake, given) for mistake, given in made if given is not None]
 
     def refused(wrong: Sequence[tuple[Mistake, Inputs]]) -> Guard:
         guard = Guard(NUMBER_FILL)
@@ -116,7 +109,7 @@ def error_contract(subject: Subject, case: Case) -> None:
         return guard
 
     guard = refused(mistakes)
-    if damage_of([guard]):  # one check covers all mistakes; if it fails, each is checked alone
+    if guard.damage():  # one check covers all mistakes; if it fails, each is checked alone
         for mistake in mistakes:
             _demand_untouched(case, refused([mistake]), _told(mistake[0]))
         _demand_untouched(case, guard, "one of those that were refused")
@@ -139,15 +132,13 @@ class LaunchedOnNothing(RuntimeError):
     """
 
 
-@contextmanager
-def _no_launch_without_memory() -> Iterator[None]:
+def _no_launch_without_memory() -> AbstractContextManager[Any]:
     """Stops a compiled Triton kernel before it dereferences the null pointer of a tensor without memory.
 
     Such an illegal access makes the GPU unusable for the process, and all other tests would fail.
     """
     if "triton" not in sys.modules:  # without triton no kernel is launched
-        yield
-        return
+        return nullcontext()
     from triton.runtime.jit import JITFunction
 
     original = JITFunction.run
@@ -157,21 +148,19 @@ def _no_launch_without_memory() -> Iterator[None]:
             raise LaunchedOnNothing(f"Triton kernel {self.fn.__name__}")
         return original(self, *args, **kwargs)
 
-    JITFunction.run = run
-    try:
-        yield
-    finally:
-        JITFunction.run = original
+    return mock.patch.object(JITFunction, "run", run)
 
 
 def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) -> Inputs | None:
     """Returns the operands with one of the wrong form.
 
     A position beyond an operand that is too short would stop a GPU, and no declaration allows it. So it returns None if
-    the numbers of an integer operand would be others for the wrong size.
+    the numbers of an integer operand would be others for the wrong size, or if the operand has no length to change.
     """
     op, (_, name, change) = subject.kernel.op, mistake
     given, value = dict(good), good[name]
+    if value is not None and not value.ndim and change in (_longer, _shorter):
+        return None
     given[name] = None if value is None else change(value)
     geometry, token = op.geometry, ""
     if isinstance(geometry, NamedDims) and change in (_longer, _shorter) and geometry.table.get(name):
@@ -201,7 +190,7 @@ def _refused(subject: Subject, case: Case, guard: Guard, held: Inputs, changed: 
         name: None if v is None else guard.embed(v, f"operand {name}", v.device if v.is_meta else device)
         for name, v in changed.items()
     }
-    facts = {"operand": _told(mistake)}
+    rule, facts = "an invalid operand is accepted", {"operand": _told(mistake)}
     try:
         with guard, _no_launch_without_memory():
             returned = call_tensors(subject.kernel, inputs, case.params, differentiate=False).values
@@ -209,21 +198,20 @@ def _refused(subject: Subject, case: Case, guard: Guard, held: Inputs, changed: 
         cause = error.__cause__
         if isinstance(cause, LaunchedOnNothing):
             facts["launched"] = str(cause)
-            raise Broken("an invalid operand is accepted", case, facts) from None
-        if cause is not None and not str(cause).strip():
-            raise Broken(
-                "an operand is refused without a message", case, facts | {"raised": type(cause).__name__}
-            ) from None
-        if cause is None:  # the kernel returned an invalid result
-            raise Broken("an invalid operand is accepted", case, facts | {"returned": str(error)}) from None
+        elif cause is None:  # the kernel returned an invalid result
+            facts["returned"] = str(error)
+        elif str(cause).strip():
+            return
+        else:
+            rule, facts["raised"] = "an operand is refused without a message", type(cause).__name__
     else:
         sized = subject.kernel.op.geometry.named and change in (_longer, _shorter)
         if (wrong == OF_INT64 or sized) and _right(subject, case, inputs, returned):
             return
         if subject.kernel.op.geometry.named and change is _elsewhere and _of_pytorch(subject, inputs) is not None:
             return
-        shown = ", ".join(f"{key} {value.dtype} {list(value.shape)}" for key, value in returned.items())
-        raise Broken("an invalid operand is accepted", case, facts | {"returned": shown})
+        facts["returned"] = ", ".join(f"{key} {v.dtype} {list(v.shape)}" for key, v in returned.items())
+    raise Broken(rule, case, facts)
 
 
 def _of_pytorch(subject: Subject, inputs: Inputs) -> dict[str, Any] | None:
@@ -268,7 +256,7 @@ def _told(mistake: Mistake) -> str:
 
 
 def _demand_untouched(case: Case, guard: Guard, operand: str) -> None:
-    found = [line for line in damage_of([guard]) if line.startswith("operand")]
+    found = [line for line in guard.damage() if line.startswith("operand")]
     if found:
         facts = {"operand": operand, "written": found[0]}
         raise Broken("an operand is changed by a call that was refused", case, facts)

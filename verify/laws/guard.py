@@ -17,7 +17,7 @@ with the mode on. An operator registered in another way runs unguarded inside, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,10 +57,6 @@ class Block:
     last: int
     before: Tensor | None = None
 
-    @property
-    def label(self) -> str:
-        return f"{self.name} {self.dtype} {list(self.shape)}"
-
 
 class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Moves fresh tensors into guarded memory while it is active, see the module's docstring.
@@ -97,10 +93,31 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return moved.data if block is not None else moved.to(device)
 
     def damage(self) -> list[str]:
-        """Returns one line for each block with a forbidden write."""
-        if _intact([self]):
+        """Returns one line for each block with a forbidden write, after waiting for the device."""
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        if self._is_intact():
             return []
         return [_describe(block, wrong) for block in self.blocks if bool((wrong := self._wrong(block)).any())]
+
+    def _is_intact(self) -> bool:
+        """True if no protected byte changed. Makes two comparisons for all blocks of a device: each waits for a GPU."""
+        bands: dict[torch.device, list[Tensor]] = {}
+        kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
+        raw, stop, last = torch.empty(0, dtype=torch.uint8), 0, 0
+        for block in self.blocks:
+            if block.raw is not raw:
+                bands.setdefault(raw.device, []).append(raw[stop:last])
+                raw, stop = block.raw, block.first
+            # neighbours share the band between them
+            bands.setdefault(raw.device, []).append(raw[stop : block.start])
+            stop, last = block.stop, block.last
+            if block.before is not None:
+                kept.setdefault(raw.device, []).append((raw[block.start : block.stop], block.before))
+        bands.setdefault(raw.device, []).append(raw[stop:last])
+        return all(_full_of(self.fill, each) for each in bands.values()) and all(
+            same_bits([now for now, _ in pairs], [before for _, before in pairs]) for pairs in kept.values()
+        )
 
     def _wrong(self, block: Block) -> Tensor:
         """Returns a mask of the bytes that changed and must not."""
@@ -220,43 +237,6 @@ def _image(tensor: Tensor, fill: int) -> Tensor:
     return span.view(torch.uint8)
 
 
-def damage_of(guards: Iterable[Guard]) -> list[str]:
-    """Returns the damage of several guards, after waiting for the device. Without damage, a single check suffices."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    guards = list(guards)
-    if _intact(guards):
-        return []
-    return [line for guard in guards for line in guard.damage()]
-
-
-def _intact(guards: Sequence[Guard]) -> bool:
-    """True if no protected byte changed. Makes two comparisons for all blocks of a device, as each waits for a GPU."""
-    bands: dict[tuple[torch.device, int], list[Tensor]] = {}
-    kept: dict[torch.device, list[tuple[Tensor, Tensor]]] = {}
-    for guard in guards:
-        raw, stop, last = None, 0, 0
-
-        def band(of: Tensor, first: int, end: int, fill: int = guard.fill) -> None:
-            bands.setdefault((of.device, fill), []).append(of[first:end])
-
-        for block in guard.blocks:
-            if block.raw is not raw:
-                if raw is not None:
-                    band(raw, stop, last)
-                raw, stop = block.raw, block.first
-            # neighbours share the band between them
-            band(raw, stop, block.start)
-            stop, last = block.stop, block.last
-            if block.before is not None:
-                kept.setdefault(raw.device, []).append((raw[block.start : block.stop], block.before))
-        if raw is not None:
-            band(raw, stop, last)
-    return all(_full_of(fill, each) for (_, fill), each in bands.items()) and all(
-        same_bits([now for now, _ in pairs], [before for _, before in pairs]) for pairs in kept.values()
-    )
-
-
 def _full_of(fill: int, bands: list[Tensor]) -> bool:
     """True if every byte is the fill."""
     if bands[0].is_cuda:
@@ -291,7 +271,8 @@ def _describe(block: Block, wrong: Tensor) -> str:
         where = f"{block.start - first} bytes before its beginning"
     else:
         where = f"at byte {first - block.start} of {block.stop - block.start}"
-    return f"{block.label}: {places.numel()} bytes written, the first {where}"
+    label = f"{block.name} {block.dtype} {list(block.shape)}"
+    return f"{label}: {places.numel()} bytes written, the first {where}"
 
 
 def _address(tensor: Tensor) -> int:

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any
 
 import msgspec
 import torch
@@ -32,7 +31,7 @@ from verify.cases import Case, inputs_of, upstream_of
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard, damage_of
+from verify.laws.guard import NAN_FILL, NUMBER_FILL, Guard
 from verify.laws.law import Broken, Subject, demand_same, has_gradients, laid, law, space_of
 from verify.laws.locality import data_operands
 from verify.measure.call import (
@@ -52,11 +51,8 @@ _LAYOUTS = ("contiguous", "padded", "stepped", "transposed")
 
 
 def _space(subject: Subject) -> CaseSpace:
-    return space_of(
-        subject,
-        layouts=Layouts(_LAYOUTS, ("contiguous", *_LAYOUTS), subject.kernel.contiguous),
-        upstream=EITHER_PATH,
-    )
+    layouts = Layouts(_LAYOUTS, ("contiguous", *_LAYOUTS), subject.kernel.contiguous)
+    return space_of(subject, layouts=layouts, upstream=EITHER_PATH)
 
 
 def guarded_runs(subject: Subject, case: Case, *guards: Guard) -> list[dict[str, Tensor]]:
@@ -85,11 +81,9 @@ def memory_bounds(subject: Subject, case: Case) -> None:
     """Nothing is written outside of the results, nor into operands."""
     guard = Guard(NUMBER_FILL)
     guarded_runs(subject, case, guard)
-    found = damage_of([guard])
-    if found:
-        facts = {"written": found[0]}
-        if len(found) > 1:
-            facts["also"] = f"{len(found) - 1} more tensors"
+    if found := guard.damage():
+        also = {"also": f"{len(found) - 1} more tensors"} if len(found) > 1 else {}
+        facts = {"written": found[0], **also}
         raise Broken("something is written outside of the results", case, facts)
 
 
@@ -135,8 +129,7 @@ def nothing_overwritten(subject: Subject, case: Case) -> None:
     arriving = upstream_of(kernel.op, case, outputs, shared=True)
     upstream = sent_all(arriving, device)
     unchanged = Unchanged()
-    first = gradients_of(kernel, graph, upstream, retain=True, unchanged=unchanged, originals=arriving)
-    first = copies(first)
+    first = copies(gradients_of(kernel, graph, upstream, retain=True, unchanged=unchanged, originals=arriving))
     kept = {f"saved tensor {place}": pair for place, pair in enumerate(saved)}
     now, past = ({label: pair[side] for label, pair in kept.items()} for side in (0, 1))
     operands, outputs, outputs_before, now, past = unchanged.demand(operands, outputs, outputs_before, now, past)
@@ -147,13 +140,8 @@ def nothing_overwritten(subject: Subject, case: Case) -> None:
         again = sent_all(arriving, device)
         second = gradients_of(kernel, graph, again, unchanged=unchanged, originals=arriving)
         second, first = unchanged.demand(second, first)
-        demand_same(
-            case,
-            second,
-            first,
-            "a second backward pass over the same graph gives other gradients",
-            labels=("second", "first"),
-        )
+        rule = "a second backward pass over the same graph gives other gradients"
+        demand_same(case, second, first, rule, labels=("second", "first"))
 
 
 _AS_FAR = 4  # up to this factor, PyTorch's rounding explains the larger of two mean distances
@@ -190,9 +178,8 @@ def no_stale_results(subject: Subject, case: Case) -> None:
             if value is not None and fresh is not None:
                 # no version counter changes, as with a write by a kernel or with recycled memory
                 value.data.copy_(fresh)
-        upstream = sent_all(arriving[at], device)
-        options: dict[str, Any] = {"unchanged": unchanged, "originals": arriving[at]}
-        return copies(run_tensors(kernel, given[0], case.params, upstream, **options))
+        upstream, originals = sent_all(arriving[at], device), arriving[at]
+        return copies(run_tensors(kernel, given[0], case.params, upstream, unchanged=unchanged, originals=originals))
 
     values = [inputs_of(kernel.op, each, device, shared=True) for each in cases]
     late = in_the_first_memory(1)
