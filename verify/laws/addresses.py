@@ -37,7 +37,7 @@ _TURNS = 3  # of a loop, and its last one
 _NEAR = 129  # sizes among which one is allowed: a declaration may demand a multiple
 _CALLS = 20_000  # of PyTorch's functions in one call of a kernel
 Lengthened = Callable[[int], tuple[int, ...] | None]
-_known: dict[int, tuple[Any, Any]] = {}
+_known: dict[int, tuple[Any, tuple[Found, ...]]] = {}
 _KINDS = re.compile(r"tensor<(?:\d+x)*(!tt\.ptr<\w+>|\w+)>|(!tt\.ptr<\w+>|\w+)")
 
 
@@ -95,8 +95,12 @@ class Addresses(Program):
                 which = op.regions[0 if chosen.item() else 1 :][:1]
                 return self._run(which[0], names) if which else []
             found = [self._run(each, dict(names)) for each in (*op.regions, Region([], []))[:2]]
-            return [_merged(one, other) for one, other in zip(*found, strict=False)]
+            return [self._merged(one, other) for one, other in zip(*found, strict=False)]
         return self._loop(op, names) if op.name == "scf.for" else self._unknown(op)
+
+    def _merged(self, one: Array, other: Array) -> Array:
+        same = one.dtype == other.dtype != EXPRESSION and np.array_equal(one, other)
+        return one if same else self.node("", "", one, other)
 
     def _chosen(self, condition: Array) -> bool:
         return condition.dtype != EXPRESSION and bool(condition)  # what returns early is the first
@@ -138,15 +142,17 @@ class Addresses(Program):
         later = three + steps * step
         return later.astype(POINTER) if third.dtype == POINTER else self.wrapped(later, kind)
 
-    def _access(self, op: Op, address: Array, active: Array | None) -> None:
+    def _access(self, op: Op, address: Array, active: Array | None) -> bool:
+        """Notes an access. False if it depends on unknown numbers."""
         key = op.place, op.name, *op.operands, self._turns
         if address.dtype != POINTER or (active is not None and active.dtype == EXPRESSION):
             self.unclear.add(key)
-            return
+            return False
         mask = np.broadcast_to(True if active is None else active, address.shape)
         self.accesses[key] = Access(op.place, op.fact(r"!tt\.ptr<(\w+)>"), address, mask)
         if not op.name.endswith("load"):
             self.stores |= set(np.unique(address >> np.uint64(OPERAND)).tolist())
+        return True
 
     def _tt_addptr(self, op: Op, given: list[Array], shape: list[int], element: str) -> Array:
         if EXPRESSION in (given[0].dtype, given[1].dtype):
@@ -156,13 +162,11 @@ class Addresses(Program):
 
     def _tt_load(self, op: Op, given: list[Array], shape: list[int], element: str) -> Array:
         mask = given[1] if len(given) > 1 else None
-        self._access(op, given[0], mask)
-        if given[0].dtype != POINTER or (mask is not None and mask.dtype == EXPRESSION):
+        if not self._access(op, given[0], mask):
             return np.zeros(given[0].shape, EXPRESSION)
         places = np.unique(given[0] >> np.uint64(OPERAND))
         tensor = self._tensors.get(self.operands[places[0]]) if len(places) == 1 else None
-        numbers = self._numbers_of(tensor)
-        if tensor is None or numbers is None:
+        if tensor is None or (numbers := self._numbers_of(tensor)) is None:
             return np.zeros(given[0].shape, EXPRESSION)
         at = (given[0] & np.uint64((1 << OPERAND) - 1)).astype(np.int64) // tensor.element_size()
         read = (at < len(numbers)) & (True if mask is None else mask)
@@ -174,13 +178,7 @@ class Addresses(Program):
         return given[1]
 
     def _tt_atomic_rmw(self, op: Op, given: list[Array], shape: list[int], element: str) -> Array:
-        self._access(op, given[0], given[2] if len(given) > 2 else None)
-        return np.zeros(given[0].shape, EXPRESSION)
-
-
-def _merged(one: Array, other: Array) -> Array:
-    same = one.dtype == other.dtype != EXPRESSION and np.array_equal(one, other)
-    return one if same else np.zeros(np.broadcast_shapes(one.shape, other.shape), EXPRESSION)
+        return np.zeros(self._tt_store(op, given, shape, element).shape, EXPRESSION)
 
 
 def _width(element: str) -> int:
@@ -190,16 +188,9 @@ def _width(element: str) -> int:
 class Wrap(NamedTuple):
     """Holds an access that 32 bits make wrong: where, of which operand, and its exact offset in elements."""
 
-    function: str
-    operand: str
-    place: str
+    key: tuple[str, str, str]  # what it has at other sizes too: function, operand, place
     program: tuple[int, ...]
     exact: int
-
-    @property
-    def key(self) -> tuple[str, ...]:
-        """Returns what it has at other sizes too."""
-        return self.function, self.operand, self.place
 
 
 def _wraps_of(ttir: str, launch: Recorded, constants: dict[int, int], written: set[int]) -> Iterator[Wrap]:
@@ -230,7 +221,7 @@ def _wraps_of(ttir: str, launch: Recorded, constants: dict[int, int], written: s
                 offset = (address - (operand << OPERAND)) // _width(exact.element)
                 operand = min(max(operand, 0), len(right.operands) - 1)
                 name, place = launch.function.fn.__name__, _place(ttir, exact.place)
-                yield Wrap(name, right.operands[operand], place, ids, offset)
+                yield Wrap((name, right.operands[operand], place), ids, offset)
     names = [right.operands[at] for at in stores if at < len(right.operands)]
     written |= {_memory(each) for name in names if isinstance(each := launch.values.get(name), Tensor)}
 
@@ -331,8 +322,7 @@ def smallest_wraps(subject: Subject, case: Case) -> tuple[Found, ...]:
                 _known[key] = kernel.function, _Search(subject, case, forms).smallest()
         except (NotUnderstood, OSError) as why:
             raise NotApplicable(str(why)) from None
-    found: tuple[Found, ...] = _known[key][1]
-    return found
+    return _known[key][1]
 
 
 class _Search:
@@ -386,8 +376,8 @@ class _Search:
         """Returns the accesses that 32 bits make wrong at sizes; None if the kernel does not take these sizes."""
         launches, constants = self._launches(dims) if dims else ([], {})
         self._compile([launches])
-        texts, written, found = [self._texts[each.program] for each in launches], set[int](), list[Wrap]()
-        read = 0
+        texts, written = [self._texts[each.program] for each in launches], set[int]()
+        found, read = list[Wrap](), 0
         for text, launch in zip(texts, launches, strict=True):
             with suppress(NotUnderstood, LookupError, TypeError, ValueError):
                 found += _wraps_of(text, launch, constants, written)

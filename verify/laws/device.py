@@ -25,7 +25,7 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from verify.cases import Case, inputs_of, upstream_of
+from verify.cases import Case, inputs_of
 from verify.cases.sizes import fitted_rows, sizes_of
 from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
@@ -42,15 +42,7 @@ from verify.laws.accuracy import broken_by
 from verify.laws.composition import excuse
 from verify.laws.law import Broken, BrokenBeyond, NotApplicable, Subject, demand_same, law, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
-from verify.measure.call import (
-    Measured,
-    Unchanged,
-    call_tensors,
-    gradients_of,
-    run_baseline,
-    run_kernel,
-    run_tensors,
-)
+from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_baseline, run_kernel, run_tensors
 from verify.measure.state import working_folder
 from verify.truth.formats import named, torch_dtype
 
@@ -67,9 +59,7 @@ def _on_gpu(subject: Subject) -> str | None:
 
 
 def _other_device(subject: Subject) -> str | None:
-    if _on_gpu(subject) is not None:
-        return _on_gpu(subject)
-    return None if torch.cuda.device_count() > 1 else "needs a second CUDA device"
+    return _on_gpu(subject) or (None if torch.cuda.device_count() > 1 else "needs a second CUDA device")
 
 
 def _plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
@@ -145,8 +135,8 @@ def other_device(subject: Subject, case: Case) -> None:
 
 def _lacking(subject: Subject, what: str, needed: int) -> str | None:
     """Returns why a law that needs this many bytes of a GPU cannot run here; None if it can."""
-    if _on_gpu(subject) is not None:
-        return _on_gpu(subject)
+    if (reason := _on_gpu(subject)) is not None:
+        return reason
     if subject.sizes.many_rows <= 65_535:
         return "this profile has no case of more than 2^31 elements (the nightly profile on a GPU has)"
     with _alone_on(subject.backend.device):  # another process may release its memory for such a law
@@ -157,39 +147,18 @@ def _lacking(subject: Subject, what: str, needed: int) -> str | None:
 
 
 def _free(subject: Subject) -> int:
-    free: int = torch.cuda.mem_get_info(subject.backend.device)[0]
-    return free
+    return int(torch.cuda.mem_get_info(subject.backend.device)[0])
 
 
 def _bytes(subject: Subject) -> int:
     """Returns the memory of more than 2^31 elements."""
-    size: int = _FAR * torch_dtype(named(subject.dtype)).itemsize
-    return size
+    return _FAR * int(torch_dtype(named(subject.dtype)).itemsize)
 
 
 def _far_space(subject: Subject) -> CaseSpace:
-    if subject.kernel.op.geometry.named:
-        return _named_space(subject)
-    shapes = [(2, 40, 5), (2, 129, 17)] if subject.kernel.op.geometry.multiplies else [(2, 40), (2, 257)]
-    return space_of(subject, shapes=shapes)
-
-
-def _named_space(subject: Subject) -> CaseSpace:
-    return space_of(subject, shapes=sizes_of(subject.kernel.op, 512)[:1])
-
-
-def _offset(store: Tensor, value: Tensor) -> Tensor:
-    """Returns a copy that starts more than 2^31 elements into the storage."""
-    view = store[_FAR:][: value.numel()].view(value.shape)  # aligned as a tensor of its own
-    view.copy_(value)
-    return view
-
-
-def _apart(store: Tensor, value: Tensor) -> Tensor:
-    """Returns a copy of two rows that are 2^31 elements apart."""
-    view = store.as_strided(tuple(value.shape), (1 << 31, 1))
-    view.copy_(value)
-    return view
+    geometry = subject.kernel.op.geometry
+    shapes = [(2, 40, 5), (2, 129, 17)] if geometry.multiplies else [(2, 40), (2, 257)]
+    return space_of(subject, shapes=sizes_of(subject.kernel.op, 512)[:1] if geometry.named else shapes)
 
 
 @contextmanager
@@ -205,9 +174,10 @@ def _alone_on(device: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _far_reason(subject: Subject) -> str | None:
-    analysed = subject.sizes.addresses and subject.backend.triton
-    return None if analysed else _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
+def _far_reason(subject: Subject, *, analysed: bool = True) -> str | None:
+    if analysed and subject.sizes.addresses and subject.backend.triton:
+        return None
+    return _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
 
 
 @law("large offsets", _far_space, applies=_far_reason, examples=_plain, share=0.02)
@@ -216,7 +186,7 @@ def large_offsets(subject: Subject, case: Case) -> None:
 
     Searches the sizes from which on offsets wrap, then tries operands far into memory if there is room.
     """
-    lacking = _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
+    lacking = _far_reason(subject, analysed=False)
     if subject.sizes.addresses and subject.backend.triton:
         from verify.laws.addresses import smallest_wraps
 
@@ -233,6 +203,7 @@ def large_offsets(subject: Subject, case: Case) -> None:
 def _wrapping(subject: Subject, case: Case, found: Sequence[Found]) -> Broken:
     """Returns the finding of sizes at which offsets wrap, after the smallest is tried if there is room."""
     wrap, geometry = found[0].wrap, subject.kernel.op.geometry
+    function, operand, place = wrap.key
     usual = geometry.sizes_by_name(found[0].base)
     sizes = [geometry.sizes_by_name(each.dims).items() for each in found]
     longer = [", ".join(f"{name} = {size:,}" for name, size in each if size != usual.get(name)) for each in sizes]
@@ -240,7 +211,7 @@ def _wrapping(subject: Subject, case: Case, found: Sequence[Found]) -> Broken:
     tried, failed = _tried(subject, msgspec.structs.replace(case, dims=found[0].dims))
     facts = {
         "from": " or ".join(longer) + (f", with {others}" if others else ""),
-        "at": f"{wrap.operand} in {wrap.function}, {wrap.place.removeprefix(f'{working_folder()}/')}",
+        "at": f"{operand} in {function}, {place.removeprefix(f'{working_folder()}/')}",
         "offset": f"{wrap.exact:,} elements in program {list(wrap.program)}",
         "basis": tried,
     }
@@ -279,21 +250,19 @@ def _check_copies(subject: Subject, case: Case) -> None:
     with _alone_on(device):
         widest = max(value.numel() for value in plain.inputs.values() if value is not None)
         store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
-        ways: list[tuple[str, Callable[[Tensor, Tensor], Tensor]]] = [("2^31 elements into its storage", _offset)]
         named_dims = kernel.op.geometry.named
-        if not named_dims:
-            ways.append(("in rows 2^31 elements apart", _apart))
-        for label, place_ in ways:
+        for apart in (False,) if named_dims else (False, True):
+            label = "in rows 2^31 elements apart" if apart else "2^31 elements into its storage"
             for name in kernel.operands if named_dims else data_operands(kernel):
                 value = plain.inputs[name]
                 if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
                     continue
-                if place_ is _apart and name in kernel.contiguous:
+                if apart and name in kernel.contiguous:
                     continue
-                inputs = plain.inputs | {name: place_(store, value)}
-                graph = call_tensors(kernel, inputs, case.params, differentiate=bool(case.upstream))
-                upstream = upstream_of(kernel.op, case, graph.values)
-                got = graph.values | gradients_of(kernel, graph, upstream)
+                own = store[_FAR:][: value.numel()].view(value.shape)  # aligned as a tensor of its own
+                far = store.as_strided(tuple(value.shape), (1 << 31, 1)) if apart else own
+                inputs = plain.inputs | {name: far.copy_(value)}
+                got = run_tensors(kernel, inputs, case.params, plain.upstream)
                 facts = {"operand": f"{name} {label}"}
                 rule = "an operand far into memory gives other results"
                 demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
@@ -334,7 +303,7 @@ def _many_rows(subject: Subject, case: Case) -> tuple[Rows, int] | None:
 
 def _large_space(subject: Subject) -> CaseSpace:
     if subject.kernel.op.geometry.named:
-        return _named_space(subject)
+        return _far_space(subject)
     # in a product, the large tensor is once the operand and once the result
     shapes = [(2, 257, 40), (2, 40, 257)] if subject.kernel.op.geometry.multiplies else [(2, 257)]
     fitting = [fitted_rows(subject.kernel, dims) for dims in shapes]
