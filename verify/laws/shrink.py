@@ -217,18 +217,18 @@ class Shrinker:
 
     def _plainer(self) -> None:
         """Tries contiguous layouts, default parameters, one dtype, no gradients and seed 0, one after the other."""
-        changes: list[Callable[[Case], Case]] = []
-        for where in ("layouts", "dtypes", "params"):
-            for name in getattr(self.case, where):
-                if where != "params" or name not in self.kernel.params:
-                    changes.append(partial(_without, where, name))
-        if self.case.upstream and self.given.result in self.kernel.outputs:
-            changes.append(partial(_forward_only, self.kernel.outputs))
-        if self.case.seed:
-            changes.append(partial(msgspec.structs.replace, seed=0))
+        named = [(where, name) for where in ("layouts", "dtypes", "params") for name in getattr(self.case, where)]
+        outputs = self.kernel.outputs
+        changes: list[Callable[[Case], Case]] = [
+            partial(_without, [each]) for each in named if each[0] != "params" or each[1] not in self.kernel.params
+        ]
+        if self.case.upstream and self.given.result in outputs:
+            ways = list(product(("values", "edits", "layouts"), ["d" + name for name in outputs]))
+            changes.append(partial(_without, ways, upstream=""))
+        changes.append(partial(_without, [], seed=0))
         for change in changes:
             changed = change(self.case)
-            if self._accepts(changed) and self.draft is not None:
+            if changed != self.case and self._accepts(changed) and self.draft is not None:
                 kept = {n: t for n, t in self.draft.tensors.items() if changed.upstream or n in self.kernel.operands}
                 self.draft = replace(self.draft, base=changed, tensors=kept)
 
@@ -243,11 +243,9 @@ class Shrinker:
                 self._fewer_by_recipe()
                 return
         self._merge()
-        before = None
-        thorough = False  # cheap and likely steps first, because evaluations are few
+        before, thorough = None, False  # cheap and likely steps first, because evaluations are few
         while before != self.case or not thorough:
-            thorough = before is not None
-            before = self.case
+            before, thorough = self.case, before is not None
             for dim in range(len(self.case.dims)) if not self.op.geometry.examples else ():
                 self._cut(dim, thorough=thorough)
             for name in [name for name, value in self._required().tensors.items() if value.is_floating_point()]:
@@ -327,10 +325,7 @@ class Shrinker:
         for name, axes in self._axes(draft.base).items():
             if name not in tensors:
                 continue
-            for axis, followed in enumerate(axes):
-                if followed is None or followed[0] not in keep:
-                    continue
-                dim, factor = followed
+            for axis, (dim, factor) in ((at, each) for at, each in enumerate(axes) if each and each[0] in keep):
                 size = draft.base.dims[dim]
                 chosen = [part * size + place for part in range(factor) for place in keep[dim]]
                 tensors[name] = _select(tensors[name], axis, chosen)
@@ -353,9 +348,8 @@ class Shrinker:
         choices: list[dict[int, Sequence[int]]] = [{dim: [at] for dim, at in place.items()}] if place else []
         choices += [{dim: [at]} for dim, at in place.items() if len(place) > 1]
         for keep in choices:
-            if all(len(chosen) == whole.base.dims[dim] for dim, chosen in keep.items()):
-                continue
-            if self._takes(self._kept(whole, keep)):
+            is_less = any(len(chosen) < whole.base.dims[dim] for dim, chosen in keep.items())
+            if is_less and self._takes(self._kept(whole, keep)):
                 return
 
     def _merge(self) -> None:
@@ -458,30 +452,24 @@ def _trim(items: list[int], attempt: Callable[[list[int]], bool], *, back: bool)
 def _filled(tensor: Tensor, number: float, places: Sequence[int]) -> Tensor:
     """Returns the tensor with one number at some flat places. It sets bits, because float8 has no arithmetic."""
     fmt = formats.of(tensor.dtype)
-    pattern = fmt.from_float(number)
     bits = bits_of(tensor).reshape(-1).clone()
-    bits[torch.tensor(list(places), dtype=torch.int64)] = pattern - (1 << 64) if pattern >= 1 << 63 else pattern
+    bits[torch.tensor(list(places), dtype=torch.int64)] = fmt.from_float(number)
     return from_bits(bits, fmt).reshape(tensor.shape)
 
 
 def _select(tensor: Tensor, axis: int, places: Sequence[int]) -> Tensor:
     """Returns some positions of one axis."""
+    at = torch.tensor(list(places), dtype=torch.int64)
     if not tensor.is_floating_point():
-        return tensor.index_select(axis, torch.tensor(list(places), dtype=torch.int64))
-    bits = bits_of(tensor).index_select(axis, torch.tensor(list(places), dtype=torch.int64))
-    return from_bits(bits, formats.of(tensor.dtype))
+        return tensor.index_select(axis, at)
+    return from_bits(bits_of(tensor).index_select(axis, at), formats.of(tensor.dtype))
 
 
-def _without(where: str, name: str, case: Case) -> Case:
-    left: dict[str, Any] = {key: value for key, value in getattr(case, where).items() if key != name}
-    return msgspec.structs.replace(case, **{where: left})
-
-
-def _forward_only(outputs: Sequence[str], case: Case) -> Case:
-    """Returns the case without gradients and without its settings for them."""
-    for name, where in product(outputs, ("values", "edits", "layouts")):
-        case = _without(where, "d" + name, case)
-    return msgspec.structs.replace(case, upstream="")
+def _without(settings: Sequence[tuple[str, str]], case: Case, **changes: Any) -> Case:
+    """Returns the case without some settings, given as a field and a name in it, and with other changes."""
+    for where, name in settings:
+        changes[where] = {key: v for key, v in changes.get(where, getattr(case, where)).items() if key != name}
+    return msgspec.structs.replace(case, **changes)
 
 
 # -- where a kernel is wrong: from which size on, and which results of the call are right ----------------
