@@ -17,7 +17,6 @@ The program must average values by that softmax. The laws compare outputs of cal
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -28,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from verify.cases import Case, counter, inputs_of
 from verify.cases.sizes import with_keys
 from verify.cases.strategies import CaseSpace
-from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
 from verify.laws.law import Inputs, Subject, demand_same, law, plain_cases, plain_space, said_of
 from verify.laws.locality import Rows, agree, growing, reference
@@ -71,10 +69,6 @@ def _reason(subject: Subject) -> str | None:
     return None
 
 
-def _first_case(subject: Subject) -> Case:
-    return plain_cases(subject, _space(subject))[0]
-
-
 # -- causality -----------------------------------------------------------------------------------------
 
 
@@ -86,9 +80,8 @@ def _redrawn(op: Op, case: Case, half: slice, device: str) -> Inputs:
         held, other = given[name], anew[name]
         if part.role != "query" and held is not None and other is not None:
             place = (slice(None),) * part.tokens + (half,)
-            changed = held.clone()
+            given[name] = changed = held.clone()
             changed[place] = other[place]
-            given[name] = changed
     return given
 
 
@@ -124,12 +117,11 @@ def _kept(op: Op, case: Case, half: slice) -> dict[str, Tensor]:
 
 
 def _is_masked(subject: Subject) -> str | None:
-    reason = _reason(subject)
-    if reason is None:
-        op, case = subject.kernel.op, _first_case(subject)
-        if not any(bool(m.any()) for half in _halves(op, case).values() for m in _kept(op, case, half).values()):
-            reason = "every query sees every key"
-    return reason
+    if (reason := _reason(subject)) is not None:
+        return reason
+    op, case = subject.kernel.op, plain_cases(subject, _space(subject))[0]
+    kept = (mask for half in _halves(op, case).values() for mask in _kept(op, case, half).values())
+    return None if any(bool(mask.any()) for mask in kept) else "every query sees every key"
 
 
 @law("causality", _space, applies=_is_masked, examples=plain_cases, share=0.5)
@@ -169,17 +161,16 @@ def _queries(op: Op, case: Case) -> Rows | None:
 
 
 def _is_alone(subject: Subject) -> str | None:
-    reason = _reason(subject)
-    if reason is None:
-        op, case = subject.kernel.op, _first_case(subject)
-        rows = _queries(op, case)
-        if rows is None or rows.count < 2:
-            return "the declaration does not allow one query alone with as many keys"
-        given = inputs_of(op, case, "cpu")
-        whole, alone = reference(op, given), reference(op, rows.pick(given, {}, slice(-1, None))[0])
-        if not agree(alone, {name: rows.of(name, value, slice(-1, None)) for name, value in whole.items()}):
-            reason = "the last query alone has another result than among others"
-    return reason
+    if (reason := _reason(subject)) is not None:
+        return reason
+    op, case, last = subject.kernel.op, plain_cases(subject, _space(subject))[0], slice(-1, None)
+    rows = _queries(op, case)
+    if rows is None or rows.count < 2:
+        return "the declaration does not allow one query alone with as many keys"
+    given = inputs_of(op, case, "cpu")
+    whole, alone = reference(op, given), reference(op, rows.pick(given, {}, last)[0])
+    same = agree(alone, {name: rows.of(name, value, last) for name, value in whole.items()})
+    return None if same else "the last query alone has another result than among others"
 
 
 _ADDING = re.compile(r"mm|mv$|dot|sum|mean|softmax|attention|conv|norm|var|index_add|scatter")
@@ -196,13 +187,6 @@ class _Sums(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-def _borrows_sums(kernel: Kernel, inputs: Inputs, params: Mapping[str, Any]) -> bool:
-    mode = _Sums()  # type: ignore[no-untyped-call]
-    with mode:
-        run_tensors(kernel, inputs, dict(params), {})
-    return bool(mode.found)
-
-
 @law("decode equals prefill", _space, applies=_is_alone, examples=plain_cases, share=0.5, nearest=True)
 def decode_equals_prefill(subject: Subject, case: Case) -> None:
     """The last query alone has the bits that it has among others."""
@@ -217,7 +201,9 @@ def decode_equals_prefill(subject: Subject, case: Case) -> None:
     expected = {name: rows.of(name, whole.results[name], last).contiguous() for name in op.outputs}
     if same_bits([alone[name] for name in expected], list(expected.values())):
         return
-    if _borrows_sums(kernel, inputs, case.params) and not broken_by(subject, case, Measured(inputs, {}, alone)):
+    with _Sums() as sums:  # type: ignore[no-untyped-call]
+        run_tensors(kernel, inputs, case.params, {})
+    if sums.found and not broken_by(subject, case, Measured(inputs, {}, alone)):
         return
     rule = "the last query alone has other bits than among others"
     demand_same(case, alone, expected, rule, labels=("alone", f"among {rows.count}"))

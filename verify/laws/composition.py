@@ -28,7 +28,7 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map_only
 
 from verify.backends.interpreter.install import untraced
 from verify.cases import Case, inputs_of, upstream_of
@@ -151,12 +151,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace not in ("aten", "prim", "prims") and func not in self.calls:
-            self.calls[func] = tree_map(_copied, (args, kwargs))
+            self.calls[func] = tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
         return func(*args, **kwargs)
-
-
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _recorded(subject: Subject, case: Case) -> dict[Any, tuple[Any, Any]]:
@@ -164,8 +160,7 @@ def _recorded(subject: Subject, case: Case) -> dict[Any, tuple[Any, Any]]:
     with _Recorder() as recorder:
         graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
         gradients_of(subject.kernel, graph, upstream_of(subject.kernel.op, case, graph.values))
-    calls: dict[Any, tuple[Any, Any]] = recorder.calls
-    return calls
+    return dict(recorder.calls)
 
 
 def _uses_operators(subject: Subject) -> str | None:

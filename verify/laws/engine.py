@@ -13,10 +13,11 @@ from __future__ import annotations
 import math
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
+from unittest import mock
 
 import hypothesis
 import torch
@@ -114,18 +115,15 @@ def current_profile() -> Profile:
 def message(kernel: str, found: LawRun) -> str:
     """Returns the text about a broken law: the rule, the smallest case, the facts and the command."""
     where = f"in {found.dtype}: {found.message}"
-    match found.cause:
-        case "failed":
-            lines = [f"{kernel}, called for the law of {found.law}, fails {where}"]
-        case "not deterministic":
-            lines = [f"{kernel}, tried for the law of {found.law}, is not deterministic {where}"]
-        case _:
-            lines = [f"{kernel} breaks the law of {found.law} {where}"]
+    lines = {
+        "failed": f"{kernel}, called for the law of {found.law}, fails {where}",
+        UNREPEATABLE: f"{kernel}, tried for the law of {found.law}, is not deterministic {where}",
+    }
     facts = found.fact_lines()
     width = max((len(name) for name, _ in facts), default=0)
-    lines += [f"  {name:<{width}}  {value}" for name, value in facts]
-    lines.append(f"  {replay_command(found.origin)}")
-    return "\n".join(lines)
+    shown = [f"  {name:<{width}}  {value}" for name, value in facts]
+    first = lines.get(found.cause, f"{kernel} breaks the law of {found.law} {where}")
+    return "\n".join([first, *shown, f"  {replay_command(found.origin)}"])
 
 
 def run_law(
@@ -157,27 +155,16 @@ def run_law(
         text = f"it refuses every case: {trial.refusal}"
         return _skipped(law, dtype, text, refused=trial.refused, undeclared=undeclared)
     if broken is None:
-        return LawRun(
-            law=law.name,
-            dtype=dtype,
-            status="ok",
-            cases=trial.cases,
-            message=trial.refusal or law.sees(subject),
-            refused=trial.refused,
-            undeclared=undeclared,
-            late=trial.late,
-        )
+        text, refused = trial.refusal or law.sees(subject), trial.refused
+        return LawRun(law.name, dtype, "ok", trial.cases, text, refused=refused, undeclared=undeclared, late=trial.late)
     cause: Cause = "failed" if broken.failed else ""
-    if broken.failed and not backend.usable():  # no further call is possible in this process
-        return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
-    if isinstance(broken, BrokenBeyond):
-        return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
-    if not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
-        cause = UNREPEATABLE
-        if law.name != UNREPEATABLE_LAW:
-            return _broken(law, dtype, trial.cases, differs, target_name, cause=cause)
+    # no further call is possible in this process, or no smaller case is searched
+    final = isinstance(broken, BrokenBeyond) or (broken.failed and not backend.usable())
+    if not final and not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
+        cause, final = UNREPEATABLE, law.name != UNREPEATABLE_LAW
+        broken = differs if final else broken
     # a large case takes too long for many tries
-    if profile.shrink and not subject.late and not has_large_cases(kernel):
+    if not final and profile.shrink and not subject.late and not has_large_cases(kernel):
         broken = shrink_law(law, subject, broken)
     return _broken(law, dtype, trial.cases, broken, target_name, cause=cause)
 
@@ -297,8 +284,13 @@ class _Trial:
             phases=(Phase.generate, Phase.target),  # `shrink` makes a case smaller: it can change elements
             suppress_health_check=list(HealthCheck),
         )
-        test: Any = configured(hypothesis.seed(seed)(given(self.law.cases(self.subject))(once)))
-        with _no_constants_from_source():
+        test: Any = configured(hypothesis.seed(seed)(given(self.law.space(self.subject).cases())(once)))
+
+        # Hypothesis mixes literals of every loaded module of the project into its draws. A case would then depend on
+        # the modules that a process has imported, and change with any edit. No setting turns that off.
+        def nothing(*_: Any, **__: Any) -> None: ...
+
+        with mock.patch.object(HypothesisProvider, "_maybe_draw_constant", nothing, create=True):
             test()
 
 
@@ -390,33 +382,7 @@ def difference(subject: Subject, broken: Broken) -> Broken | None:
     return None
 
 
-@contextmanager
-def _no_constants_from_source() -> Iterator[None]:
-    """Makes Hypothesis draw as if no user module were loaded.
-
-    Hypothesis mixes literals of every loaded module of the project into its draws. A case would then depend on the
-    modules that a process has imported, and change with any edit. No setting turns that off.
-    """
-    draw = getattr(HypothesisProvider, "_maybe_draw_constant", None)
-    if draw is None:
-        yield
-        return
-    HypothesisProvider._maybe_draw_constant = lambda self, *args, **kwargs: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        HypothesisProvider._maybe_draw_constant = draw  # type: ignore[method-assign]
-
-
 def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str, *, cause: Cause = "") -> LawRun:
     replayed = UNREPEATABLE_LAW if cause == UNREPEATABLE else law.name
-    return LawRun(
-        law=law.name,
-        dtype=dtype,
-        status="broken",
-        cases=tried,
-        message=broken.rule,
-        facts=broken.facts,
-        origin=Origin.here(target_name, broken.case.to_json(), law=replayed),
-        cause=cause,
-    )
+    origin = Origin.here(target_name, broken.case.to_json(), law=replayed)
+    return LawRun(law.name, dtype, "broken", tried, broken.rule, facts=broken.facts, origin=origin, cause=cause)

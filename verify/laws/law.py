@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import strategies as st
 from torch import Tensor
 
 from verify.backends import Backend
@@ -127,11 +126,6 @@ def said_of(subject: Subject) -> str:
     return "this PyTorch function" if name.startswith("like ") else f"op {name}"
 
 
-def always(subject: Subject) -> str | None:
-    """Returns None: the law applies to every kernel."""
-    return None
-
-
 def has_gradients(subject: Subject) -> str | None:
     """Returns the reason of a law about gradients for a kernel that has none."""
     return None if subject.kernel.differentiable else "the kernel has no gradients"
@@ -155,7 +149,7 @@ class Law:
     summary: str
     space: Callable[[Subject], CaseSpace]
     check: Check
-    applies: Callable[[Subject], str | None] = always
+    applies: Callable[[Subject], str | None] = lambda subject: None
     examples: Callable[[Subject, CaseSpace], tuple[Case, ...]] = lambda subject, space: space.each_choice()
     nearest: bool = False  # True: results that are rounded at random need not keep the law
     of_draws: bool = False  # True: a kernel whose results are drawn at random can keep the law
@@ -171,10 +165,6 @@ class Law:
         if self.nearest and subject.kernel.stochastic:
             return f"{', '.join(subject.kernel.stochastic)} is rounded at random, by the place of an element"
         return self.applies(subject)
-
-    def cases(self, subject: Subject) -> st.SearchStrategy[Case]:
-        """Returns the strategy of a subject's cases."""
-        return self.space(subject).cases()
 
     def fixed(self, subject: Subject) -> tuple[Case, ...]:
         """Returns the fixed cases, which are tried first."""
@@ -242,16 +232,10 @@ def demand_same(
         if left is None:
             raise Broken(f"{name} is missing", case, {"rule": rule, **(facts or {})}, result=name)
         if left.shape != right.shape or left.dtype != right.dtype:
-            shapes = {
-                labels[0]: f"{left.dtype} {list(left.shape)}",
-                labels[1]: f"{right.dtype} {list(right.shape)}",
-            }
+            forms = (f"{each.dtype} {list(each.shape)}" for each in (left, right))
+            shapes = dict(zip(labels, forms, strict=True))
             raise Broken(rule, case, {**(facts or {}), "at": name, **shapes}, result=name)
         index = first_difference(left, right)
         if index is not None:
-            where = {
-                "at": f"{name} {place(right, index)}",
-                labels[0]: show(left, index),
-                labels[1]: show(right, index),
-            }
+            where = {"at": f"{name} {place(right, index)}", labels[0]: show(left, index), labels[1]: show(right, index)}
             raise Broken(rule, case, {**(facts or {}), **where}, result=name, index=index)

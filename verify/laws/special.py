@@ -64,12 +64,7 @@ def _space(subject: Subject) -> CaseSpace:
         op, reach = subject.kernel.op, REACHES_OF_LAWS[subject.backend.scale]
         shapes = [*sizes_of(op, 512)[:4], *(dims for some in long_sizes(op, reach).values() for dims in some[1:3])]
         return space_of(subject, shapes=shapes, fill=("randn",), upstream=("",))
-    return space_of(
-        subject,
-        shapes=geometry.of(_DIMS),
-        fill=(geometry.fill,),
-        upstream=(*EITHER_PATH, "ones"),
-    )
+    return space_of(subject, shapes=geometry.of(_DIMS), fill=(geometry.fill,), upstream=(*EITHER_PATH, "ones"))
 
 
 def plant(

@@ -171,7 +171,10 @@ def stochastic_rounding(subject: Subject, case: Case) -> None:
             moved = torch.where(places.counted, up.double() - places.share, 0.0)
             _demand_independence(case, name, moved, places)
             _demand_means(case, name, moved.sum(0), len(seeds), places)
-            coarse = {each: _rounded(value, got[0].dtype) for each, value in inputs.items()}
+            # numbers as a narrower format has them, so that the kernel meets exact ones
+            kind = got[0].dtype
+            smooth = {each: v for each, v in inputs.items() if v is not None and v.is_floating_point()}
+            coarse = {**inputs, **{each: value.to(kind).to(value.dtype) for each, value in smooth.items()}}
             exact = [call[name] for call in called(kernel, case, coarse, seed, seeds, ends)]
             _demand_neighbours(case, name, exact, seeds, _places(subject, case, coarse, name))
 
@@ -198,11 +201,6 @@ def called(
     for value in seeds:
         own = (low + (value - low + more) % (high - low)).to(given.dtype)
         yield run_tensors(kernel, {**inputs, seed: own}, case.params, {})
-
-
-def _rounded(value: Tensor | None, kind: torch.dtype) -> Tensor | None:
-    """Returns numbers as a narrower format has them, so that a kernel meets exact ones, in the dtype that they had."""
-    return value if value is None or not value.is_floating_point() else value.to(kind).to(value.dtype)
 
 
 def _demand_neighbours(case: Case, name: str, got: list[Tensor], seeds: list[int], places: _Places) -> None:
@@ -233,15 +231,9 @@ def _demand_means(case: Case, name: str, moved: Tensor, calls: int, places: _Pla
     """`moved` has for each element how much more often it went up than its chance says."""
     sums = sum(map(len, places.groups))
     for labels, group in places.groups.items():
-        total, variance, room, number = (
-            torch.bincount(group, weights=each.double())
-            for each in (
-                moved,
-                calls * places.variance,
-                calls * torch.where(places.counted, places.room, 0.0),
-                calls * places.counted,
-            )
-        )
+        room = torch.where(places.counted, places.room, 0.0)
+        weights = (moved, *(calls * each for each in (places.variance, room, places.counted)))
+        total, variance, room, number = (torch.bincount(group, weights=each.double()) for each in weights)
         excess = total.abs() - room - limit_of(variance, sums)
         worst = int(excess.argmax())
         if not float(excess[worst]) <= 0:
@@ -270,11 +262,9 @@ def _demand_independence(case: Case, name: str, moved: Tensor, places: _Places) 
     count, everyone = moved.shape[-1], list(range(2 * _SEEDS))
     spread = torch.fft.rfft(places.variance, 2 * count)
     expected = torch.fft.irfft(spread.conj() * spread, 2 * count).clamp(min=0)
+    before, after = ([at for at in everyone if (at + more) % _SEEDS] for more in (1, 0))
     pairs = {
-        "in the call with the next seed": (
-            [at for at in everyone if (at + 1) % _SEEDS],
-            [at for at in everyone if at % _SEEDS],
-        ),
+        "in the call with the next seed": (before, after),
         "in the call with a seed half of the range away": (everyone[:_SEEDS], everyone[_SEEDS:]),
         "in the same call": (everyone, everyone),
     }
