@@ -98,7 +98,11 @@ class Arguments:
         if isinstance(argument, tuple):
             return _constants(argument, name)
         if parameter.annotation_type and isinstance(argument, (int, float)):
-            return _typed(argument, parameter.annotation_type)
+            import triton.language as tl
+
+            # a scalar of the annotated type, as the launcher packs the number
+            dtype = tl.str_to_ty(parameter.annotation_type, None)
+            return _scalar(argument, dtype) if dtype.is_int() or dtype in (tl.float32, tl.float64) else argument
         return argument if parameter.do_not_specialize else _constants(argument, name)
 
 
@@ -110,16 +114,6 @@ def _constants(argument: Any, name: str) -> Any:
     if type(argument) is int and argument == 1:
         return Constant(1, name)
     return argument
-
-
-def _typed(argument: int | float, annotation: str) -> Any:
-    """Returns a scalar of the annotated type, as the launcher packs the number."""
-    import triton.language as tl
-    from triton.language import core
-
-    dtype = tl.str_to_ty(annotation, None)
-    known = dtype.is_int() or dtype in (core.float32, core.float64)
-    return _scalar(argument, dtype) if known else argument
 
 
 def _scalar(argument: bool | int | float, dtype: Any) -> Any:

@@ -36,21 +36,14 @@ class Packing:
         return cls(per_register, pack // per_register)
 
 
-def run(
-    asm: str,
-    constraints: str,
-    inputs: list[tuple[Array, str]],
-    outputs: list[tuple[np.dtype[np.generic], str]],
-    pack: int,
-) -> list[Array]:
-    """Returns the outputs of an inline assembly; `inputs` are (array, Triton type), `outputs` (storage, type)."""
-    shape = np.broadcast_shapes(*(a.shape for a, _ in inputs)) if inputs else (1,)
+def run(asm: str, constraints: str, inputs: list[Array], outputs: list[np.dtype[np.generic]], pack: int) -> list[Array]:
+    """Returns the outputs of an inline assembly, in the dtypes `outputs`."""
+    shape = np.broadcast_shapes(*(a.shape for a in inputs)) if inputs else (1,)
     size = int(np.prod(shape))
     if size % pack != 0:
         raise UsageError(f"inline assembly: pack={pack} must divide the number of elements; got {size} elements")
     registers: dict[str, Array] = {}
-    number = 0
-    packings = [Packing.of(dtype.itemsize, pack) for dtype, _ in outputs]
+    packings = [Packing.of(dtype.itemsize, pack) for dtype in outputs]
     wanted = sum(p.count for p in packings)
     declared = sum(c.strip().startswith("=") for c in constraints.split(","))
     if declared != wanted:
@@ -59,7 +52,7 @@ def run(
             f"the constraints {constraints!r} declare {declared}"
         )
     number = wanted
-    for array, _ in inputs:
+    for array in inputs:
         packing = Packing.of(array.dtype.itemsize, pack)
         for register in _pack(np.broadcast_to(array, shape), packing):
             registers[f"${number}"] = register
@@ -67,7 +60,7 @@ def run(
     for statement in statements(asm):
         _execute(statement, registers)
     out, number = [], 0
-    for (dtype, _), packing in zip(outputs, packings, strict=True):
+    for dtype, packing in zip(outputs, packings, strict=True):
         names = [f"${number + i}" for i in range(packing.count)]
         number += packing.count
         missing = [n for n in names if n not in registers]

@@ -112,11 +112,9 @@ def _known(name: str) -> None:
 
 def _to_bfloat16(x: F32, rounding: str) -> Array:
     bits = np.ascontiguousarray(x).view(np.uint32)
-    if rounding == "rtz":
-        out = (bits >> np.uint32(16)).astype(np.uint16)
-    else:
-        half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
-        out = ((bits + half) >> np.uint32(16)).astype(np.uint16)
+    if rounding != "rtz":
+        bits = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    out = (bits >> np.uint32(16)).astype(np.uint16)
     nan = np.isnan(x)
     if np.count_nonzero(nan):
         out[nan] = 0x7FFF
@@ -214,12 +212,7 @@ def int_to_float(data: Array, dst: str) -> Array:
         return data.astype(STORAGE[dst])  # a single hardware conversion from every integer type
     if data.dtype.kind == "b" or data.dtype.itemsize <= 4:
         return narrow(data.astype(np.float64), dst)
-    return narrow(int64_to_odd(data), dst)
-
-
-def int64_to_odd(data: Array) -> F64:
-    """Returns 64-bit integers as float64 rounded to odd, which rounds correctly to any narrower format."""
-    return to_odd(*int64_parts(data))
+    return narrow(to_odd(*int64_parts(data)), dst)  # rounded to odd, so this rounding is the only one
 
 
 def int64_parts(data: Array) -> tuple[F64, F64]:

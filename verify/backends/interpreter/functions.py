@@ -74,7 +74,8 @@ class Evaluated:
         out = np.where(np.isnan(proposed), np.nan, proposed)
         chosen = [np.ascontiguousarray(np.broadcast_to(a, out.shape)[doubtful]) for a in arguments]
         # Blocks are padded, so most lanes of a small tensor hold one value: each distinct argument is enclosed once.
-        bits = chosen[0].view(np.int64) if len(chosen) == 1 else _rows(chosen)
+        rows = np.stack(chosen, axis=-1)  # as opaque rows, which compare by their bits
+        bits = chosen[0].view(np.int64) if len(chosen) == 1 else rows.view(np.dtype((np.void, 8 * len(chosen))))[:, 0]
         _, first, places = np.unique(bits, return_index=True, return_inverse=True)
         columns = [a[first].tolist() for a in chosen]
         proposals = zip(*columns, out[doubtful][first].tolist(), strict=True)
@@ -109,12 +110,6 @@ class Evaluated:
                 return guess
             low = read(_short(ball.mid()))  # it lies on a boundary, as no precision separates them
         return math.copysign(low, guess) if low == 0.0 or 0.0 in values else low
-
-
-def _rows(columns: Sequence[F64]) -> Array:
-    """Returns columns of equal length as one array of opaque rows, which compare by their bits."""
-    rows = np.stack(columns, axis=-1)
-    return rows.view(np.dtype((np.void, rows.itemsize * len(columns))))[:, 0]
 
 
 def _short(exact: Any) -> Any:
@@ -152,11 +147,6 @@ def reciprocal(x: F64) -> F64:
 # -- functions that Arb and NumPy both have -------------------------------------------------------
 
 
-def _cube_root(x: Any) -> Any:
-    """Returns the real cube root as a ball."""
-    return -((-x).root(3)) if x < 0 else x.root(3)
-
-
 acos = Evaluated(np.arccos, lambda x: x.acos())
 acosh = Evaluated(np.arccosh, lambda x: x.acosh())
 asin = Evaluated(np.arcsin, lambda x: x.asin())
@@ -164,7 +154,7 @@ asinh = Evaluated(np.arcsinh, lambda x: x.asinh())
 atan = Evaluated(np.arctan, lambda x: x.atan())
 atan2 = Evaluated(np.arctan2, lambda y, x: arb.atan2(y, x))
 atanh = Evaluated(np.arctanh, lambda x: x.atanh())
-cbrt = Evaluated(np.cbrt, _cube_root)
+cbrt = Evaluated(np.cbrt, lambda x: -((-x).root(3)) if x < 0 else x.root(3))
 cos = Evaluated(np.cos, lambda x: x.cos())
 cosh = Evaluated(np.cosh, lambda x: x.cosh())
 exp = Evaluated(np.exp, lambda x: x.exp())
@@ -193,11 +183,9 @@ def _torch(name: str) -> Unary:
     def call(x: F64) -> F64:
         import torch
 
-        fn = getattr(torch.special, name)
-        out: F64 = fn(torch.from_numpy(np.ascontiguousarray(x))).numpy()
+        out: F64 = getattr(torch.special, name)(torch.from_numpy(np.ascontiguousarray(x))).numpy()
         return out
 
-    call.__name__ = name
     return call
 
 
@@ -226,34 +214,22 @@ normcdf = Evaluated(_normcdf, lambda x: (-x / arb(2).sqrt()).erfc() / 2)
 # -- sine and cosine of half turns ----------------------------------------------------------------
 
 
-def _turns(x: F64) -> tuple[F64, F64]:
-    """Returns (quadrant, rest) with x = quadrant / 2 + rest modulo 2, both exact.
+def _of_half_turns(x: F64, more: int, zero: Any) -> F64:
+    """Returns sin(pi x + `more` quarter turns), and `zero` in place of zeros.
 
-    The quadrant is 0, 1, 2 or 3, and |rest| <= 1/4. So pi x is `quadrant` quarter turns and the angle pi rest.
+    x = quadrant / 2 + rest modulo 2, both exact, and |rest| <= 1/4: pi x is some quarter turns and the angle pi rest.
     """
     r = np.fmod(x, 2.0)
     quadrant = np.rint(2.0 * r)
-    return np.mod(quadrant, 4.0), r - 0.5 * quadrant
+    angle = np.pi * (r - 0.5 * quadrant)
+    s, c = np.sin(angle), np.cos(angle)
+    out = np.choose(np.where(np.isfinite(x), np.mod(quadrant + more, 4.0), 0).astype(np.int64), [s, c, -s, -c])
+    return np.where(out == 0, zero, out)
 
 
-def _sinpi(x: F64) -> F64:
-    """Returns sin(pi x), exact at the zeros; an exact zero has the sign of x."""
-    quadrant, rest = _turns(x)
-    s, c = np.sin(np.pi * rest), np.cos(np.pi * rest)
-    out = np.choose(np.where(np.isfinite(x), quadrant, 0).astype(np.int64), [s, c, -s, -c])
-    return np.where(out == 0, np.copysign(0.0, x), out)
-
-
-def _cospi(x: F64) -> F64:
-    """Returns cos(pi x), exact at the zeros, which are +0."""
-    quadrant, rest = _turns(x)
-    s, c = np.sin(np.pi * rest), np.cos(np.pi * rest)
-    out = np.choose(np.where(np.isfinite(x), quadrant, 0).astype(np.int64), [c, -s, -c, s])
-    return np.where(out == 0, 0.0, out)
-
-
-sinpi = Evaluated(_sinpi, lambda x: x.sin_pi())
-cospi = Evaluated(_cospi, lambda x: x.cos_pi())
+# Exact at the zeros: one of the sine has the sign of x, those of the cosine are +0.
+sinpi = Evaluated(lambda x: _of_half_turns(x, 0, np.copysign(0.0, x)), lambda x: x.sin_pi())
+cospi = Evaluated(lambda x: _of_half_turns(x, 1, 0.0), lambda x: x.cos_pi())
 
 
 # -- gamma ----------------------------------------------------------------------------------------
@@ -269,17 +245,17 @@ def _tgamma_limits(x: F64) -> F64:
     return np.where((x < 0) & ((x == whole) | np.isinf(x)) | np.isnan(x), np.nan, out)
 
 
-def _lgamma_ball(x: Any) -> Any:
-    """Returns log |gamma(x)|; on the negative axis by reflection."""
-    return x.lgamma() if x > 0 else abs(arb.pi() / (x * x.sin_pi())).log() - (-x).lgamma()
-
-
 tgamma = Evaluated(
     _tgamma_limits,
     lambda x: x.gamma() if abs(x) < 2**20 else arb.nan(),  # beyond, _tgamma_limits gives the value
     far=lambda x, proposed: np.isfinite(proposed),
 )
-lgamma = Evaluated(_torch("gammaln"), _lgamma_ball, far=lambda x, proposed: (x < 0) & (np.abs(proposed) < 0.25))
+lgamma = Evaluated(
+    _torch("gammaln"),
+    # on the negative axis by reflection
+    lambda x: x.lgamma() if x > 0 else abs(arb.pi() / (x * x.sin_pi())).log() - (-x).lgamma(),
+    far=lambda x, proposed: (x < 0) & (np.abs(proposed) < 0.25),
+)
 
 
 # -- exact ----------------------------------------------------------------------------------------

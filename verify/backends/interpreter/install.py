@@ -33,51 +33,23 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import metadata
 from operator import attrgetter
 from types import FunctionType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 from verify.backends.interpreter.rounding import silent
 from verify.errors import UsageError
 
-_MISSING = object()
+
+def _set(patches: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Replaces an attribute until the stack closes."""
+    patches.enter_context(mock.patch.object(owner, name, value, create=True))
 
 
-class _Patches:
-    """Replaces attributes and items, and restores their old values."""
-
-    language: Any = None  # the attributes of triton.language that Triton's interpreter replaces
-
-    def __init__(self) -> None:
-        self._saved: list[tuple[Any, str, Any]] = []
-
-    def set(self, owner: Any, name: str, value: Any) -> None:
-        """Replaces an attribute."""
-        self._saved.append((owner, name, inspect.getattr_static(owner, name, _MISSING)))
-        setattr(owner, name, value)
-
-    def set_item(self, namespace: dict[str, Any], name: str, value: Any) -> None:
-        """Replaces an item of a namespace."""
-        self._saved.append((namespace, name, namespace[name]))
-        namespace[name] = value
-
-    def restore(self) -> None:
-        """Restores all old values, the last replaced first."""
-        if self.language is not None:
-            self.language.restore()
-        while self._saved:
-            owner, name, value = self._saved.pop()
-            if isinstance(owner, dict):
-                owner[name] = value
-            elif value is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
-
-
-_active: _Patches | None = None
+_active: ExitStack | None = None
 
 
 def installed() -> bool:
@@ -94,23 +66,22 @@ def install() -> None:
     global _active
     if _active is not None:
         return
-    patches = _Patches()
+    patches = ExitStack()
     try:
         _replace(patches)
-    except (ImportError, AttributeError) as error:
-        patches.restore()
+    except BaseException as error:
+        patches.close()
+        if not isinstance(error, ImportError | AttributeError):
+            raise
         raise UsageError(
             f"interpreter backend: it corrects the interpreter of Triton 3.6 to 3.9; Triton "
             f"{metadata.version('triton')} is another: {error}",
             hint="pip install 'triton>=3.6,<3.10', or run on a machine with a GPU",
         ) from error
-    except BaseException:
-        patches.restore()
-        raise
     _active = patches
 
 
-def _replace(patches: _Patches) -> None:
+def _replace(patches: ExitStack) -> None:
     from triton.runtime import interpreter as shipped
     from triton.runtime.autotuner import Autotuner
 
@@ -118,47 +89,47 @@ def _replace(patches: _Patches) -> None:
 
     attrgetter(*_NEEDED_LATER, *(f"InterpreterBuilder.{name}" for name in operators.METHODS))(shipped)
     for name, method in {**operators.METHODS, **operators.NEW_METHODS}.items():
-        patches.set(shipped.InterpreterBuilder, name, method)
-    patches.set(shipped.ReduceOps, "apply_impl", reduce.reduce)
-    patches.set(shipped.ScanOps, "apply_impl", reduce.scan)
+        _set(patches, shipped.InterpreterBuilder, name, method)
+    _set(patches, shipped.ReduceOps, "apply_impl", reduce.reduce)
+    _set(patches, shipped.ScanOps, "apply_impl", reduce.scan)
     runs: list[set[int]] = []
-    patches.set(shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
-    patches.set(shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
-    patches.set(shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
+    _set(patches, shipped.GridExecutor, "__call__", _run(programs.launching(shipped.GridExecutor.__call__), runs))
+    _set(patches, shipped, "_patch_lang_tensor", _tensor_patcher(shipped._patch_lang_tensor, reduce.truth))
+    _set(patches, shipped, "_patch_lang_core", _core_patcher(shipped._patch_lang_core))
     patch_lang = shipped._patch_lang
-    patches.set(shipped, "_patch_lang", _binding(patches, shipped, runs))
-    patches.set(shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
+    _set(patches, shipped, "_patch_lang", _binding(patches, shipped, runs))
+    _set(patches, shipped, "_implicit_cvt", arguments.converting(shipped._implicit_cvt))
     function, transformer = shipped.InterpretedFunction, shipped.ASTTransformer
-    patches.set(function, "run", arguments.launching(function.run))
-    patches.set(function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
-    patches.set(transformer, "visit_AugAssign", arguments.augmented)
-    patches.set(transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
+    _set(patches, function, "run", arguments.launching(function.run))
+    _set(patches, function, "__call__", arguments.returning(function.__call__, shipped.interpreter_semantic))
+    _set(patches, transformer, "visit_AugAssign", arguments.augmented)
+    _set(patches, transformer, "visit_Assign", logic.assigning(transformer.visit_Assign))
     for name, visit in logic.METHODS.items():
-        patches.set(transformer, name, visit)
+        _set(patches, transformer, name, visit)
     for name, called in logic.FUNCTIONS.items():
-        patches.set(shipped, name, called)
+        _set(patches, shipped, name, called)
     # nothing is timed, so the first configuration that is not pruned wins
-    patches.set(Autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0])
+    _set(patches, Autotuner, "_bench", lambda self, *args, config, **meta: [0.0, 0.0, 0.0])
     _bind_libdevice(patches, shipped)
     core, semantic = shipped.tl.core, type(shipped.interpreter_semantic)  # of which the frontend makes others
-    patches.set(core.tensor, "__init__", programs.checking(core.tensor.__init__))
-    patches.set(core.block_type, "__init__", programs.of_block_type(core.block_type.__init__))
-    patches.set(semantic, "broadcast_impl_value", programs.of_broadcast(semantic.broadcast_impl_value))
+    _set(patches, core.tensor, "__init__", programs.checking(core.tensor.__init__))
+    _set(patches, core.block_type, "__init__", programs.of_block_type(core.block_type.__init__))
+    _set(patches, semantic, "broadcast_impl_value", programs.of_broadcast(semantic.broadcast_impl_value))
     checked = programs.of_operands(semantic.binary_op_type_checking_impl)
-    patches.set(semantic, "binary_op_type_checking_impl", checked)
-    patches.set(shipped, "_get_np_dtype", programs.np_dtype)
+    _set(patches, semantic, "binary_op_type_checking_impl", checked)
+    _set(patches, shipped, "_get_np_dtype", programs.np_dtype)
     builder = shipped.interpreter_builder
     if not builder.options.debug:
-        patches.set(builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+        _set(patches, builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
     # it replaces what the modules in the globals of a function need
-    patches.language = patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": core}))
+    patches.callback(patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": core})).restore)
 
 
 def uninstall() -> None:
     """Restores Triton's own operations."""
     global _active
     if _active is not None:
-        _active.restore()
+        _active.close()
         _active = None
 
 
@@ -174,14 +145,9 @@ def untraced() -> Iterator[None]:
     from triton.runtime.interpreter import InterpretedFunction
 
     whole = getattr(_trace, "_disable_custom_triton_op_functional_decomposition", nullcontext)
-    patches = _Patches()
     run = torch.compiler.disable(InterpretedFunction.run)  # type: ignore[no-untyped-call]
-    patches.set(InterpretedFunction, "run", run)
-    try:
-        with whole():
-            yield
-    finally:
-        patches.restore()
+    with mock.patch.object(InterpretedFunction, "run", run), whole():
+        yield
 
 
 # -- the pieces -----------------------------------------------------------------------------------
@@ -252,14 +218,13 @@ def _bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
     """Returns a builtin of triton.language that passes the interpreter's semantic."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = semantic
-        return function(*args, **kwargs)
+        return function(*args, **{**kwargs, "_semantic": semantic})
 
     call.__name__, call.__doc__ = function.__name__, function.__doc__  # without the mark of a builtin: bound once
     return call
 
 
-def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
+def _bind_libdevice(patches: ExitStack, shipped: Any) -> None:
     """Makes both spellings of libdevice call the interpreter; the portable one has only empty functions."""
     import triton.language.extra.libdevice as portable
     from triton.language import core
@@ -267,10 +232,10 @@ def _bind_libdevice(patches: _Patches, shipped: Any) -> None:
 
     for name, function in inspect.getmembers(cuda):
         if core.is_builtin(function):
-            patches.set(cuda, name, _bound(function, shipped.interpreter_semantic))
+            _set(patches, cuda, name, _bound(function, shipped.interpreter_semantic))
     for name, function in inspect.getmembers(portable, inspect.isfunction):
         if function.__module__ == portable.__name__:
-            patches.set(portable, name, getattr(cuda, name, None) or _not_on_cuda(name))
+            _set(patches, portable, name, getattr(cuda, name, None) or _not_on_cuda(name))
 
 
 def _not_on_cuda(name: str) -> Callable[..., Any]:
@@ -282,7 +247,7 @@ def _not_on_cuda(name: str) -> Callable[..., Any]:
     return call
 
 
-def _binding(patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
+def _binding(patches: ExitStack, shipped: Any, runs: list[set[int]]) -> Callable[..., Any]:
     """Returns _patch_lang that binds the names which a kernel's module imported from triton.language.
 
     The shipped function replaces 184 attributes of triton.language for each call of a function and restores them
@@ -303,14 +268,19 @@ def _binding(patches: _Patches, shipped: Any, runs: list[set[int]]) -> Callable[
     return patch_lang
 
 
-def _bind_globals(namespace: dict[str, Any], patches: _Patches, shipped: Any) -> None:
+def _bind_globals(namespace: dict[str, Any], patches: ExitStack, shipped: Any) -> None:
     """Binds builtins and libdevice functions in the namespace of a kernel to the interpreter."""
     import triton.language as tl
 
     portable = sys.modules["triton.language.extra.libdevice"]
     for name, value in list(namespace.items()):
-        if isinstance(value, FunctionType):
-            if tl.core.is_builtin(value):
-                patches.set_item(namespace, name, _bound(value, shipped.interpreter_semantic))
-            elif value.__module__ == portable.__name__ and value.__name__ in vars(portable):
-                patches.set_item(namespace, name, getattr(portable, value.__name__))
+        if not isinstance(value, FunctionType):
+            continue
+        if tl.core.is_builtin(value):
+            bound = _bound(value, shipped.interpreter_semantic)
+        elif value.__module__ == portable.__name__ and value.__name__ in vars(portable):
+            bound = getattr(portable, value.__name__)
+        else:
+            continue
+        patches.callback(namespace.__setitem__, name, value)
+        namespace[name] = bound

@@ -83,10 +83,8 @@ def arithmetic() -> dict[str, Function]:
     for direction in DIRECTIONS:
         for name, operation in OPERATIONS32.items():
             table[f"__nv_f{name}_{direction}"] = _directed(operation, direction)
-        table |= {
-            f"__nv_fmaf_{direction}": _fma32(direction),
-            f"__nv_double2float_{direction}": _narrow(direction),
-        }
+        table[f"__nv_fmaf_{direction}"] = _fma32(direction)
+        table[f"__nv_double2float_{direction}"] = _narrow(direction)
     return table
 
 
@@ -201,14 +199,15 @@ def _evaluated() -> dict[str, Function]:
         inputs, result = _FLUSHES.get(name, (True, True))
         table[f"__nv_{name}"] = f
         table[f"__nv_{name}f"] = in_float32(f, inputs=inputs, result=result)
-    power = in_float32(functions.power, result=False)
+    power, cube_root = in_float32(functions.power, result=False), in_float32(functions.cbrt)
     table |= {
         "__nv_frsqrt_rn": in_float32(functions.rsqrt),
         "__nv_powif": lambda x, n: power(x, n.astype(np.float64)),
         "__nv_powi": lambda x, n: functions.power(x, n.astype(np.float64)),
         "__nv_erfcf": _vanishing(functions.erfc, lambda x: x * x),
         "__nv_normcdff": _vanishing(functions.normcdf, lambda x: 0.5 * x * x),
-        "__nv_cbrtf": _cbrtf,
+        # NaN for a subnormal: it combines a flushed exponent with an unflushed one
+        "__nv_cbrtf": lambda x: np.where(_subnormal32(x), np.float32(np.nan), cube_root(x)),
     }
     return table
 
@@ -223,11 +222,6 @@ def _vanishing(f: Callable[..., Any], exponent: Callable[[Array], Array]) -> Fun
         return np.where(gone, np.float32(0), out)
 
     return call
-
-
-def _cbrtf(x: F32) -> F32:
-    """Returns the cube root in float32, NaN for a subnormal: it combines a flushed exponent with an unflushed one."""
-    return np.where(_subnormal32(x), np.float32(np.nan), in_float32(functions.cbrt)(x))
 
 
 # -- fast functions: the hardware's sequences -----------------------------------------------------
@@ -285,10 +279,6 @@ def _nextafter(x: Array, y: Array) -> Array:
     return np.where(x == y, y, np.where(np.isnan(y), y, out))
 
 
-def _fdim(x: Array, y: Array) -> Array:
-    return np.where(x <= y, x.dtype.type(0), x - y)
-
-
 def _as_int(test: Callable[[Array], Array]) -> Function:
     return lambda x: test(x).astype(np.int32)
 
@@ -309,7 +299,7 @@ def _float_rest() -> dict[str, Function]:
             f"__nv_scalbn{suffix}": _ldexp,
             f"__nv_ilogb{suffix}": _ilogb,
             f"__nv_logb{suffix}": _logb,
-            f"__nv_fdim{suffix}": _fdim,
+            f"__nv_fdim{suffix}": lambda x, y: np.where(x <= y, x.dtype.type(0), x - y),
             f"__nv_isnan{suffix or 'd'}": _as_int(np.isnan),
             f"__nv_isinf{suffix or 'd'}": _as_int(np.isinf),
             f"__nv_signbit{suffix or 'd'}": _as_int(np.signbit),
@@ -327,8 +317,7 @@ def _unsigned(x: Array) -> Array:
 def _bits(x: Array) -> Array:
     """Returns the bits of each element along a last axis, most significant first."""
     big_endian = np.ascontiguousarray(x).astype(x.dtype.newbyteorder(">"))
-    size = x.dtype.itemsize
-    return np.unpackbits(big_endian.view(np.uint8).reshape(*x.shape, size), axis=-1)
+    return np.unpackbits(big_endian.view(np.uint8).reshape(*x.shape, x.dtype.itemsize), axis=-1)
 
 
 def clz(x: Array) -> Array:

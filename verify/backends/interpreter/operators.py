@@ -22,6 +22,7 @@ last ULPs of the hardware's approximations (here correctly rounded), and its ord
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -131,12 +132,6 @@ def _integer(ufunc: Callable[..., Any]) -> Method:
     return lambda self, lhs, rhs: TensorHandle(ufunc(lhs.data, rhs.data), tl.int1)
 
 
-def _unordered_equal(self: Any, lhs: Any, rhs: Any) -> Any:
-    name = _name(lhs)
-    x, y = casts.widen(lhs.data, name), casts.widen(rhs.data, name)
-    return TensorHandle((x == y) | np.isnan(x) | np.isnan(y), tl.int1)
-
-
 # -- casts and constants --------------------------------------------------------------------------
 
 
@@ -200,25 +195,10 @@ def _extern(self: Any, lib_name: str, lib_path: str, symbol: str, args: Any, ret
     return TensorHandle(out.astype(np_dtype(ret_type), copy=False), ret_type.scalar)
 
 
-class _Results:
-    """The result of create_inline_asm; the frontend fetches each output by its index."""
-
-    def __init__(self, handles: list[Any]) -> None:
-        self.handles = handles
-
-    def get_result(self, i: int) -> Any:
-        return self.handles[i]
-
-
 def _inline_asm(self: Any, asm: str, constraints: str, values: Any, types: Any, is_pure: bool, pack: int) -> Any:
-    outputs = assembly.run(
-        asm,
-        constraints,
-        [(v.data, _name(v)) for v in values],
-        [(np_dtype(t), str(t.scalar.name)) for t in types],
-        pack,
-    )
-    return _Results([TensorHandle(o, t.scalar) for o, t in zip(outputs, types, strict=True)])
+    outputs = assembly.run(asm, constraints, [v.data for v in values], list(map(np_dtype, types)), pack)
+    handles = [TensorHandle(o, t.scalar) for o, t in zip(outputs, types, strict=True)]
+    return SimpleNamespace(get_result=handles.__getitem__)  # the frontend fetches each output by its index
 
 
 def _dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
@@ -303,7 +283,7 @@ METHODS: dict[str, Method] = {
     "create_fcmpUGT": _ordered(np.less_equal, negate=True),
     "create_fcmpULE": _ordered(np.greater, negate=True),
     "create_fcmpUGE": _ordered(np.less, negate=True),
-    "create_fcmpUEQ": _unordered_equal,
+    "create_fcmpUEQ": _ordered(np.not_equal, ordered_only=True, negate=True),
     "create_fcmpUNE": _ordered(np.not_equal),
     **{
         f"create_icmp{code}": _integer(ufunc)

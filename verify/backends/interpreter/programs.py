@@ -52,7 +52,7 @@ class Parted(BaseException):
 
     def __init__(self, ways: Array | None = None) -> None:
         super().__init__()
-        self.ways = None if ways is None else ways.reshape(-1).tolist()
+        self.ways: list[Any] = [] if ways is None else ways.reshape(-1).tolist()
 
 
 class _Now:
@@ -92,9 +92,7 @@ def checking(original: Callable[..., None]) -> Callable[..., None]:
             vars(self).update(known[sizes], handle=handle, type=type, dtype=type.scalar)
         else:
             original(self, handle, type)
-            known[sizes] = {
-                name: value for name, value in vars(self).items() if name not in ("handle", "type", "dtype")
-            }
+            known[sizes] = {name: v for name, v in vars(self).items() if name not in ("handle", "type", "dtype")}
         if now.lanes and handle is not None:
             data = handle.data
             shape = data.shape[1:] if stacked(data) else data.shape
@@ -206,11 +204,13 @@ def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
     groups.reverse()
     while groups:
         group = groups.pop()
-        lanes = _lanes(len(group), plan)
-        first, rest = group[:lanes], group[lanes:]
-        if not lanes:
-            _one_by_one(call, rest)
+        lanes = 0 if plan.alone else min(len(group), _MOST, _ELEMENTS // plan.block if plan.block else _FIRST)
+        if lanes < 2:
+            for each in group:  # one after the other
+                interpreter.interpreter_builder.set_grid_idx(*each)
+                call()
             continue
+        first, rest = group[:lanes], group[lanes:]
         if rest:
             groups.append(rest)
         ways = _at_once(call, first)
@@ -226,13 +226,6 @@ def _launch(call: Callable[[], Any], ids: list[Id], plan: _Plan) -> None:
             elif plan.axis is None:
                 plan.axis = _axis(parts, len(first))
             groups += reversed(parts)
-
-
-def _one_by_one(call: Callable[[], Any], ids: list[Id]) -> None:
-    """Runs programs one after the other."""
-    for each in ids:
-        interpreter.interpreter_builder.set_grid_idx(*each)
-        call()
 
 
 def _by_way(ids: list[Id], ways: Sequence[Any]) -> list[list[Id]]:
@@ -253,12 +246,6 @@ def _axis(parts: list[list[Id]], programs: int) -> int | None:
     return None
 
 
-def _lanes(programs: int, plan: _Plan) -> int:
-    """Returns how many of these programs to run at once; 0 if each runs better alone."""
-    lanes = 0 if plan.alone else min(programs, _MOST, _ELEMENTS // plan.block if plan.block else _FIRST)
-    return lanes if lanes > 1 else 0
-
-
 def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
     """Runs these programs together. Returns None if they ran.
 
@@ -276,7 +263,7 @@ def _at_once(call: Callable[[], Any], ids: list[Id]) -> list[Any] | None:
         call()
     except Parted as parted:
         _take_back()
-        return (parted.ways or [])[:programs]
+        return parted.ways[:programs]
     except Exception:
         _take_back()  # run alone, the failing program raises its own error
         return []

@@ -296,19 +296,18 @@ def _conversion(modifiers: list[str]) -> Instruction | None:
         if integral is None:
             return None
         dtype, name = _INTEGERS[target], _FLOATS[source]
-        return Instruction(
-            1, (width,), lambda a: _write(casts.float_to_int(_rounded(integral, wide(a), name), name, dtype))
-        )
+
+        def to_integer(bits: Array) -> Array:
+            whole = casts.narrow(integral(casts.widen(wide(bits), name)), name)
+            return _write(casts.float_to_int(whole, name, dtype))
+
+        return Instruction(1, (width,), to_integer)
     if source in _INTEGERS and target in _FLOATS and flags == ["rn"]:
         name = _FLOATS[target]
         return Instruction(1, (width,), lambda a: _write(casts.int_to_float(a.view(_INTEGERS[source]), name)))
     if source in _INTEGERS and target in _INTEGERS and not flags:
         return Instruction(1, (width,), lambda a: _write(a.view(_INTEGERS[source]).astype(_INTEGERS[target])))
     return None
-
-
-def _rounded(integral: Callable[..., Array], values: Array, name: str) -> Array:
-    return casts.narrow(integral(casts.widen(values, name)), name)
 
 
 def _float_conversion(flags: list[str], source: str, target: str, wide: Callable[[Array], Array]) -> Instruction | None:
