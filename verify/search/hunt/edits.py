@@ -11,7 +11,6 @@ compared with them: a hunt whose candidates are all fresh is random sampling.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -59,9 +58,6 @@ class Lines:
     def signed(self, magnitude: Tensor) -> Tensor:
         """Returns the magnitudes with the signs of the line's numbers."""
         return torch.where(self.own < 0, -magnitude, magnitude)
-
-
-Edit = Callable[[Lines], Tensor]
 
 
 def edit(
@@ -172,19 +168,7 @@ def _squeeze(lines: Lines) -> Tensor:
     return first + ((lines.own - first) >> (1 + lines.below(lines.variable.fmt.precision)))
 
 
-EDITS: tuple[Edit, ...] = (
-    _step,
-    _low_bits,
-    _flip,
-    _exponent,
-    _sign,
-    _short,
-    _near,
-    _mate,
-    _borrow,
-    _elsewhere,
-    _squeeze,
-)
+EDITS = (_step, _low_bits, _flip, _exponent, _sign, _short, _near, _mate, _borrow, _elsewhere, _squeeze)
 
 
 _ELEMENT = ("bits", "active", "near", "normal")

@@ -202,7 +202,9 @@ def _notes(found: Search, finds: list[Find]) -> list[str]:
     notes = [f"{about}: searched {searched}; shares and quantiles are of what it tried, most of it near the worst"]
     if found.stopped:
         notes.append(f"{about}: stopped after {found.evaluations:,} evaluations: {found.stopped}")
-    if finds and finds[0].alone and (copies := space.copies(finds[0].case)) > 1:
+    axis, dims = space.layout.axis, space.layout.dims
+    copies = finds[0].case.dims[axis] // dims[axis] if finds and axis is not None else 1
+    if copies > 1 and finds[0].alone:
         notes.append(f"{about}: the worst find shows among {copies} copies of itself, not alone")
     crowd = [find for find in finds if not find.alone]
     if crowd:

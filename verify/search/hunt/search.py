@@ -42,14 +42,6 @@ class Assessed:
     got: Tensor  # bits that the kernel returned for that element
 
 
-def _first_max(table: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the maximum of each line and its first position. Both are the same on every device."""
-    best = table.amax(1)
-    width = table.shape[1]
-    place = torch.where(table == best[:, None], torch.arange(width, device=table.device)[None, :], width)
-    return best, place.amin(1)
-
-
 NOTHING_WORSE = "a NaN or an infinity where the answer is a number, or the reverse: nothing is worse"
 INTERRUPTED = "interrupted"
 CLIMB, CLIMB_CHANGING = 4, 1  # generations of a climb; the second if sizes or integers change with it
@@ -78,9 +70,8 @@ def population_of(space: SearchSpace, scale: str) -> int:
     """Returns the number of candidates of one call."""
     if space.alone:
         return _CALLS
-    numbers = (
-        _EXACT if space.dtype == "float64" else _NUMBERS_OF_FUNCTION if space.kernel.op.geometry.named else _NUMBERS
-    )
+    numbers = _NUMBERS_OF_FUNCTION if space.kernel.op.geometry.named else _NUMBERS
+    numbers = _EXACT if space.dtype == "float64" else numbers
     return max(2, numbers[scale] // max(variable.size for variable in space.variables))
 
 
@@ -106,8 +97,7 @@ class Pool:
             facts = [torch.cat(pair) for pair in zip(vars(self.seen).values(), facts, strict=True)]
         order = torch.argsort(facts[0], descending=True, stable=True)
         figure = facts[0][order]
-        known = torch.zeros_like(order, dtype=torch.bool)
-        known[1:] = figure[1:] == figure[:-1]
+        known = torch.nn.functional.pad(figure[1:] == figure[:-1], (1, 0))
         order = order[~known][:POOL]
         self.population = {name: value[order] for name, value in population.items()}
         self.seen = Assessed(*(fact[order] for fact in facts))
@@ -174,10 +164,8 @@ class Search:
 
     def step(self) -> bool:
         """Runs one generation. Returns False if the evaluations or the generations are spent."""
-        if self.settings.generations is not None and self.generations >= self.settings.generations:
-            return False
-        limit = self.settings.evaluations
-        if limit is not None and limit <= self.evaluations:
+        limit, most = self.settings.evaluations, self.settings.generations
+        if (most is not None and most <= self.generations) or (limit is not None and limit <= self.evaluations):
             return False
         count = self.population if limit is None else min(self.population, limit - self.evaluations)
         count = self.space.fits(count)
@@ -223,7 +211,9 @@ class Search:
         self._counts = counts if self._counts is None else self._counts.plus(counts)
         figure = torch.where(torch.isnan(judged.deciding), torch.inf, judged.deciding)
         each = space.per_candidate(figure, candidates)
-        worst, element = _first_max(each)
+        # the first position of the maximum, which `max` does not promise: the same on every device
+        worst, width = each.amax(1), each.shape[1]
+        element = torch.where(each == worst[:, None], torch.arange(width, device=each.device)[None, :], width).amin(1)
         bits = space.per_candidate(bits_of(got.detach().reshape(-1)), candidates).gather(1, element[:, None])[:, 0]
         return Assessed(worst, element, bits)
 
@@ -244,13 +234,12 @@ class Search:
     def _shared(self, draws: Draws) -> Candidates:
         """Returns the shared variables of the next climb. Every second climb edits the worst candidate's."""
         climb = self.generations // self.climb
-        if climb % 2 == 1 and self.settings.strategy == "hunt":
-            shared = {name: value.clone() for name, value in self._earlier[0].shared.items()}
-            if self.space.shared:
-                edit(self.space.shared, shared, fresh_shared(self.space, climb, draws), self._landmarks, draws)
-            return shared
-        turn = climb - climb // 2
-        return fresh_shared(self.space, turn, draws)
+        if climb % 2 == 0 or self.settings.strategy == "random":
+            return fresh_shared(self.space, climb - climb // 2, draws)
+        shared = {name: value.clone() for name, value in self._earlier[0].shared.items()}
+        if self.space.shared:
+            edit(self.space.shared, shared, fresh_shared(self.space, climb, draws), self._landmarks, draws)
+        return shared
 
     def _candidates(self, count: int, draws: Draws, begins: bool) -> Candidates:
         """Returns the candidates of one generation: edits of the worst so far.

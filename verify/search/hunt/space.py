@@ -250,10 +250,6 @@ class SearchSpace:
         return self.kernel.noise_floor(self.dtype, self.result)
 
     @property
-    def gradient(self) -> bool:
-        return self.result not in self.kernel.op.all_outputs
-
-    @property
     def landmarks(self) -> tuple[float, ...]:
         """Returns the op's boundaries and the ends of domains."""
         op = self.kernel.op
@@ -330,7 +326,8 @@ class SearchSpace:
         own = {operand.name for operand in self.kernel.op.operands if operand.derive is None}
         values = {name: spell(tensor) for name, tensor in inputs.items() if tensor is not None and name in own}
         values |= {"d" + name: spell(tensor) for name, tensor in upstream.items()}
-        return _case(self.kernel, self.dtype, self.layout.times(copies), gradient=self.gradient, values=values)
+        gradient = self.result not in self.kernel.op.all_outputs
+        return _case(self.kernel, self.dtype, self.layout.times(copies), gradient=gradient, values=values)
 
     def contexts(self) -> list[int]:
         """Returns the numbers of copies with which to run a candidate again: alone, then enough to fill a vector or a
@@ -342,11 +339,6 @@ class SearchSpace:
         largest = max(variable.size for variable in self.variables)
         fits = not self.alone and copies * largest <= LIMIT and self.fits(copies) == copies
         return [1, copies] if fits else [1]
-
-    def copies(self, case: Case) -> int:
-        """Returns the number of candidates in a case."""
-        axis = self.layout.axis
-        return 1 if axis is None else case.dims[axis] // self.layout.dims[axis]
 
 
 def _case(kernel: Kernel, dtype: str, dims: tuple[int, ...], *, gradient: bool, values: Mapping[str, str]) -> Case:
@@ -384,24 +376,17 @@ def space_of(
     reason = searchable(kernel, dtype, result)
     if reason is not None:
         raise UsageError(reason)
-    whole = _space(kernel, dtype, result, device, width, largest)
-    magnitudes = of_one_limit(kernel, dtype, result)
-    if magnitudes is None:
+    whole, limit = _space(kernel, dtype, result, device, width, largest), kernel.limit(dtype, result)
+    if kernel.limit_of(dtype, DEMANDING, result) != limit:
+        magnitudes = ORDINARY_FROM, ORDINARY_TO
+    elif kernel.limit_of(dtype, EXTREME, result) != limit:
+        magnitudes = DEMANDING_FROM, DEMANDING_TO
+    else:
         return whole
     variables, shared = (
         tuple(_narrowed(variable, *magnitudes) for variable in some) for some in (whole.variables, whole.shared)
     )
     return replace(whole, variables=variables, shared=shared, magnitudes=magnitudes)
-
-
-def of_one_limit(kernel: Kernel, dtype: str, result: str) -> tuple[float, float] | None:
-    """Returns the least and the largest magnitude with the limit of ordinary inputs. None: all magnitudes have it."""
-    limit = kernel.limit(dtype, result)
-    if kernel.limit_of(dtype, DEMANDING, result) != limit:
-        return ORDINARY_FROM, ORDINARY_TO
-    if kernel.limit_of(dtype, EXTREME, result) != limit:
-        return DEMANDING_FROM, DEMANDING_TO
-    return None
 
 
 def _narrowed(variable: Variable, least: float, most: float) -> Variable:

@@ -68,12 +68,10 @@ def _consecutive(first: int, last: int, fmt: Format, device: torch.device | str)
     As signed integers, patterns are -1 - key for numbers with a minus sign, and count up from 0 for the others.
     """
     zero, kind = fmt.sign_bit, getattr(torch, f"int{fmt.bits}")
-    parts = [
-        torch.arange(-1 - first, -1 - min(last, zero), -1, dtype=kind, device=device) if first < zero else None,
-        torch.arange(max(first, zero) - zero, last - zero, dtype=kind, device=device) if last > zero else None,
-    ]
-    there = [part for part in parts if part is not None]
-    return (there[0] if len(there) == 1 else torch.cat(there)).view(torch_dtype(fmt))
+    ends = [(-1 - first, -1 - min(last, zero), -1)] if first < zero else []
+    ends += [(max(first, zero) - zero, last - zero, 1)] if last > zero else []
+    parts = [torch.arange(*each, dtype=kind, device=device) for each in ends]
+    return (parts[0] if len(parts) == 1 else torch.cat(parts)).view(torch_dtype(fmt))
 
 
 def make(space: Space, op: Op, first: int, last: int, device: torch.device | str) -> dict[str, Tensor | None]:
@@ -95,13 +93,6 @@ def ones(
     smooth = [name for name in kernel.outputs if result.startswith("d") and name not in kernel.op.integers]
     kinds = {name: torch_dtype(format_of(kernel, space, name)) for name in smooth}
     return {name: torch.ones(shape, dtype=kind, device=device) for name, kind in kinds.items()}
-
-
-def points_of(space: Space, result: str, places: list[int]) -> list[tuple[int, int]]:
-    """Returns the point of each place of a result, and the half (0 or 1) of a packed gradient where it lies."""
-    if not (space.shape == "packed pairs" and result.startswith("d")):
-        return [(place, 0) for place in places]
-    return [(place // (2 * _SIDE) * _SIDE + place % _SIDE, place // _SIDE % 2) for place in places]
 
 
 def at_points(space: Space, op: Op, points: list[int]) -> dict[str, Tensor | None]:
@@ -152,11 +143,14 @@ def halves(space: Space, result: str) -> int:
 
 def problem_at(kernel: Kernel, space: Space, result: str, places: Sequence[int]) -> tuple[Problem, list[int]]:
     """Returns a problem with the points of some places, one per row, and the places' flat indices in its result."""
-    found = points_of(space, result, list(places))
+    width = halves(space, result)
+    # the point of each place, and the half (0 or 1) of a packed gradient where it lies
+    found = [(place, 0) for place in places]
+    if width == 2:
+        found = [(place // (2 * _SIDE) * _SIDE + place % _SIDE, place // _SIDE % 2) for place in places]
     inputs = at_points(space, kernel.op, [point for point, _ in found])
     upstream = ones(kernel, space, result, (len(places),) if space.shape == "unary" else (len(places), 1))
     problem = Problem(inputs=inputs, params=kernel.op.resolve(kernel.params), upstream=upstream, results=(result,))
-    width = halves(space, result)
     return problem, [row * width + half for row, (_, half) in enumerate(found)]
 
 

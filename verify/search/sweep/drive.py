@@ -81,15 +81,6 @@ class _SweptSpace:
         """Returns the number of finished points."""
         return sum(self.space.chunk(high - 1)[1] - self.space.chunk(low)[0] for low, high in self.chunks)
 
-    def land(self, span: Span, found: Partial) -> None:
-        """Keeps the findings of a span."""
-        if found.chunks != [span]:
-            raise RuntimeError(
-                f"requested the chunks {span[0]} to {span[1] - 1}, a worker answered with {found.chunks}"
-            )
-        self.found = found if self.found is None else self.found.merge(found)
-        self.left -= 1
-
 
 def sweep(settings: SweepSettings, command: str) -> Run:
     """Sweeps every kernel of every target. Raises InterruptedSweepError on Ctrl-C."""
@@ -234,7 +225,10 @@ class _Sharing(Source[_Task, Any]):
         if task.span is None:
             item.recorded[task.result] = reply
             return
-        item.land(task.span, reply)
+        if reply.chunks != [task.span]:
+            raise RuntimeError(f"requested the chunks from {task.span[0]} to {task.span[1]}, received {reply.chunks}")
+        item.found = reply if item.found is None else item.found.merge(reply)
+        item.left -= 1
         item.seconds += seconds
         if not item.left:
             self.waiting += self.records_of(item)

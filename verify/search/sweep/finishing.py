@@ -18,26 +18,8 @@ from verify.measure.result import KEEP_RIGHT, check_limit, result_of
 from verify.measure.tally import KEEP, Leader, Maximum, Tally, worst
 from verify.records.figure import LEAST
 from verify.records.readings import APART, NONFINITE
-from verify.records.record import (
-    RESULT_STATUSES,
-    Basis,
-    KernelRun,
-    Origin,
-    Result,
-    Worst,
-    number,
-    value_of,
-)
-from verify.search.sweep.checking import (
-    BASELINE,
-    format_of,
-    gate_of,
-    halves,
-    judge_at,
-    part_of,
-    parts_of,
-    problem_at,
-)
+from verify.records.record import RESULT_STATUSES, Basis, KernelRun, Origin, Result, Worst, number, value_of
+from verify.search.sweep.checking import BASELINE, format_of, gate_of, halves, judge_at, part_of, parts_of, problem_at
 from verify.search.sweep.space import Part, Partial, Space, bits_of_key
 from verify.truth.exact import Judged
 from verify.truth.ulp import from_bits

@@ -62,8 +62,7 @@ def _spaces_of(kernel: Kernel, target: str, request: ListSpaces, backend: Backen
     who = f"kernel {kernel.name!r}"
     if not runs_on(kernel.backends, backend.name):
         raise UsageError(
-            f"{who} is declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}",
-            hint="verify doctor",
+            f"{who} is declared for {', '.join(kernel.backends)}; this sweep is on {backend.name}", hint="verify doctor"
         )
     if kernel.lacking:
         lacking = ", ".join(kernel.lacking)
@@ -166,7 +165,7 @@ def space_of(
         raise UsageError(
             f"{who} in {dtype} has {what} inputs, too many to enumerate", hint=f"{elsewhere} --dtype {dtype}"
         )
-    known = tuple(name for name in kernel.outputs) + tuple("d" + operand.name for operand in kernel.differentiable)
+    known = (*kernel.outputs, *("d" + operand.name for operand in kernel.differentiable))
     for name in results:
         if name not in known:
             raise UsageError(
@@ -186,15 +185,7 @@ def space_of(
         raise UsageError(
             f"{who}: {dtype} has no number in the requested range", hint=f"{again} --dtype {dtype} --range=-1:1"
         )
-    return Space(
-        target=target,
-        dtype=fmt.name,
-        results=results or known,
-        shape=shape,
-        start=start,
-        stop=stop,
-        baseline=baseline and not kernel.peer,
-    )
+    return Space(target, fmt.name, results or known, shape, start, stop, baseline and not kernel.peer)
 
 
 def undeclared(kernel: Kernel, target: str, received: Sequence[str]) -> UsageError:
