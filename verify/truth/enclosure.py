@@ -164,7 +164,4 @@ def to_double_double(enclosure: Enclosure) -> tuple[float, float]:
         high = math.inf if middle > 0 else -math.inf
     if math.isinf(high):
         return high, -0.5
-    low_part = _rest(middle, unit, high)
-    if high == 0.0 and high_end <= 0 and low < 0:
-        high = -0.0
-    return high, low_part
+    return -0.0 if high == 0.0 and high_end <= 0 and low < 0 else high, _rest(middle, unit, high)

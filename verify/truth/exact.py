@@ -110,18 +110,16 @@ def enclose(
     return Enclosure(max(number.low, ball.low), min(number.high, ball.high)), 2
 
 
-def settle(
-    point: Point, decided: Callable[[Enclosure], bool], *, both: bool = True, start: int = START_PRECISION
-) -> tuple[Enclosure, int, int]:
+def settle(point: Point, decided: Callable[[Enclosure], bool], *, both: bool = True) -> tuple[Enclosure, int, int]:
     """Raises the precision until `decided(enclosure)` holds. Returns (enclosure, precision, routes).
 
     mpmath evaluates at the first precision, and again once Arb has decided or reached the largest precision. Arb works
     alone in between. An enclosure that stays undecided counts as a short number.
     """
-    precision = start
+    precision = START_PRECISION
 
     def joins(ball: Enclosure) -> bool:
-        return not start < precision < MAX_PRECISION or ball.kind != "real" or decided(ball)
+        return not START_PRECISION < precision < MAX_PRECISION or ball.kind != "real" or decided(ball)
 
     while True:
         enclosure, routes = enclose(point, precision, both=both, joins=joins)
@@ -192,19 +190,14 @@ def judge_known(
         interval = known()
     try:
         judged = judge(point, fmt, got, both=False, policy=policy)
-    except BeyondEffort:
-        return _judge_within(interval, fmt, got, policy)
+    except BeyondEffort:  # the middle of the interval
+        right, error, exponent = _compare(fmt, got, interval, policy, None)
+        number = error if isinstance(error, Fraction) else None
+        ulp = _to_float(error) if isinstance(error, Fraction) else error
+        return Judged(ulp, exponent, False, right, interval, 53, 0, number)
     if "real" == interval.kind == judged.enclosure.kind and not interval.meets(judged.enclosure):
         raise TruthError(_disagreement("float64", interval, "Arb", judged.enclosure))
     return judged
-
-
-def _judge_within(enclosure: Enclosure, fmt: Format, got: int, policy: Policy) -> Judged:
-    """Judges an element by the middle of an interval, if neither Arb nor mpmath can afford its exact value."""
-    right, error, exponent = _compare(fmt, got, enclosure, policy, None)
-    number = error if isinstance(error, Fraction) else None
-    ulp = _to_float(error) if isinstance(error, Fraction) else error
-    return Judged(ulp, exponent, False, right, enclosure, 53, 0, number)
 
 
 def _is_far(enclosure: Enclosure, allowed: tuple[Fraction, Fraction]) -> bool:
@@ -258,8 +251,9 @@ def _compare(
     else:
         low, high = enclosure.low, enclosure.high
     exponent = max(fmt.ulp_exponent(low), fmt.ulp_exponent(high))
-    right = _nearest(fmt, low, saturate=policy.overflow == "saturate")
-    negative = low < 0
+    right, negative = fmt.round(low), low < 0
+    if policy.overflow == "saturate" and right & ~fmt.sign_bit == fmt.inf_bits:
+        right = right & fmt.sign_bit | fmt.max_bits
 
     if fmt.is_nan(got):
         if fmt.has_inf or not fmt.is_nan(right):
@@ -278,20 +272,10 @@ def _compare(
     return right, smallest if smallest == largest else (smallest + largest) / 2, exponent
 
 
-def _nearest(fmt: Format, real: Fraction, *, saturate: bool) -> int:
-    """Returns the nearest pattern; with `saturate`, the largest finite number in place of infinity."""
-    bits = fmt.round(real)
-    if saturate and (bits & ~fmt.sign_bit) == fmt.inf_bits:
-        bits = (bits & fmt.sign_bit) | fmt.max_bits
-    return bits
-
-
 def _same(fmt: Format, got: int, right: int | None) -> bool:
     """True if a pattern is the right one. All NaN are the same, and so are both zeros. right=None means NaN."""
-    if right is None:
-        return fmt.is_nan(got)
-    if fmt.is_nan(got):
-        return fmt.is_nan(right)
+    if right is None or fmt.is_nan(got):
+        return fmt.is_nan(got) and (right is None or fmt.is_nan(right))
     return _without_minus_zero(fmt, got) == _without_minus_zero(fmt, right)
 
 
@@ -308,9 +292,7 @@ def error_range(fmt: Format, got: int, enclosure: Enclosure) -> tuple[Fraction, 
         return ends[0], ends[1]
     if low * high > 0:
         outer = max(abs(low), abs(high))
-        boundary = power_of_two(floor_log2(outer))
-        if high < 0:
-            boundary = -boundary
+        boundary = power_of_two(floor_log2(outer)) * (-1 if high < 0 else 1)
         at_boundary = fmt.error(got, boundary)
         ends += [at_boundary, at_boundary * 2]
     return min(ends), max(ends)

@@ -141,8 +141,7 @@ def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) ->
         points = op.points(problem, result, range(first, min(first + _AT_ONCE, count)))
         pairs += [_pair(point) for point in points]
     both = torch.tensor(pairs, dtype=torch.float64, device=scale.device).reshape(count, 2)
-    value = both[:, 0].reshape(scale.shape)
-    low = both[:, 1].reshape(scale.shape)
+    value, low = (each.reshape(scale.shape) for each in both.T)
     # the ball of a value below every format contains zero, so the reference gives the sign
     value = torch.where((value == 0) & (low == 0), torch.copysign(value, reference.value), value)
     if reference.other is not None:  # NaN is right beside another value
@@ -150,19 +149,16 @@ def _evaluate_exactly(op: Op, problem: Problem, result: str, reference: Fast) ->
     bound = value.abs() * 2.0**-104
     # for a tiny truth, `low` is rounded to the spacing of subnormal numbers
     bound = torch.where(value.abs() < _PAIR_FLOOR, bound + 2.0**-1074, bound)
-    settled = ~torch.isfinite(value) & (low == 0)
-    bound = torch.where(settled, 0.0, bound)
+    bound = torch.where(~torch.isfinite(value) & (low == 0), 0.0, bound)
     return Truth.of(reference, "exact", value=value, low=low, bound=bound)
 
 
 def _pair(point: Point) -> tuple[float, float]:
     """Returns the exact value as (high, low). Most values need a single ball."""
-    evaluate_ball = point.arb
-    ball = evaluate_ball(START_PRECISION)
-    pair = narrow_pair(ball, _PAIR_BITS)
-    if pair is not None:
+    ball = point.arb(START_PRECISION)
+    if (pair := narrow_pair(ball, _PAIR_BITS)) is not None:
         return pair
-    known = Point(point.mp, lambda bits: ball if bits == START_PRECISION else evaluate_ball(bits))
+    known = Point(point.mp, lambda bits: ball if bits == START_PRECISION else point.arb(bits))
     return to_double_double(_narrow_enclosure(known))
 
 
@@ -185,8 +181,7 @@ def _is_inside(enclosure: Enclosure, span: tuple[Fraction, Fraction]) -> bool:
 
 def check_bound(points: Sequence[Point], truth: Truth, indices: Sequence[int]) -> None:
     """Raises TruthError if the exact value of a sampled element is outside the bound of the truth."""
-    flat_value = truth.value.reshape(-1)
-    flat_bound = truth.bound.reshape(-1)
+    flat_value, flat_bound = truth.value.reshape(-1), truth.bound.reshape(-1)
     for point, index in zip(points, indices, strict=True):
         if truth.unknown is not None and bool(truth.unknown.reshape(-1)[index]):
             continue

@@ -66,10 +66,6 @@ class Yardstick:
     together: float = 1.0  # how strongly the elements move together; see `verify.ops.graph.noise.Noise`
     beside: bool = False
 
-    def flat(self) -> Yardstick:
-        """Returns the yardstick with tensors of one dimension."""
-        return replace(self, noise=self.noise.reshape(-1))
-
     def at(self, places: Tensor) -> Yardstick:
         """Returns the yardstick of some elements, given by flat indices."""
         return replace(self, noise=self.noise.reshape(-1)[places])
@@ -293,13 +289,11 @@ def errors(
         scale: Magnitude of the terms of each element, or a yardstick: also gives errors in this unit.
     """
     policy = policy or Policy()
-    actual = widen(got.reshape(-1).detach())
-    value = value.reshape(-1)
+    actual, value = widen(got.reshape(-1).detach()), value.reshape(-1)
     low = None if low is None else low.reshape(-1)
     bound = torch.zeros_like(value) if bound is None else bound.reshape(-1)
 
-    truth_nan = torch.isnan(value)
-    got_nan = torch.isnan(actual)
+    truth_nan, got_nan = torch.isnan(value), torch.isnan(actual)
     exponent = ulp_exponent(value, fmt, low)
     in_units = _scaling(-exponent, fmt)
 
@@ -393,7 +387,7 @@ def errors(
     yardstick: Yardstick | None = None
     in_rms: Tensor | None = None
     if isinstance(scale, Yardstick):
-        yardstick = scale.flat()
+        yardstick = replace(scale, noise=scale.noise.reshape(-1))
         noise = in_units(yardstick.noise).clamp(min=yardstick.floor)
         beyond = (signed.abs() - 0.5).clamp(min=0)
         if yardstick.beside:
@@ -410,7 +404,11 @@ def errors(
         relative_width = torch.where(torch.isnan(relative_width), 0.0, relative_width)
         if not yardstick.beside:
             noisy = in_units(yardstick.noise) > _NONE
-            explained = ((noise * yardstick.together).square() + _of_rounding(reference[noisy])).sqrt()
+            # the mean square of the final rounding, in ULP: at least 1/12, that of random numbers; equal numbers are
+            # all rounded alike, by up to half a ULP
+            rest = (reference[noisy] - reference[noisy].round()).nan_to_num(0.0)  # NaN where the truth is infinite
+            rounding = rest.square().sum().div(max(rest.numel(), 1)).clamp(min=1 / 12)
+            explained = ((noise * yardstick.together).square() + rounding).sqrt()
             proven = torch.where(known, signed.abs(), (signed.abs() - reach).clamp(min=0))
             in_rms = torch.where(noisy, proven / explained, math.nan)
     elif scale is not None:
@@ -437,15 +435,6 @@ def errors(
         yardstick=yardstick,
         in_rms=in_rms,
     )
-
-
-def _of_rounding(truth: Tensor) -> Tensor:
-    """Returns the mean square of the final rounding of numbers in ULP: at least 1/12, that of random numbers.
-
-    Equal numbers are all rounded alike, by up to half a ULP.
-    """
-    rest = (truth - truth.round()).nan_to_num(0.0)  # NaN where the truth is infinite
-    return rest.square().sum().div(max(rest.numel(), 1)).clamp(min=1 / 12)
 
 
 def _magnitude_range(value: Tensor, low: Tensor | None, bound: Tensor) -> tuple[Tensor, Tensor]:

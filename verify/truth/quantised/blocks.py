@@ -207,11 +207,6 @@ def _range(low: Tensor, high: Tensor, nan: Tensor) -> tuple[Tensor, Tensor]:
     return least, high.amax(1).clamp(min=0) - low.amin(1).clamp(max=0)
 
 
-def _width(scale: Tensor) -> Tensor:
-    """Returns the largest relative error of x / scale in float32; 0 if the scale is a power of two."""
-    return torch.where(torch.frexp(scale)[0] == 0.5, 0.0, FLOAT32)
-
-
 @dataclass(frozen=True)
 class _Elements:
     """Holds the elements of blocks as intervals, with the codes that a quantiser gave them at its scales."""
@@ -231,7 +226,9 @@ class _Elements:
 
     def away(self) -> Tensor:
         """Returns how many codes each element is from the nearest right one; infinity for a wrong NaN or infinity."""
-        encoding, codes, width = self.encoding, self.codes, _width(self.scale)
+        encoding, codes = self.encoding, self.codes
+        # the largest relative error of x / scale in float32; 0 if the scale is a power of two
+        width = torch.where(torch.frexp(self.scale)[0] == 0.5, 0.0, FLOAT32)
         none = self.scale == 0  # every code decodes to 0
         low, high = (torch.where(none, 0.0, each / self.scale) for each in (self.low, self.high))
         low, high = low - low.abs() * width, high + high.abs() * width

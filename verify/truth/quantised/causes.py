@@ -76,7 +76,9 @@ def _explained(encoding: Encoding, value: Value, parts: Parts, wrong: int) -> It
 
 def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     """Yields the fields of a declaration to try, with another value."""
-    yield from (("packed", other) for other in _packings(encoding)[1:])
+    # the packing whose codes lie in the order that is taken for that of the declaration
+    mistaken = encoding.packing and encoding.packing.mistaken
+    yield from (("packed", name) for name, each in PACKINGS.items() if each == mistaken)
     yield "swizzle", "" if encoding.swizzle else "128x4"
     for rule in _rules(encoding):
         if rule != encoding.rule:
@@ -91,20 +93,12 @@ def _others(encoding: Encoding) -> Iterator[tuple[str, Any]]:
     yield from (("zero", each) for each in ("signed", "positive") if encoding.zero not in (each, "any"))
 
 
-def _packings(encoding: Encoding) -> list[str]:
-    """Returns the packing of a declaration, and the one whose codes lie in the order that is taken for it."""
-    mistaken = encoding.packing and encoding.packing.mistaken
-    return [encoding.packed, *(name for name, each in PACKINGS.items() if each == mistaken)]
-
-
 def _relaid(encoding: Encoding, value: Value, parts: Parts) -> Parts:
     """Returns the parts with the scales in the shape of another layout. Cuts them, or adds zeros."""
     wanted = encoding.shapes(value.shape)["scales"]
     flat, count = parts.scales.reshape(-1), math.prod(wanted)
     if len(flat) < count:
-        filled = torch.zeros(count, dtype=flat.dtype)
-        filled[: len(flat)] = flat
-        flat = filled
+        flat = torch.cat([flat, torch.zeros(count - len(flat), dtype=flat.dtype)])
     return replace(parts, scales=flat[:count].reshape(wanted))
 
 

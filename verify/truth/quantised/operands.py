@@ -53,8 +53,7 @@ def drawn(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     """
     wide = x.double()
     matrices = wide.reshape(-1, *(1, *wide.shape)[-2:])
-    made = [_quantised_matrix(encoding, each) for each in matrices]
-    lead = tuple(wide.shape[:-2])
+    made, lead = [_quantised_matrix(encoding, each) for each in matrices], tuple(wide.shape[:-2])
     grid = encoding.grid((matrices.shape[1], matrices.shape[2]))
     forms = {"codes": tuple(wide.shape), "scales": (*lead, *grid), "zeros": (*lead, *grid), "second": (*lead, 1)}
     return {name: torch.stack([each[name] for each in made]).reshape(forms[name]) for name in encoding.names}
@@ -66,14 +65,10 @@ def _quantised_matrix(encoding: Encoding, x: Tensor) -> dict[str, Tensor]:
     known = torch.isfinite(x)
     finite = torch.where(known, x, 0.0)
     lowest, least = -encoding.data.numbers[0], -_block_maxima(encoding, -finite).clamp(min=0)
-    amax = (
-        _block_maxima(encoding, finite).clamp(min=0) - least
-        if encoding.zero_point
-        else _block_maxima(encoding, finite.abs())
-    )
-    if (
-        lowest > encoding.data.largest and not encoding.zero_point
-    ):  # int8 and int4: every other block reaches the lowest code too
+    amax = _block_maxima(encoding, finite if encoding.zero_point else finite.abs()).clamp(min=0)
+    if encoding.zero_point:
+        amax = amax - least
+    elif lowest > encoding.data.largest:  # int8 and int4: every other block reaches the lowest code too
         odd = torch.arange(amax.numel()).reshape(amax.shape) % 2 == 1
         amax = torch.where(odd, amax * (encoding.data.largest / lowest), amax)
     second = torch.ones((), dtype=torch.float64)
@@ -146,14 +141,13 @@ def laid(encoding: Encoding, part: str, values: Tensor) -> Tensor:
         return encoding.packing.pack(values - encoding.packing.less, -1)
     if part == "scales" and encoding.swizzle:
         values = tiled(values, math.nan if encoding.scale in FLOATS else 255)
-    return values if values.is_floating_point() else _in_own_dtype(values, encoding.format_of(part))
-
-
-def _in_own_dtype(codes: Tensor, format: str) -> Tensor:
-    """Returns codes in PyTorch's dtype of their format; as uint8 if PyTorch has none. int4 becomes int8."""
+    if values.is_floating_point():
+        return values
+    # PyTorch's dtype of the format, uint8 if it has none; int4 becomes int8
+    format = encoding.format_of(part)
     if format == "int4":
-        return (codes - 16 * (codes >= 8)).to(torch.int8)
-    return codes.to(torch.uint8).view(_OWN.get(format, torch.uint8))
+        return (values - 16 * (values >= 8)).to(torch.int8)
+    return values.to(torch.uint8).view(_OWN.get(format, torch.uint8))
 
 
 def tiled(scales: Tensor, padding: float) -> Tensor:
