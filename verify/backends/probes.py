@@ -151,8 +151,6 @@ def _driver(loaded: Path = Path("/proc/driver/nvidia/version")) -> str | None:
 
 def _cpu() -> str | None:
     info = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine() or None
+    lines = info.read_text().splitlines() if sys.platform == "linux" and info.exists() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, "") or platform.processor() or platform.machine() or None

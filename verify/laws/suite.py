@@ -147,8 +147,5 @@ def target_of(kernel: Kernel) -> str:
     """Returns the target of a kernel declared in a file, as `verify replay` takes it."""
     from pathlib import Path
 
-    try:
-        file = str(Path(kernel.file).relative_to(Path.cwd()))
-    except ValueError:
-        file = kernel.file
-    return f"{file}::{kernel.name}"
+    file, here = Path(kernel.file), Path.cwd()
+    return f"{file.relative_to(here) if file.is_relative_to(here) else kernel.file}::{kernel.name}"

@@ -73,10 +73,7 @@ def run(asm: str, constraints: str, inputs: list[Array], outputs: list[np.dtype[
 def _pack(array: Array, packing: Packing) -> list[Array]:
     """Returns the registers of a tensor: element j of a group is in register j // per_register, low bits first."""
     word = np.ascontiguousarray(array).reshape(-1, packing.count, packing.per_register)
-    bits = word.view(_WORDS[array.dtype.itemsize])
-    if packing.per_register == 1:
-        return [np.ascontiguousarray(bits[:, i, 0]) for i in range(packing.count)]
-    wide = np.ascontiguousarray(bits).view(_WORDS[array.dtype.itemsize * packing.per_register])
+    wide = word.view(_WORDS[array.dtype.itemsize * packing.per_register])
     return [np.ascontiguousarray(wide[:, i, 0]) for i in range(packing.count)]
 
 
@@ -84,8 +81,7 @@ def _unpack(registers: list[Array], dtype: np.dtype[np.generic], packing: Packin
     width = _WORDS[dtype.itemsize * packing.per_register]
     stacked = np.stack([np.broadcast_to(r.astype(width), (size // pack,)) for r in registers], axis=1)
     if dtype == np.bool_:
-        flags: Array = stacked.ravel() != 0
-        return flags
+        return np.not_equal(stacked.ravel(), 0)
     return np.ascontiguousarray(stacked).view(_WORDS[dtype.itemsize]).ravel().view(dtype)
 
 

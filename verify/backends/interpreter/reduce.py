@@ -185,8 +185,6 @@ def _with_index(name: str, compare: Callable[..., Any], tie_break_left: bool) ->
 def _cause(error: BaseException) -> BaseException:
     """Returns the ScalarsOnly behind an interpreter's error, else the error itself."""
     found: BaseException | None = error
-    while found is not None:
-        if isinstance(found, ScalarsOnly):
-            return found
+    while found is not None and not isinstance(found, ScalarsOnly):
         found = found.__cause__
-    return error
+    return found or error

@@ -20,6 +20,7 @@ import hashlib
 import math
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -146,14 +147,8 @@ def merged(intervals: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def left_over(chunks: int, done: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """Returns the chunks that no interval covers."""
-    result, place = [], 0
-    for low, high in merged(done):
-        if place < low:
-            result.append((place, low))
-        place = high
-    if place < chunks:
-        result.append((place, chunks))
-    return result
+    bounds = [(0, 0), *merged(done), (chunks, chunks)]
+    return [(low, high) for (_, low), (high, _) in pairwise(bounds) if low < high]
 
 
 class Part(msgspec.Struct, frozen=True):
