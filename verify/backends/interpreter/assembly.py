@@ -81,7 +81,8 @@ def _unpack(registers: list[Array], dtype: np.dtype[np.generic], packing: Packin
     width = _WORDS[dtype.itemsize * packing.per_register]
     stacked = np.stack([np.broadcast_to(r.astype(width), (size // pack,)) for r in registers], axis=1)
     if dtype == np.bool_:
-        return np.not_equal(stacked.ravel(), 0)
+        flags: Array = stacked.ravel() != 0
+        return flags
     return np.ascontiguousarray(stacked).view(_WORDS[dtype.itemsize]).ravel().view(dtype)
 
 
