@@ -132,7 +132,7 @@ class Arithmetic:
 
     def total_of_exponentials(self, exponents: Sequence[Number]) -> Number:
         """Returns the sum of e^x. Does not evaluate terms too small to change it, because a row may have thousands."""
-        if not exponents or has_special(exponents) or not self.are_known(exponents):
+        if not exponents or has_special(exponents) or not all(map(self.is_known, exponents)):
             return self.total([self.apply(FUNCTIONS["exp"], x) for x in exponents])
         return self.summed_exponentials(exponents)
 
@@ -166,10 +166,6 @@ class Arithmetic:
     summed: Callable[[Sequence[Number]], Number]
     summed_exponentials: Callable[[Sequence[Number]], Number]
     dotted: Callable[[Sequence[Any], Sequence[Any], Iterable[tuple[int, int]]], list[Number]]
-
-    def are_known(self, numbers: Sequence[Number]) -> bool:
-        """True if `is_known` holds for each number."""
-        return all(map(self.is_known, numbers))
 
 
 def divided(
@@ -210,28 +206,15 @@ class Balls(Arithmetic):
     """Computes with Arb balls. Every result encloses the real number."""
 
     bits = arb_bits
-
-    def finite(self, value: float) -> Number:
-        return flint.arb(value)
+    finite = staticmethod(flint.arb)
+    unknown = staticmethod(flint.arb.nan)
+    pi = staticmethod(flint.arb.pi)
+    is_known = staticmethod(flint.arb.is_finite)
+    opposite = staticmethod(partial(flint.arb.neg, exact=True))
 
     def numbers(self, values: Iterable[float]) -> list[Number]:
         given = list(values)
         return list(map(flint.arb, given)) if math.isfinite(sum(given)) else super().numbers(given)
-
-    def unknown(self) -> Number:
-        return flint.arb.nan()
-
-    def pi(self) -> Number:
-        return flint.arb.pi()
-
-    def is_known(self, a: Number) -> bool:
-        return bool(a.is_finite())
-
-    def are_known(self, numbers: Sequence[Number]) -> bool:
-        return all(map(flint.arb.is_finite, numbers))
-
-    def opposite(self, a: Number) -> Number:
-        return a.neg(exact=True)
 
     def compared(self, a: Number, b: Number) -> int | None:
         return -1 if a < b else 1 if a > b else 0 if a == b else None
@@ -244,11 +227,7 @@ class Balls(Arithmetic):
         return super().extreme_of(row, largest)
 
     def sign(self, a: Number) -> int | None:
-        if a > 0:
-            return 1
-        if a < 0:
-            return -1
-        return 0 if a.is_zero() else None
+        return 1 if a > 0 else -1 if a < 0 else 0 if a.is_zero() else None
 
     def digits(self, a: Number) -> tuple[int, int] | None:
         if not a.is_exact():
@@ -296,6 +275,8 @@ class Decimals(Arithmetic):
     """Computes with mpmath numbers at the working precision. Every question is decided, without an error bound."""
 
     bits = staticmethod(mp_bits)
+    opposite = staticmethod(partial(mp.fneg, exact=True))
+    summed = staticmethod(mp.fsum)
 
     def finite(self, value: float) -> Number:
         made: Number = mp.make_mpf(from_float(value))  # no precision here is below 53 bits
@@ -309,9 +290,6 @@ class Decimals(Arithmetic):
 
     def is_known(self, a: Number) -> bool:
         return True
-
-    def opposite(self, a: Number) -> Number:
-        return mp.fneg(a, exact=True)
 
     def compared(self, a: Number, b: Number) -> int:
         return int(mpf_cmp(a._mpf_, b._mpf_))
@@ -345,9 +323,6 @@ class Decimals(Arithmetic):
 
     def union(self, a: Number, b: Number) -> Number:
         return a
-
-    def summed(self, terms: Sequence[Number]) -> Number:
-        return mp.fsum(terms)
 
     def summed_exponentials(self, exponents: Sequence[Number]) -> Number:
         cut = (self.extreme_of(exponents, True) - (mp.prec + _BELOW) * mp.ln2)._mpf_
