@@ -33,8 +33,8 @@ from verify.diagnose.replay import replay, worst_index
 from verify.diagnose.requests import Explanation, Replay, Rounded, Whole
 from verify.errors import UsageError
 from verify.measure.call import Measured, run_kernel
-from verify.ops.graph.program import Program, trace
-from verify.ops.graph.shipped import operands_of, run_of
+from verify.ops.graph.program import Program, run_of, trace
+from verify.ops.graph.shipped import operands_of
 from verify.ops.graph.spans import point
 from verify.ops.graph.steps import Leaf, Plain, Run, Step
 from verify.ops.graph.wording import names, rounds

@@ -23,7 +23,7 @@ from verify.ops.graph.choices import Choices
 from verify.ops.graph.derived import Derivation, derivations
 from verify.ops.graph.explaining import explaining, slopes_of
 from verify.ops.graph.noise import Noise, noise_of, sampled_again, underflowing
-from verify.ops.graph.program import Program, names_of, tensors_of_call, trace, undisturbed
+from verify.ops.graph.program import Program, names_of, run_of, tensors_of_call, trace, undisturbed
 from verify.ops.graph.reducing import Contract
 from verify.ops.graph.regions import Regions, regions_of
 from verify.ops.graph.relative import RelativeRms
@@ -163,7 +163,7 @@ class Like(Meaning):
         dims = self._small_dims()
         shapes = self._shapes(dims)
         integers = self._possible_integers(shapes)
-        program = self._first_program({name: shapes[name] for name in names})
+        program = self._first_program(shapes)
         outputs = tuple(self.definition.outputs or program.results)
         if self.regions is not None and self.shapes is not None:
             self.regions.demand_shapes(self.shapes, dims, {name: program.results[name].shape for name in outputs})
@@ -175,12 +175,12 @@ class Like(Meaning):
             )
         smooth = [name for name in program.results if name not in program.integers]
         known = self.smooth = self._differentiable(shapes) if smooth else ()
-        whole = self._program({name: shapes[name] for name in names}, known) if known else program
+        whole = self._program(shapes, known) if known else program
         unsummed = tuple(name for name, step in whole.results.items() if step.real and not whole.sums([name]))
         sums = whole.sums(list(whole.results))
         if not sums:
             with suppress(UsageError):  # in 16 bits, a program may have a result in a wider dtype
-                narrow = self._program(shapes, (), {name: self._dtype(name, torch.bfloat16) for name in names})
+                narrow = self._program(shapes, (), torch.bfloat16)
                 sums = narrow.sums(list(narrow.results))
         self.by_noise = sums
         told = self.definition.intermediate
@@ -220,11 +220,10 @@ class Like(Meaning):
 
         For instance, its cross entropy has no gradient for the weights of the classes.
         """
-        ordered = {name: shapes[name] for name in self.callee.names}
 
         def followed(wanted: tuple[str, ...]) -> bool:
             try:
-                return bool(self._program(ordered, wanted))
+                return bool(self._program(shapes, wanted))
             except UsageError:
                 return False
 
@@ -239,16 +238,13 @@ class Like(Meaning):
         """
         if dims in self.identities:
             return self.identities[dims]
-        shapes = self._shapes(dims)
-        ordered = {name: shapes[name] for name in self.callee.names}
-        found = []
+        shapes, found = self._shapes(dims), []
         for wanted in dict.fromkeys(((), self.smooth)):
-            first = self._program(ordered, wanted)
+            first = self._program(shapes, wanted)
             found.append(first.digest)
             for kind in _KINDS if first.typed else ():
                 with suppress(UsageError):  # the function takes no operands of this type
-                    kinds = {name: self._dtype(name, kind) for name in ordered}
-                    found.append(self._program(ordered, wanted, kinds).digest)
+                    found.append(self._program(shapes, wanted, kind).digest)
         sources = {name: (shape, self._dtype(name)) for name, shape in shapes.items()}
         self.identities[dims] = "".join([*found, *(each.identity(sources) for each in self.derived.values())])
         return self.identities[dims]
@@ -296,7 +292,9 @@ class Like(Meaning):
         )
 
     def _shapes(self, dims: Shape) -> dict[str, Shape]:
-        return dict.fromkeys(self.callee.names, tuple(dims)) if self.shapes is None else self.shapes(dims)
+        """Maps the operands to their shapes, in the order in which the function takes them."""
+        known = {} if self.shapes is None else self.shapes(dims)
+        return {name: known.get(name, tuple(dims)) for name in self.callee.names}
 
     def outputs_of(self, given: Mapping[str, Tensor]) -> dict[str, tuple[Shape, torch.dtype]]:
         """Returns the shape of each output for some operands, and the dtype that the function returns it in."""
@@ -305,9 +303,7 @@ class Like(Meaning):
         return {name: (program.results[name].shape, kind) for name, kind in program.kinds.items()}
 
     def _result_shapes(self, dims: Shape) -> dict[str, Shape]:
-        shapes = self._shapes(dims)
-        program = self._program({name: shapes[name] for name in self.callee.names}, ())
-        return {name: step.shape for name, step in program.results.items()}
+        return {name: step.shape for name, step in self._program(self._shapes(dims), ()).results.items()}
 
     def _baseline(self, *operands: Tensor | None, **params: Any) -> Any:
         present = {n: value for n, value in zip(self.callee.names, operands, strict=True) if value is not None}
@@ -336,10 +332,16 @@ class Like(Meaning):
         return moved
 
     def _program(
-        self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Mapping[str, torch.dtype] | None = None
+        self,
+        shapes: Mapping[str, Shape],
+        gradients: Sequence[str],
+        kinds: Mapping[str, torch.dtype] | torch.dtype | None = None,
     ) -> Program:
-        """Traces the function for these shapes, or returns the program that it traced before."""
-        kinds = {name: self._dtype(name) for name in shapes} if kinds is None else kinds
+        """Traces the function for these shapes, or returns the program that it traced before.
+
+        `kinds` are the dtypes of the operands, or one for all floating-point operands.
+        """
+        kinds = kinds if isinstance(kinds, Mapping) else {name: self._dtype(name, kinds) for name in shapes}
         key = (tuple(shapes.items()), tuple(gradients))
         plain = all(kind == torch.float32 or not kind.is_floating_point for kind in kinds.values())
         for known in ((*key, tuple(kinds.items())), *([key] if plain else [])):
@@ -390,13 +392,7 @@ class Like(Meaning):
             shapes = {name: tuple(value.shape) for name, value in present.items()}
             programs[gradients] = self._program(shapes, gradients, kinds)
         program: Program = programs[gradients]
-        leaves, device = dict(present), next(iter(present.values())).device
-        for name in program.leaves:
-            if name.startswith("grad "):
-                held = problem.upstream.get(name.removeprefix("grad "))
-                shape = program.results[name.removeprefix("grad ")].shape
-                leaves[name] = torch.zeros(shape, dtype=torch.float64, device=device) if held is None else held
-        return program, Run(leaves, device, problem.kept.decisions, totals=problem.kept.totals)
+        return program, replace(run_of(program, problem), decisions=problem.kept.decisions, totals=problem.kept.totals)
 
     def fast(self, problem: Problem) -> dict[str, Fast]:
         """Returns the float64 reference of each result, with the noise if errors are measured by it.

@@ -35,6 +35,7 @@ from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, ends_of, moved_from
 from verify.ops.graph.stored import computes_narrowly, in_order, kinds_of, note_narrow, stored_in, widens
+from verify.ops.op import Problem
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
 _OWN = "verify.ops.graph."  # the functions of this package have right gradients
@@ -487,6 +488,17 @@ def _refusal(error: Exception, place: str) -> UsageError:
 def _said(error: Exception) -> str:
     """Returns the type of an exception and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:300]}"
+
+
+def run_of(program: Program, problem: Problem) -> Run:
+    """Returns a run with the tensors of a problem; upstream gradients that it lacks are zero."""
+    leaves = {name: value for name, value in problem.inputs.items() if value is not None}
+    device = next(iter(leaves.values())).device
+    for name in (each for each in program.leaves if each.startswith("grad ")):
+        output = name.removeprefix("grad ")
+        zero = torch.zeros(program.results[output].shape, dtype=torch.float64, device=device)
+        leaves[name] = problem.upstream.get(output, zero)
+    return Run(leaves, device)
 
 
 def names_of(count: int) -> list[str]:

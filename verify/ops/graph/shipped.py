@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify.ops.elements import GUARD, to_arb
 from verify.ops.geometry import Geometry, Shape
-from verify.ops.graph.program import Program, trace, undisturbed
+from verify.ops.graph.program import Program, run_of, trace, undisturbed
 from verify.ops.graph.single import ElementEvaluator, Shared
 from verify.ops.graph.steps import Leaf, Run
 from verify.ops.op import Fast, Kept, Meaning, Op, Operand, Point, Problem
@@ -230,14 +230,3 @@ def operands_of(problem: Problem) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Returns the operands that are present, and those whose gradients the problem asks for."""
     present = {name: value for name, value in problem.inputs.items() if value is not None}
     return present, tuple(name for name in present if "d" + name in problem.results)
-
-
-def run_of(program: Program, problem: Problem) -> Run:
-    """Returns the tensors of a problem for a program's leaves; upstream gradients that it lacks are zero."""
-    leaves, _ = operands_of(problem)
-    device = next(iter(leaves.values())).device
-    for name in (each for each in program.leaves if each.startswith("grad ")):
-        output = name.removeprefix("grad ")
-        zero = torch.zeros(program.results[output].shape, dtype=torch.float64, device=device)
-        leaves[name] = problem.upstream.get(output, zero)
-    return Run(leaves, device)
