@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verify.ops.normalize import two_sum
+from verify.ops.graph.spans import two_sum
 
 moderate = st.floats(-1e100, 1e100, allow_nan=False).filter(lambda v: v == 0 or abs(v) > 1e-100)
 deterministic = settings(derandomize=True, max_examples=60, deadline=None)

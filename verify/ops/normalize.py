@@ -39,17 +39,11 @@ from torch import Tensor
 
 from verify.ops.geometry import Rowwise
 from verify.ops.graph.shipped import Scales, Shipped
+from verify.ops.graph.spans import two_sum
 from verify.ops.op import Landmarks, Op, Operand, Problem
 
 _LEAST, _LEAST_FLOAT64 = 2.0**-24, 2.0**-53  # u: no element counts as smaller than this part of its row's deviation
 _EXPONENTS = (-1000, 1000)  # rows are scaled by a power of two in this range, so that squares stay in float64
-
-
-def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rounded sum a + b, and its exact rounding error (Knuth; for any order of magnitudes)."""
-    total = a + b
-    from_b = total - a
-    return total, (a - (total - from_b)) + (b - from_b)
 
 
 def _rows(parts: Sequence[Tensor], eps: float, least: float | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -73,14 +73,17 @@ def _layer_norm_backward(
     return (dx, (grad * hat).sum(outer), grad.sum(outer)) if outer else (dx, grad * hat, grad.clone())
 
 
+def _by_channel(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    channels = [1, y.shape[1]] + [1] * (y.ndim - 2)
+    y = y if weight is None else y * weight.reshape(channels)
+    return y if bias is None else y + bias.reshape(channels)
+
+
 def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, c: int, inner: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     y, mean, rstd = _normalised(x.reshape(n, groups, c // groups * inner), [2], eps)
-    y = y.reshape(x.shape)
-    channels = [1, c] + [1] * (x.ndim - 2)
-    y = y if weight is None else y * weight.reshape(channels)
-    return y if bias is None else y + bias.reshape(channels), mean.squeeze(2) * 1.0, rstd.squeeze(2) * 1.0
+    return _by_channel(y.reshape(x.shape), weight, bias), mean.squeeze(2) * 1.0, rstd.squeeze(2) * 1.0
 
 
 def _group_norm_backward(
@@ -117,8 +120,7 @@ def _batch_norm(
         rstd = (running_var + eps).rsqrt()
         y = (x - running_mean.reshape(channels)) * rstd.reshape(channels)
         mean, rstd = x.new_zeros(0), x.new_zeros(0)
-    y = y if weight is None else y * weight.reshape(channels)
-    return y if bias is None else y + bias.reshape(channels), mean, rstd
+    return _by_channel(y, weight, bias), mean, rstd
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
@@ -130,12 +132,6 @@ def _addmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1
     product = _product(a, b)
     product = product if alpha == 1 else product * alpha
     return product if beta == 0 else product + (c if beta == 1 else c * beta)
-
-
-def _addbmm(c: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Adds up the products of a batch, by one product of the matrices side by side."""
-    wide, tall = a.transpose(0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2])
-    return _addmm(c, wide, tall, beta=beta, alpha=alpha)
 
 
 def _norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
@@ -360,10 +356,6 @@ def _silu_backward(grad: Tensor, x: Tensor) -> Tensor:
     return grad * (share + x * (share * (1 - share)))
 
 
-def _softshrink_backward(grad: Tensor, x: Tensor, lambd: float) -> Tensor:
-    return torch.where((x >= -lambd) & (x <= lambd), 0.0, grad)
-
-
 def _fake_quantize(x: Tensor, scale: float, zero: int, least: int, most: int) -> tuple[Tensor, Tensor]:
     whole = torch.round(x / scale) + zero
     return (whole.clamp(least, most) - zero) * scale, (whole >= least) & (whole <= most)
@@ -432,7 +424,10 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.addmm.default: _addmm,
         _aten.baddbmm.default: _addmm,
         _aten.addmv.default: _addmm,
-        _aten.addbmm.default: _addbmm,
+        # one product of the matrices side by side adds up those of a batch
+        _aten.addbmm.default: lambda c, a, b, **factors: _addmm(
+            c, a.transpose(0, 1).reshape(a.shape[1], -1), b.reshape(-1, b.shape[2]), **factors
+        ),
         _aten.linalg_vector_norm.default: _norm,
         _aten.convolution.default: _convolution,
         _aten.convolution_backward.default: _convolution_backward,
@@ -445,8 +440,10 @@ def table() -> dict[Any, Callable[..., Any]]:
         _aten.triu.default: _triangle(False),
         _aten.silu.default: lambda x: x * torch.sigmoid(x),
         _aten.silu_backward.default: _silu_backward,
-        _aten.softshrink_backward.default: _softshrink_backward,
-        _aten.hardshrink_backward.default: _softshrink_backward,
+        **dict.fromkeys(
+            (_aten.softshrink_backward.default, _aten.hardshrink_backward.default),
+            lambda grad, x, lambd: torch.where((x >= -lambd) & (x <= lambd), 0.0, grad),
+        ),
         _aten.cumprod.default: cumprod,
         _aten.logcumsumexp.default: logcumsumexp,
         _aten.fake_quantize_per_tensor_affine_cachemask.default: _fake_quantize,

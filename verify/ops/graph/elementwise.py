@@ -30,6 +30,7 @@ COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
 _JUMPS = (*QUOTIENTS, *REMAINS, *COMPARISONS, "signbit", "integer", "isnan", "isinf")
 _WHOLE = 2.0**52  # every integer up to here is a float64 number
 _OPERATORS = {"add": operator.add, "subtract": operator.sub, "multiply": operator.mul}  # of finite numbers
+_KEEP_INTEGERS = ("maximum", "minimum", "add", "subtract", "multiply", "negative")
 LOGIC = ("and", "or", "xor", *_BITS)  # functions of two booleans, or of two integers
 
 
@@ -327,6 +328,16 @@ def holds_integers(step: Step) -> bool:
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
     return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
+
+
+def stays_whole(step: Step, made: Callable[[Step], bool]) -> bool:
+    """True if all numbers of a step come, by steps that keep integers, from those that are `made` integers.
+
+    They have no error that a second rounding could enlarge.
+    """
+    keeps = isinstance(step, Map) and step.function in _KEEP_INTEGERS
+    keeps = keeps or (isinstance(step, Move) and float(step.fill).is_integer())
+    return made(step) or (keeps and all(stays_whole(each, made) for each in step.inputs))
 
 
 def _wrapped(a: Tensor, least: int, most: int) -> Tensor:

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from verify.ops.graph.elementwise import REMAINS, Map
+from verify.ops.graph.elementwise import REMAINS, Map, stays_whole
 from verify.ops.graph.reducing import Contract, Reduce
 from verify.ops.graph.rounding import Products, Rounding, of_sum, unit_of
 from verify.ops.graph.selecting import AtOrder
-from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
+from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from, reached
 
 
 def softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
@@ -75,23 +75,17 @@ def origins(step: Step) -> list[Step]:
 
     The steps between only move or select numbers, as max(x, 0) does.
     """
-    found: dict[int, Step] = {}
-    ahead, seen = [step], set[int]()
-    while ahead:
-        each = ahead.pop()
-        if id(each) in seen or not each.real or not each.on_operands:
-            continue
-        seen.add(id(each))
-        extreme = isinstance(each, Reduce) and each.function in ("amax", "amin")
-        if isinstance(each, Move | AtOrder) or extreme or (isinstance(each, Map) and each.function in _SELECTS):
-            ahead += each.inputs
-        else:
-            found[id(each)] = each
-    return list(found.values())
+
+    def selected(each: Step) -> Sequence[Step]:
+        moves = isinstance(each, Move | AtOrder) or getattr(each, "function", "") in _SELECTS
+        return each.inputs if moves and each.real and each.on_operands else ()
+
+    found = [each for each in reached([step], selected) if each.real and each.on_operands]
+    return [each for each in found if not selected(each)]
 
 
 MOST_OF_LOG_SUM = 2.0**-9  # share of a probability: a rounding of bfloat16
-_SELECTS = ("maximum", "minimum", "negative", "magnitude", "where")
+_SELECTS = ("maximum", "minimum", "negative", "magnitude", "where", "amax", "amin")
 
 
 def only_tests(step: Step) -> bool:
@@ -101,13 +95,11 @@ def only_tests(step: Step) -> bool:
 
 def is_whole(step: Step) -> bool:
     """True if numbers are integers already. They have no error that a second rounding could enlarge."""
-    if isinstance(step, Move):
-        return all(map(is_whole, step.inputs)) and float(step.fill).is_integer()
-    if not step.on_operands:
-        return True
-    if isinstance(step, Map) and step.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
-        return all(map(is_whole, step.inputs))
-    return isinstance(step, Map) and step.function in ("number", "wrap")
+
+    def made(each: Step) -> bool:
+        return not each.on_operands or (isinstance(each, Map) and each.function in ("number", "wrap"))
+
+    return stays_whole(step, made)
 
 
 class WeightedSums:
@@ -290,16 +282,10 @@ def _other(step: Step, one: Step) -> Step | None:
 
 def _meets_exp(step: Step, readers: Mapping[int, Sequence[Step]]) -> bool:
     """True if numbers are only moved or added up before an exponential multiplies them, as a gradient of it is."""
-    ahead, seen = [step], {id(step)}
-    while ahead:
-        before = ahead.pop()
-        for each in readers.get(id(before), ()):
-            if _is_map(each, "multiply"):
-                if any(_is_map(moved_from(factor)[-1], "exp") for factor in each.inputs):
-                    return True
-            elif id(each) not in seen and (
-                isinstance(each, Move) or _is_map(each, "add") or _is_map(each, "where") or isinstance(each, Reduce)
-            ):
-                seen.add(id(each))
-                ahead.append(each)
-    return False
+
+    def after(each: Step) -> Sequence[Step]:
+        only = isinstance(each, Move | Reduce) or getattr(each, "function", "") in ("add", "where")
+        return readers.get(id(each), ()) if each is step or only else ()
+
+    products = (each for each in reached([step], after) if each is not step and _is_map(each, "multiply"))
+    return any(_is_map(moved_from(factor)[-1], "exp") for each in products for factor in each.inputs)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import flint
@@ -63,6 +64,12 @@ class Function:
     exact: tuple[float, ...] | Callable[[Tensor, Tensor], Tensor] = ()
     spread: float | Callable[[Tensor], Tensor] = 0.0  # absolute error in addition to `ulps`, in 2^-52
     slope: Callable[[Tensor, Tensor], Tensor] | None = None
+
+    def is_exact(self, x: Tensor, y: Tensor) -> Tensor:
+        """Returns a mask of the arguments at which `torch` has no error; `y` are its results."""
+        if callable(self.exact):
+            return self.exact(x, y)
+        return reduce(torch.logical_or, [x == each for each in self.exact], torch.zeros_like(x, dtype=torch.bool))
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -147,11 +154,6 @@ def _series_of_ndtr(x: Any, bits: int) -> Any:
         return mp.mpf(0.5) + part if x > 0 else mp.mpf(0.5) - part
 
 
-def _torch_sigmoid(x: Tensor) -> Tensor:
-    """Uses exp(x) below -40. PyTorch's sigmoid is 0 where exp(-x) overflows, though the result is not 0 yet."""
-    return torch.where(x < -40, torch.exp(x), torch.sigmoid(x))
-
-
 def _half_pi(sign: int) -> Any:
     return lambda arithmetic: arithmetic.pi() * arithmetic.number(sign * 0.5)
 
@@ -225,7 +227,9 @@ _add(
     exact=(0.0,),
     ulps=_square_below,
 )
-_add("sigmoid", (0.0, 1.0), torch=_torch_sigmoid, arb=_arb_sigmoid, mp=lambda x: 1 / (1 + mp.exp(-x)), exact=(0.0,))
+# below -40 as exp(x): PyTorch's sigmoid is 0 where exp(-x) overflows, though the result is not 0 yet
+_add("sigmoid", (0.0, 1.0), torch=lambda x: torch.where(x < -40, torch.exp(x), torch.sigmoid(x)), arb=_arb_sigmoid,
+     mp=lambda x: 1 / (1 + mp.exp(-x)), exact=(0.0,))  # fmt: skip
 _add(
     "log_sigmoid",
     (-math.inf, 0.0),

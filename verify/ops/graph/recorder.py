@@ -30,22 +30,7 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.errors import UsageError
-from verify.ops.graph.inference import (
-    RANDOM,
-    arguments_of,
-    base_name,
-    decomposition_of,
-    float_dtype_of,
-    formula_of,
-    has_no_tensors,
-    in_order,
-    is_composite,
-    is_data_dependent,
-    kept_narrow,
-    overlaps,
-    result_of,
-    writing_of,
-)
+from verify.ops.graph import inference
 from verify.ops.graph.rounded import GRIDS
 
 _aten = torch.ops.aten
@@ -161,17 +146,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Records an operator on the float64 forms of its operands. The results have their dtypes of the case."""
         if func in _LIFTS and not isinstance(args[0], Traced):
             return self._traced(args[0], args[0].dtype)
-        if has_no_tensors(func):
+        if inference.has_no_tensors(func):
             return func(*args, **kwargs)
-        if is_composite(func) and not func._schema.is_mutable and not (self.table.get(func) or decomposition_of(func)):
+        if (
+            inference.is_composite(func)
+            and not func._schema.is_mutable
+            and not (self.table.get(func) or inference.decomposition_of(func))
+        ):
             with self:
                 return func.decompose(*args, **kwargs)
         self.asked = self.asked or func is torch.ops.verify.rounds.default
         args, kwargs = mapped(args, self._traced), mapped(kwargs, self._traced)
-        kind = float_dtype_of(func, args, kwargs)
-        if "dtype" in arguments_of(func) and not any(isinstance(each, Tensor) for each in args):
-            kwargs = kwargs if kwargs.get("dtype") else {**kwargs, "dtype": result_of(func, args, kwargs).dtype}
-        written = writing_of(func).to if func._schema.is_mutable else ()
+        kind = inference.float_dtype_of(func, args, kwargs)
+        if "dtype" in inference.arguments_of(func) and not any(isinstance(each, Tensor) for each in args):
+            kwargs = (
+                kwargs if kwargs.get("dtype") else {**kwargs, "dtype": inference.result_of(func, args, kwargs).dtype}
+            )
+        written = inference.writing_of(func).to if func._schema.is_mutable else ()
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in written]
         # a constant that the function holds is written to as it is
         forms = {id(t): (t, t) for t in targets if isinstance(t, Traced) and t.kind == t.meta.dtype}
@@ -182,7 +173,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = self._dispatched(func, given, options)
         finally:
             torch.set_default_dtype(before)
-        if (steps := kept_narrow(func, given)) is not None and kind.itemsize == 2:
+        if (steps := inference.kept_narrow(func, given)) is not None and kind.itemsize == 2:
             self.narrow += [(node, kind, steps) for node in self.nodes[known:]]
         memories = {wide.memory: wide for wide, _ in forms.values()}
 
@@ -241,29 +232,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _dispatched(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records one operator, by its formula in `table`, by PyTorch's decomposition, or as one node."""
-        if base_name(func).removesuffix("_") in RANDOM:
+        if inference.base_name(func).removesuffix("_") in inference.RANDOM:
             raise UsageError(
                 f"like= gives the same result in each call; {func} draws random numbers{at_line()}",
                 hint="pass the random numbers as an operand; module.eval() switches dropout off",
             )
         if func in _LIFTS and not isinstance(args[0], Traced):  # made by a formula
             return self._traced(args[0], args[0].dtype)
-        if func._schema.is_mutable and writing_of(func).without is not None:
+        if func._schema.is_mutable and inference.writing_of(func).without is not None:
             return self._written(func, args, kwargs)
         count = _reciprocal_of(args[1]) if func is _aten.mul.Tensor and not self.whole else 0
         if count and args[1] not in self.given:
             return self._dispatched(_aten.div.Tensor, (args[0], count), kwargs)
-        if formula := self.table.get(func) or decomposition_of(func):
+        if formula := self.table.get(func) or inference.decomposition_of(func):
             before, self.whole = self.whole, False
             self.given = tuple(each for each in args if isinstance(each, float)) if before else self.given
             try:
                 with self:  # an operator that writes keeps the wrapper of its formula, which does the write
-                    made = (formula if func._schema.is_mutable else formula_of(formula, args))(*args, **kwargs)
+                    made = (formula if func._schema.is_mutable else inference.formula_of(formula, args))(
+                        *args, **kwargs
+                    )
             finally:
                 self.whole = before
             if made is not NotImplemented:
                 return made
-        if is_composite(func):
+        if inference.is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         if func._schema.is_mutable:
@@ -280,10 +273,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten.index.Tensor or (func is _aten.index_put.default and len(args) > 3 and args[3]):
             args = (args[0], self._without_masks(func, args[1]), *args[2:])
         inputs, options = mapped(args, self.node), mapped(kwargs, self.node)
-        if is_data_dependent(func):
+        if inference.is_data_dependent(func):
             return self._evaluated(func, inputs, options)
-        value = result_of(func, mapped(args, self._meta), mapped(kwargs, self._meta))
-        if isinstance(value, Tensor) and "dtype" in arguments_of(func) and not nodes_in(inputs):
+        value = inference.result_of(func, mapped(args, self._meta), mapped(kwargs, self._meta))
+        if isinstance(value, Tensor) and "dtype" in inference.arguments_of(func) and not nodes_in(inputs):
             options["dtype"] = value.dtype  # otherwise the default dtype at evaluation would decide
         node = self._new_node(func, inputs, options, value)
         if isinstance(value, Tensor):
@@ -344,7 +337,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _written(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Records an operator that writes to its arguments: the computation, then the writes. Returns the arguments."""
-        writing = writing_of(func)
+        writing = inference.writing_of(func)
         targets = [args[place] if place < len(args) else kwargs[name] for place, name in writing.to]
         if func is _aten.copy_.default:
             values = [args[1]]
@@ -367,7 +360,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         meta, memory = traced.meta, traced.memory
         if not meta.numel():
             return
-        if overlaps(meta):
+        if inference.overlaps(meta):
             raise UsageError(
                 f"like= cannot be traced: it writes to a tensor whose elements share memory{at_line()}",
                 hint="call clone() on the tensor first",
@@ -401,12 +394,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         Raises UsageError if the tensor leaves gaps in its memory.
         """
         sizes, strides = memory.layout
-        if overlaps(shadow := torch.empty_strided(sizes, strides, device="meta")) or shadow.numel() != memory.numel:
+        if (
+            inference.overlaps(shadow := torch.empty_strided(sizes, strides, device="meta"))
+            or shadow.numel() != memory.numel
+        ):
             raise UsageError(
                 f"like= cannot be traced: it writes to a part of a tensor with gaps in its memory{at_line()}",
                 hint="call clone() on the tensor first",
             )
-        order = in_order(strides, sizes)
+        order = inference.in_order(strides, sizes)
         if order != list(range(len(sizes))):
             value = memory.node.value.permute(order)
             memory.node = self._new_node(_aten.permute.default, (memory.node, order), {}, value)

@@ -408,9 +408,8 @@ def _is_lossless(step: Map, x: Tensor, value: Tensor) -> Tensor:
         return torch.ones_like(value, dtype=torch.bool)
     if known.name in _ROOTS:
         return _ROOTS[known.name](value * value, x)
-    if callable(known.exact):
-        return known.exact(x, value)
-    return torch.isin(x, torch.tensor(known.exact, dtype=x.dtype, device=x.device)) | torch.isinf(x) | (value == 0)
+    exact = known.is_exact(x, value)
+    return exact if callable(known.exact) else exact | torch.isinf(x) | (value == 0)
 
 
 _ROOTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -11,7 +11,7 @@ from verify.errors import UsageError
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.functions import FUNCTIONS, STEPPED, polygamma
 from verify.ops.graph.reducing import Reduce
-from verify.ops.graph.rewrite import RULES, Rewriter, Rule, condition_of, constant, name_of, rule, through_moves
+from verify.ops.graph.rewrite import RULES, Rewriter, condition_of, constant, name_of, rule, through_moves
 from verify.ops.graph.rounded import rounded
 from verify.ops.graph.selecting import AtOrder, ToOrder
 from verify.ops.graph.steps import Move, Plain, Step
@@ -27,15 +27,12 @@ _FUNCTIONS_OF = {  # operators that are one step, and its function
 }
 
 
+_QUOTIENTS = {None: "divide", "floor": "floor quotient", "trunc": "trunc quotient"}  # by rounding_mode
 _SELECTS = ("negative", "magnitude", "maximum", "minimum", "where", "amax", "amin")
 
 
-def _one_step(function: str) -> Rule:
-    return lambda r, *given: r.map(function, *given)
-
-
 for _name, _function in _FUNCTIONS_OF.items():
-    RULES[_name] = _one_step(_function)
+    RULES[_name] = lambda r, *given, function=_function: r.map(function, *given)
 RULES["polygamma"] = lambda r, order, a: r.map(polygamma(order), a)
 RULES["ldexp"] = lambda r, a, b: r.map("multiply", a, r.map("exp2", r.real(b)))
 RULES["reciprocal"] = lambda r, a: r.map("divide", 1.0, a)
@@ -46,6 +43,10 @@ RULES["log_sigmoid_forward"] = lambda r, a: [r.map("log_sigmoid", a), r.real(0.0
 RULES["log_sigmoid_backward"] = lambda r, grad, a, _: r.map("multiply", grad, r.map("sigmoid", r.map("negative", a)))
 RULES["relu"] = lambda r, a: r.map("maximum", a, 0.0)
 RULES["hardtanh"] = lambda r, a, low=-1.0, high=1.0: _clamp(r, a, low, high)
+RULES["clamp"] = lambda r, a, min=None, max=None: _clamp(r, a, min, max)
+RULES["leaky_relu"] = lambda r, a, slope=0.01: r.map("where", _is_positive(r, a), a, r.map("multiply", a, slope))
+RULES["div"] = lambda r, a, b, rounding_mode=None: r.map(_QUOTIENTS[rounding_mode], a, b)
+RULES |= dict.fromkeys(("isnan", "isinf", "signbit"), lambda r, a: r.map(name_of(r), a, real=False))
 RULES["rounds"] = lambda r, a, format: a if _is_of(a, format) else r.map(f"to {format}", a)
 RULES["tanh_backward"] = lambda r, grad, y: r.map("multiply", grad, _difference(r, 1.0, r.map("multiply", y, y)))
 RULES["sigmoid_backward"] = lambda r, grad, y: r.map("multiply", grad, r.map("multiply", y, _difference(r, 1.0, y)))
@@ -108,6 +109,18 @@ def _acos(r: Rewriter, a: Step) -> Step:
     return r.map("multiply", r.map("atan", r.map("sqrt", squared)), 2.0)
 
 
+@rule("acosh")
+def _acosh(r: Rewriter, a: Step) -> Step:
+    root = r.map("sqrt", _product_around(r, a, -1.0))
+    return r.map("log1p", r.map("add", r.map("subtract", a, 1.0), root))
+
+
+@rule("atanh")
+def _atanh(r: Rewriter, a: Step) -> Step:
+    inner = r.map("divide", r.map("multiply", a, 2.0), r.map("subtract", 1.0, a))
+    return r.map("multiply", r.map("log1p", inner), 0.5)
+
+
 @rule("atan2")
 def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
     """Uses the quotient that is at most 1 in magnitude. It is 1 for two infinities and 0 for two zeros."""
@@ -121,18 +134,6 @@ def _atan2(r: Rewriter, a: Step, b: Step) -> Step:
     flat = r.map("add", r.map("atan", r.map("divide", a, r.map("where", none, 1.0, b))), turn)
     steep = r.map("subtract", quarter, r.map("atan", r.map("divide", b, a)))
     return r.map("where", r.map("gt", tall, wide, real=False), steep, flat)
-
-
-@rule("acosh")
-def _acosh(r: Rewriter, a: Step) -> Step:
-    root = r.map("sqrt", _product_around(r, a, -1.0))
-    return r.map("log1p", r.map("add", r.map("subtract", a, 1.0), root))
-
-
-@rule("atanh")
-def _atanh(r: Rewriter, a: Step) -> Step:
-    inner = r.map("divide", r.map("multiply", a, 2.0), r.map("subtract", 1.0, a))
-    return r.map("multiply", r.map("log1p", inner), 0.5)
 
 
 @rule("round")
@@ -228,11 +229,6 @@ def _is_mean_of(mean: Any, values: Any) -> bool:
             return summed and step is source
 
 
-@rule("div")
-def _divide(r: Rewriter, a: Any, b: Any, rounding_mode: str | None = None) -> Step:
-    return r.map("divide" if rounding_mode is None else f"{rounding_mode} quotient", a, b)
-
-
 @rule("pow")
 def _pow(r: Rewriter, a: Any, b: Any) -> Step:
     if isinstance(b, Step):
@@ -266,21 +262,19 @@ def _extreme_of_numbers(r: Rewriter, a: Any, b: Any) -> Step:
     return r.map("where", of_a, b, r.map("where", of_b, a, best))
 
 
-@rule("clamp")
 def _clamp(r: Rewriter, a: Any, min: Any = None, max: Any = None) -> Step:
     a = a if min is None else r.map("maximum", a, min)
     return a if max is None else r.map("minimum", a, max)
 
 
-@rule("leaky_relu")
-def _leaky(r: Rewriter, a: Step, slope: float = 0.01) -> Step:
-    return r.map("where", r.map("gt", a, 0.0, real=False), a, r.map("multiply", a, slope))
-
-
 @rule("elu")
 def _elu(r: Rewriter, a: Step, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Step:
     negative = r.map("multiply", r.map("expm1", r.map("multiply", a, input_scale)), alpha * scale)
-    return r.map("where", r.map("gt", a, 0.0, real=False), r.map("multiply", a, scale), negative)
+    return r.map("where", _is_positive(r, a), r.map("multiply", a, scale), negative)
+
+
+def _is_positive(r: Rewriter, a: Step) -> Step:
+    return r.map("gt", a, 0.0, real=False)
 
 
 @rule("where")
@@ -340,8 +334,3 @@ def _shift(r: Rewriter, a: Any, b: Any) -> Step:
         )
     left = name_of(r) in ("__lshift__", "bitwise_left_shift")
     return r.map("multiply" if left else "floor quotient", a, 2.0**b)
-
-
-@rule("isnan", "isinf", "signbit")
-def _is_special(r: Rewriter, a: Step) -> Step:
-    return r.map(name_of(r), a, real=False)

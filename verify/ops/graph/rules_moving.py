@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from verify.errors import UsageError
-from verify.ops.graph.elementwise import Map
+from verify.ops.graph.elementwise import Map, stays_whole
 from verify.ops.graph.inference import broadcast_shape, picked_shape
 from verify.ops.graph.reducing import Spread
 from verify.ops.graph.rewrite import (
+    RULES,
     Rewriter,
     condition_of,
     constant,
@@ -71,9 +72,10 @@ def _as_strided_scatter(
     return Move(r.shape, both, both[0].real, move=move, within=True)
 
 
-@rule("alias", "clone", "copy_strided", "detach", "lift_fresh", "lift")
-def _identity(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
-    return a
+_COPIES = ("alias", "clone", "copy_strided", "detach", "lift_fresh", "lift")
+RULES |= dict.fromkeys(_COPIES, lambda r, a, *args, **kwargs: a)
+RULES["_to_copy"] = lambda r, a, *args, **kwargs: _converted(r, a, r.dtype(0))
+RULES["copy"] = lambda r, a, b, *args: moved(_converted(r, b, r.dtype(1)), lambda tensor: tensor.expand(a.shape))
 
 
 @rule("split_with_sizes", "split", "unbind")
@@ -192,16 +194,6 @@ def _scattered_in(r: Rewriter, a: Step, b: Step, *args: Any, **kwargs: Any) -> S
     return Move(r.shape, both, both[0].real, move=move, kept=kept, after=after)
 
 
-@rule("copy")
-def _copy(r: Rewriter, a: Step, b: Step, *args: Any) -> Step:
-    return moved(_converted(r, b, r.dtype(1)), lambda tensor: tensor.expand(a.shape))
-
-
-@rule("_to_copy")
-def _to(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> Step:
-    return _converted(r, a, r.dtype(0))
-
-
 def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
     """Converts a step of the dtype `before` to the dtype of the result."""
     found = r.node.value
@@ -209,21 +201,17 @@ def _converted(r: Rewriter, a: Step, before: torch.dtype) -> Step:
         return r.real(a)
     if found.dtype == torch.bool:
         return condition_of(r, a)
-    (least, most) = within = range_of(found.dtype)
+    least, most = within = range_of(found.dtype)
     if before.is_floating_point:
-        return r.map("integer", a if _is_whole(a) else r.map("trunc", a), real=False, within=within)
+        whole = stays_whole(a, _is_whole)
+        return r.map("integer", a if whole else r.map("trunc", a), real=False, within=within)
     held = range_of(before)
     return a if least <= held[0] and held[1] <= most else r.real(a)  # real numbers, which `_typed` wraps around
 
 
 def _is_whole(a: Step) -> bool:
-    """True if numbers are integers already. They have no error that a second rounding could enlarge."""
-    if isinstance(a, Move):
-        return all(map(_is_whole, a.inputs)) and float(a.fill).is_integer()
     if isinstance(a, Plain):
         return not a.of and bool((value := a.compute([])).eq(value.floor()).all())
-    if isinstance(a, Map) and a.function in ("maximum", "minimum", "add", "subtract", "multiply", "negative"):
-        return all(map(_is_whole, a.inputs))
     return isinstance(a, Map) and a.function in ("round", "floor", "ceil", "trunc", "sign", "number", "wrap")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from verify.ops.graph.inference import dims_of
 from verify.ops.graph.reducing import Contract, Reduce, Running
-from verify.ops.graph.rewrite import Rewriter, condition_of, moved, name_of, rule
+from verify.ops.graph.rewrite import RULES, Rewriter, condition_of, moved, name_of, rule
 from verify.ops.graph.selecting import AtOrder, First, Order
 from verify.ops.graph.steps import Step
 
@@ -67,9 +67,7 @@ def _argument(r: Rewriter, a: Step, dim: int, keepdim: bool, largest: bool) -> S
     return moved(index, lambda tensor: tensor.unsqueeze(dim)) if keepdim else index
 
 
-@rule("topk")
-def _topk(r: Rewriter, a: Step, k: int, dim: int = -1, largest: bool = True, sorted_: bool = True) -> list[Any]:
-    return _ordered(r, a, k, dim, largest=largest)
+RULES["topk"] = lambda r, a, k, dim=-1, largest=True, sorted_=True: _ordered(r, a, k, dim, largest=largest)
 
 
 @rule("sort")
@@ -103,9 +101,7 @@ def _product(r: Rewriter, a: Step, b: Step) -> Step:
     return Contract((a.shape[0], a.shape[1], b.shape[2]), (r.real(a), r.real(b)))
 
 
-@rule("mv", "dot")
-def _vector_product(r: Rewriter, a: Step, b: Step) -> Step:
-    return Reduce(r.shape, (r.map("multiply", a, b),), function="sum", dims=(len(a.shape) - 1,))
+RULES["mv"] = RULES["dot"] = lambda r, a, b: _reduced(r, "sum", r.map("multiply", a, b), len(a.shape) - 1, False)
 
 
 @rule("_softmax", "_log_softmax")

@@ -18,7 +18,7 @@ from torch import Tensor
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.program import Program
 from verify.ops.graph.reducing import Contract, Reduce, Spread
-from verify.ops.graph.steps import Leaf, Move, Places, Run, Step
+from verify.ops.graph.steps import Leaf, Move, Places, Run, Step, reached
 from verify.ops.op import ScorePart, Scores
 
 _PlacesOf = Callable[[Step, Places, Step], Places]  # see `_places`
@@ -161,14 +161,8 @@ def _axis(places: _PlacesOf, step: Step, wanted: Places, leaf: Leaf, beside: int
 
 def _leaves(program: Program) -> Iterator[Leaf]:
     """Yields the operands, including operands that only give positions."""
-    ahead, seen = list(program.steps), set[int]()
-    while ahead:
-        each = ahead.pop()
-        if id(each) not in seen:
-            seen.add(id(each))
-            if isinstance(each, Leaf):
-                yield each
-            ahead += [*each.inputs, *getattr(each, "by", ()), *getattr(each, "of", ())]
+    every = reached(program.steps, lambda each: (*each.inputs, *getattr(each, "by", ()), *getattr(each, "of", ())))
+    yield from (each for each in every if isinstance(each, Leaf))
 
 
 def _places(program: Program, integers: Mapping[str, Tensor], step: Step, wanted: Places, of: Step) -> Places:

@@ -90,11 +90,11 @@ def _any(mask: Tensor) -> bool:
     return bool(mask.any())
 
 
-def _sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the rounded sum, and 1 or 0 for each element as it is rounded or exact."""
+def two_sum(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rounded sum a + b, and its exact rounding error (Knuth; for any order of magnitudes)."""
     total = a + b
     from_b = total - a
-    return total, ((a - (total - from_b)) + (b - from_b) != 0).to(total.dtype)
+    return total, (a - (total - from_b)) + (b - from_b)
 
 
 def _product(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor | float]:
@@ -147,9 +147,9 @@ def add(a: Span, b: Span, sign: int = 1) -> Span:
     """Returns a + b, or a - b for sign = -1."""
     if sign < 0:
         b = Span(-b.hi, -b.lo) if not b.is_point else point(-b.lo)
-    lo, down = _sum(a.lo, b.lo)
-    hi, up = (lo, down) if a.is_point and b.is_point else _sum(a.hi, b.hi)
-    lo, hi = _rounded(lo, hi, (down, up))
+    lo, down = two_sum(a.lo, b.lo)
+    hi, up = (lo, down) if a.is_point and b.is_point else two_sum(a.hi, b.hi)
+    lo, hi = _rounded(lo, hi, ((down != 0).to(lo.dtype), (up != 0).to(lo.dtype)))
     undefined = torch.isnan(a.lo) | torch.isnan(b.lo) | (a.is_infinite() & b.is_infinite() & (a.lo == -b.lo))
     return _settled(lo, hi, undefined, a.is_infinite() | b.is_infinite())
 
@@ -292,11 +292,7 @@ def _end(function: Function, x: Tensor, side: int) -> Tensor:
     """Returns f at one end of an interval, moved outwards by the error of the library."""
     value = function.torch(x)
     moved = value + side * _error(function, x, value)
-    moved = torch.where(torch.isinf(value), value, moved)
-    if callable(function.exact):
-        moved = torch.where(function.exact(x, value), value, moved)
-    for exact in () if callable(function.exact) else function.exact:
-        moved = torch.where(x == exact, value, moved)
+    moved = torch.where(torch.isinf(value) | function.is_exact(x, value), value, moved)
     least, most = function.codomain
     moved = moved.clamp(least, most)
     for limit, infinity in zip(function.limits, (-math.inf, math.inf), strict=True):
@@ -320,10 +316,7 @@ def _bent(function: Function, a: Span) -> Span:
         reach = (a.hi - a.lo) * 0.5 * (1 + 4 * _EPSILON) + middle.abs() * _EPSILON + _TINY
         steep = 1.0 if function.slope is None else function.slope(a.lo, a.hi)
         spread = spread + torch.where(a.lo == a.hi, 0.0, reach * steep)
-    if callable(function.exact):
-        spread = torch.where((a.lo == a.hi) & function.exact(a.lo, value), 0.0, spread)
-    for exact in () if callable(function.exact) else function.exact:
-        spread = torch.where((a.lo == exact) & (a.hi == exact), 0.0, spread)
+    spread = spread.masked_fill((a.lo == a.hi) & function.is_exact(a.lo, value), 0.0)
     lo, hi = ((value + side * spread).clamp(*function.codomain) for side in (-1, 1))
     # a pole at an exact 0 or negative integer; any other infinite value is an overflow
     pole = torch.isinf(value) & (a.lo == a.hi) & (a.lo <= 0) & (a.lo == a.lo.floor())

@@ -18,7 +18,7 @@ PyTorch computes numbers that depend on integers alone (positions, labels, masks
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -292,16 +292,20 @@ def places_of(step: Step, source: Step, run: Run) -> Tensor:
     return step.move([places_of(step.inputs[0], source, run)], [run.fixed(each) for each in step.by], 0)
 
 
-def ends_of(step: Step) -> dict[int, Step]:
-    """Returns by id the step and, before steps that only move numbers, those that make them or move them too."""
-    found: dict[int, Step] = {}
-    ahead = [step]
+def reached(first: Iterable[Step], onward: Callable[[Step], Iterable[Step]]) -> Iterator[Step]:
+    """Yields some steps and all those that `onward` leads to from each, every step once."""
+    ahead, seen = list(first), set[int]()
     while ahead:
         each = ahead.pop()
-        if id(each) not in found:
-            found[id(each)] = each
-            ahead += each.inputs if isinstance(each, Move) else ()
-    return found
+        if id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            ahead += onward(each)
+
+
+def ends_of(step: Step) -> set[int]:
+    """Returns the ids of a step and, before steps that only move numbers, of those that make or move these."""
+    return set(map(id, reached([step], lambda each: each.inputs if isinstance(each, Move) else ())))
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:

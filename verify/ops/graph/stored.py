@@ -12,7 +12,7 @@ from verify.ops.graph.real import Real
 from verify.ops.graph.recorder import Node, Recorder, Traced
 from verify.ops.graph.reducing import Contract, Running, Spread
 from verify.ops.graph.rewrite import Rewriter, steps_in
-from verify.ops.graph.steps import Leaf, Plain, Step, moved_from
+from verify.ops.graph.steps import Leaf, Plain, Step, moved_from, reached
 
 
 def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
@@ -93,13 +93,7 @@ def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step])
     products with v, k and q, and round these products once, after the scale.
     """
     weights = moved_from(y.inputs[0])[-1]
-    found: set[int] = set()
-    ahead = list(weights.inputs)
-    while ahead:
-        step = ahead.pop()
-        if id(step) not in ours and id(step) not in found:
-            found.add(id(step))
-            ahead.extend(step.inputs)
+    found = set(map(id, reached(weights.inputs, lambda step: () if id(step) in ours else step.inputs))) - set(ours)
     for step in steps:
         if isinstance(step, Map) and step.function == "multiply":
             a, b = (moved_from(each)[-1] for each in step.inputs)
