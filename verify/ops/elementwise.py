@@ -113,14 +113,6 @@ def _limits(parts: Callable[[Problem], tuple[Tensor | None, Tensor | None]], pro
     return {name: each for name, each in found.items() if name in problem.results}
 
 
-def _alone(problem: Problem) -> tuple[None, Tensor | None]:
-    return None, problem.inputs["x"]
-
-
-def _two(problem: Problem) -> tuple[Tensor | None, Tensor | None]:
-    return problem.inputs["x1"], problem.inputs["x2"]
-
-
 def _family(
     names: tuple[str, str, str], curve: Curve, table: Callable[[Params], Thresholds], summary: str, **options: Any
 ) -> tuple[Op, Op, Op]:
@@ -135,7 +127,7 @@ def _family(
     at = Landmarks(regimes=lambda params: table(params).regimes, boundaries=lambda params: table(params).boundaries)
     alone, joined, apart = names
     return (
-        Shipped(curve, (Operand("x"),), limits=partial(_limits, _alone)).op(
+        Shipped(curve, (Operand("x"),), limits=partial(_limits, lambda problem: (None, problem.inputs["x"]))).op(
             alone, Elementwise(), landmarks=at, summary=summary, **options
         ),
         Shipped(packed, (Operand("x"),), limits=partial(_limits, _halves)).op(
@@ -145,7 +137,11 @@ def _family(
             summary=f"x1 * {alone}(x2) on packed [..., 2d]",
             **options,
         ),
-        Shipped(split, (Operand("x1"), Operand("x2")), limits=partial(_limits, _two)).op(
+        Shipped(
+            split,
+            (Operand("x1"), Operand("x2")),
+            limits=partial(_limits, lambda problem: (problem.inputs["x1"], problem.inputs["x2"])),
+        ).op(
             apart, Elementwise(), landmarks=replace(at, of="x2"), summary=f"x1 * {alone}(x2) on two tensors", **options
         ),
     )

@@ -54,10 +54,8 @@ def _of_step(step: Step) -> Iterator[Mutation]:
                 yield Mutation(f"the constant {value:g} 1% off", step)
         return
     name = getattr(step, "function", type(step).__name__.lower())
-    rounds = isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and name == "sum")
-    if isinstance(step, Map):
-        rounds = step.rounds
-    if not rounds:
+    adds = isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and name == "sum")
+    if not (step.rounds if isinstance(step, Map) else adds):
         return
     found = None if "<frozen" in step.origin else _LINE.search(step.origin)  # a step of a gradient has no source line
     words = name + (f" at line {found[1]} of {found[2]}" if found else "")

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from verify.errors import BeyondEffort, TruthError
-from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.boxes import digits_of
 from verify.ops.graph.program import Program, undisturbed
 from verify.ops.graph.reducing import Reduce
@@ -151,7 +150,4 @@ class Chunked(Step):
         return self.totals.last.value(run, [torch.stack(made)])
 
     def sources(self, run: Run, wanted: Places) -> list[Places]:
-        raise BeyondEffort(f"{self.origin} adds up too many terms for an exact value")
-
-    def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         raise BeyondEffort(f"{self.origin} adds up too many terms for an exact value")

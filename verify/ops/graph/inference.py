@@ -372,12 +372,9 @@ def _best(func: Any, a: Tensor, k: int, dim: int = -1, *args: Any) -> Any:
 
 _KNOWN: dict[str, Callable[..., Any]] = {
     **dict.fromkeys("full_like empty_like flip scatter scatter_add index_add index_put cumsum".split(), _like),
-    **dict.fromkeys("slice_scatter diagonal_scatter".split(), _like),
+    **dict.fromkeys("slice_scatter diagonal_scatter _softmax _log_softmax log_sigmoid_backward".split(), _like),
     **dict.fromkeys("sum amax amin any all prod argmax argmin".split(), _reduced),
-    "_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
-    "_log_softmax": lambda func, a, dim, half: _empty(a.shape, a.dtype),
     "log_sigmoid_forward": lambda func, a: (_empty(a.shape, a.dtype), _empty(a.shape, a.dtype)),
-    "log_sigmoid_backward": lambda func, grad, a, buffer: _empty(a.shape, a.dtype),
     "arange": _arange,
     "mm": _product,
     "bmm": _product,
@@ -417,7 +414,5 @@ def in_order(strides: Sequence[int], sizes: Sequence[int]) -> list[int]:
     wide = [dim for dim, size in enumerate(sizes) if size > 1]
     ordered = sorted(wide, key=lambda dim: -strides[dim])
     return (
-        list(range(len(sizes)))
-        if ordered == wide
-        else [*ordered, *(dim for dim in range(len(sizes)) if dim not in wide)]
+        [*ordered, *(dim for dim in range(len(sizes)) if dim not in wide)] if ordered != wide else [*range(len(sizes))]
     )

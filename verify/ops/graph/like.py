@@ -40,6 +40,7 @@ _WHOLE = 3 << 20  # most step elements of a program of which Arb evaluates every
 _TERMS = 32  # terms of an inner product that cost as much as a step element
 _SMALL = 2.0**-30  # a bound up to this part of the largest value means float64's own roundings
 _KINDS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # tried in this order
+Kinds = Mapping[str, torch.dtype]  # operand -> its dtype
 _HOLDS = 32  # most programs kept: one for each set of shapes
 
 
@@ -261,7 +262,7 @@ class Like(Meaning):
             made = each.kind(given)
             given[name] = made
             if not made.is_floating_point():
-                self.ranges[name] = Range.of_all(made.dtype == torch.bool)
+                self.ranges[name] = Range.of(made.dtype)
         return {name: value for name, value in given.items() if not value.is_floating_point()}
 
     def _operand(self, name: str, shape: Shape, smooth: bool) -> Operand:
@@ -332,10 +333,7 @@ class Like(Meaning):
         return moved
 
     def _program(
-        self,
-        shapes: Mapping[str, Shape],
-        gradients: Sequence[str],
-        kinds: Mapping[str, torch.dtype] | torch.dtype | None = None,
+        self, shapes: Mapping[str, Shape], gradients: Sequence[str], kinds: Kinds | torch.dtype | None = None
     ) -> Program:
         """Traces the function for these shapes, or returns the program that it traced before.
 

@@ -14,7 +14,7 @@ from verify.ops.graph.reducing import Reduce
 from verify.ops.graph.rewrite import RULES, Rewriter, condition_of, constant, name_of, rule, through_moves
 from verify.ops.graph.rounded import rounded
 from verify.ops.graph.selecting import AtOrder, ToOrder
-from verify.ops.graph.steps import Move, Plain, Step
+from verify.ops.graph.steps import Move, Plain, Step, reached
 
 _FUNCTIONS_OF = {  # operators that are one step, and its function
     **{special + name: name for name in (*FUNCTIONS, *STEPPED) if " " not in name for special in ("special_", "")},
@@ -81,14 +81,13 @@ def _is_of(step: Step, format: str) -> bool:
 
     To round these again decides nothing, and numbers that are equal stay equal.
     """
-    ahead, seen = [step], set[int]()
-    while ahead:
-        each = ahead.pop()
+
+    def before(each: Step) -> list[Step]:
+        return [] if getattr(each, "function", "") == f"to {format}" else [one for one in each.inputs if one.real]
+
+    for each in reached([step], before):
         function = getattr(each, "function", "")
-        if id(each) in seen or function == f"to {format}":
-            continue
-        seen.add(id(each))
-        selects = function in _SELECTS or isinstance(each, AtOrder | ToOrder)
+        selects = function in (*_SELECTS, f"to {format}") or isinstance(each, AtOrder | ToOrder)
         if isinstance(each, Plain) and each.shape == () and not each.of:
             held = each.compute([]).double()
         elif isinstance(each, Move):
@@ -99,7 +98,6 @@ def _is_of(step: Step, format: str) -> bool:
             return False
         if not torch.equal(rounded(held, format), held):
             return False
-        ahead += [given for given in each.inputs if given.real]
     return True
 
 

@@ -53,13 +53,8 @@ class NamedDims(Geometry):
                 hint="shapes={'x': 'n d'} names the dimensions",
             )
         if shapes is None and examples:
-            numbered = tuple(
-                {
-                    **parameters,
-                    **{name: tuple(value.shape) for name, value in each.items() if isinstance(value, Tensor)},
-                }
-                for each in examples
-            )
+            sized = ({n: tuple(v.shape) for n, v in each.items() if isinstance(v, Tensor)} for each in examples)
+            numbered = tuple({**parameters, **each} for each in sized)
             every = tuple((number,) for number in range(len(numbered)))
             return NamedDims({}, numbered, dims=("example",), examples=every)
         if shapes is None and not parameters:
@@ -272,10 +267,11 @@ class Range:
     total: ast.expr | None = None
 
     @staticmethod
-    def of_all(boolean: bool = False) -> Range:
-        """Returns the range of all integers, or of both booleans."""
-        ends = (0, 2) if boolean else (-(2**62), 2**62)
-        return Range(ast.Constant(ends[0]), ast.Constant(ends[1]), (), boolean)
+    def of(dtype: torch.dtype, dims: tuple[str, ...] = (), low: int = -(2**62), high: int = 2**62) -> Range:
+        """Returns the range from `low` to `high` of an integer dtype, or that of both booleans."""
+        boolean = dtype == torch.bool
+        low, high = (0, 2) if boolean else (low, high)
+        return Range(ast.Constant(low), ast.Constant(high), dims, boolean)
 
     def __repr__(self) -> str:
         """Returns a text that is the same in every process, because the digest in an op's name depends on it."""
@@ -357,7 +353,7 @@ def ranges_of(
                 hint="integers={'label': '0 <= label < v'}",
             )
         if text == "bool":
-            found[name] = Range(ast.Constant(0), ast.Constant(2), dims, True)
+            found[name] = Range.of(torch.bool, dims)
             continue
         kind, _, rest = text.partition(" ") if isinstance(text, str) else ("", "", "")
         if kind in ("permutation", "distinct"):
@@ -374,9 +370,8 @@ def ranges_of(
     for each in examples:
         for name, value in each.items():
             if isinstance(value, Tensor) and not value.is_floating_point() and name not in found:
-                boolean = value.dtype == torch.bool
-                ends = (0, 2) if boolean else (int(value.min()), int(value.max()) + 1)
-                found[name] = Range(ast.Constant(ends[0]), ast.Constant(ends[1]), dims, boolean)
+                ends = () if value.dtype == torch.bool else (int(value.min()), int(value.max()) + 1)
+                found[name] = Range.of(value.dtype, dims, *ends)
     return found
 
 

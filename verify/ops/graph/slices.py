@@ -504,12 +504,8 @@ def _numbers(step: Move, run: Run, tails: Sequence[tuple[int, ...]], starts: Lin
         return run.numbers[id(step)]
     if max(math.prod(shape), int(starts[-1])) > _NUMBERED:
         raise BeyondEffort(f"{step.origin} moves {math.prod(step.shape):,} elements by positions")
-    before, after = (1,) * step.kept, (1,) * step.after
-    given = [
-        torch.arange(int(first), int(last), device=run.device).reshape((*before, *tail, *after))
-        for first, last, tail in zip(starts[:-1], starts[1:], tails, strict=True)
-    ]
-    found = step.move(given, [run.fixed(each) for each in step.by], NOTHING).reshape(shape)
+    shapes = [(*(1,) * step.kept, *tail, *(1,) * step.after) for tail in tails]
+    found = step.numbered(run, shapes, run.device).reshape(shape)
     if found.numel() <= _REMEMBERED:
         run.numbers[id(step)] = found
     return found

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -259,15 +260,15 @@ class Move(Step):
             coordinates = np.unravel_index(wanted, shape)
             return sum((c * s for c, s in zip(coordinates, strides, strict=True)), np.full_like(wanted, offset))
         if id(self) not in run.maps:
-            sizes = [math.prod(each.shape) for each in self.inputs]
-            starts = np.cumsum([0, *sizes[:-1]])
-            numbered = [
-                torch.arange(int(first), int(first) + size).reshape(each.shape)
-                for first, size, each in zip(starts, sizes, self.inputs, strict=True)
-            ]
-            fixed = [run.fixed(each).cpu() for each in self.by]
-            run.maps[id(self)] = self.move(numbered, fixed, NOTHING).reshape(-1).numpy()
+            found = self.numbered(run, [each.shape for each in self.inputs], torch.device("cpu"))
+            run.maps[id(self)] = found.reshape(-1).numpy()
         return run.maps[id(self)][wanted]  # type: ignore[no-any-return]
+
+    def numbered(self, run: Run, shapes: Sequence[tuple[int, ...]], device: torch.device) -> Tensor:
+        """Returns the place that each element comes from. The places of inputs of these shapes are numbered in turn."""
+        ends = np.cumsum([0, *map(math.prod, shapes)]).tolist()
+        given = [torch.arange(*pair, device=device).reshape(s) for pair, s in zip(pairwise(ends), shapes, strict=True)]
+        return self.move(given, [run.fixed(each).to(device) for each in self.by], NOTHING)
 
     def elements(self, run: Run, arithmetic: Arithmetic, wanted: Places, given: Sequence[Any]) -> list[Any]:
         fill = arithmetic.number(self.fill) if self.real else bool(self.fill)
