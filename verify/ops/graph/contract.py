@@ -29,15 +29,11 @@ from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 
 Contract = Mapping[int, torch.dtype]  # id(step) -> the format that its numbers are stored in
+Way = tuple[bool, bool]  # see `allowed`
 
 
 def allowed(
-    program: Program,
-    run: Run,
-    wanted: Sequence[str],
-    contract: Contract,
-    format: Rounding,
-    way: tuple[bool, bool] = (False, False),
+    program: Program, run: Run, wanted: Sequence[str], contract: Contract, format: Rounding, way: Way = (False, False)
 ) -> dict[str, Span]:
     """Returns the interval of each real result, before it is rounded to its own format.
 
@@ -55,13 +51,7 @@ class _Evaluation(Samples):
     """Evaluates a program under a contract: as numbers, which takes the decisions and sizes, then as intervals."""
 
     def __init__(
-        self,
-        program: Program,
-        run: Run,
-        wanted: Sequence[str],
-        contract: Contract,
-        format: Rounding,
-        way: tuple[bool, bool],
+        self, program: Program, run: Run, wanted: Sequence[str], contract: Contract, format: Rounding, way: Way
     ) -> None:
         self.contract, (self.inside, self.constants) = contract, way
         self.doubts: dict[int, Tensor] = {}  # id(step) -> mask of the booleans and integers that are not decided

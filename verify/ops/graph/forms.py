@@ -11,7 +11,7 @@ from torch import Tensor
 
 from verify.ops.graph.elementwise import REMAINS, Map, stays_whole
 from verify.ops.graph.reducing import Contract, Reduce
-from verify.ops.graph.rounding import Products, Rounding, of_sum, unit_of
+from verify.ops.graph.rounding import Deviation, Products, Rounding, of_sum, unit_of
 from verify.ops.graph.selecting import AtOrder
 from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from, reached
 
@@ -28,12 +28,7 @@ def softmax_gradient(step: Map) -> tuple[Step, Reduce] | None:
 
 
 def of_softmax_gradient(
-    value: Tensor,
-    given: Sequence[Tensor],
-    deviation: Tensor | float | None,
-    y: Tensor,
-    dims: tuple[int, ...],
-    format: Rounding,
+    value: Tensor, given: Sequence[Tensor], deviation: Deviation, y: Tensor, dims: tuple[int, ...], format: Rounding
 ) -> Tensor:
     """Adds to the deviation of a softmax's gradient a - y sum(a) the rounding of its sum, at the largest element.
 
@@ -109,7 +104,7 @@ class WeightedSums:
         self.steps, self.run, self.format = _weighted_sums(steps), run, format
         self.inner: dict[int, Products] = {}  # id(step of `steps`) -> products that are not summed yet
 
-    def deviation(self, step: Step, given: Sequence[Tensor], deviation: Tensor | float | None) -> Tensor | None:
+    def deviation(self, step: Step, given: Sequence[Tensor], deviation: Deviation) -> Tensor | None:
         """Returns how far a weighted sum of inner products moves if a kernel sums in the other order.
 
         Returns None for all steps but such a sum.

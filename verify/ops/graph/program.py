@@ -42,6 +42,7 @@ _OWN = "verify.ops.graph."  # the functions of this package have right gradients
 _FEW = 16  # demanded places up to which a Python set is faster than NumPy
 _ZEROS = 1 << 16  # most elements of all operands for which a function is called on zeros before it is traced
 Make = Callable[[Step, list[Tensor]], tuple[Tensor, Tensor]]
+Elements = dict[int, dict[int, Any]]  # evaluated elements: id(step) -> flat index -> value
 Needed = dict[int, tuple[Places, list[Places]]]  # id(step) -> (elements to evaluate, elements to read of each input)
 
 
@@ -192,7 +193,7 @@ class Program:
         arithmetic: Arithmetic,
         result: str,
         wanted: Sequence[int],
-        known: dict[int, dict[int, Any]] | None = None,
+        known: Elements | None = None,
         places_of: Needed | None = None,
     ) -> list[Any]:
         """Evaluates single elements of a result, and in every step only the elements that they need.
@@ -228,7 +229,7 @@ class Program:
         run: Run,
         result: str,
         wanted: Sequence[int],
-        known: dict[int, dict[int, Any]],
+        known: Elements,
         most: float = math.inf,
         *,
         every: bool = False,

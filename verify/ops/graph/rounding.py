@@ -27,6 +27,9 @@ from verify.ops.graph.selecting import Positioned
 from verify.ops.graph.steps import Move, Plain, Run, Step, moved_from
 
 Accumulate = Literal["float32", "tf32", "14 bits", "14 bits, promoted every 128"]
+Stored = Mapping[int, torch.dtype]  # id(step) -> the 16-bit format that stores its result
+Sum = Running | Spread | Contract | Reduce  # the steps that add up
+Deviation = Tensor | float | None  # of each element, or relative to its size; None: the step is exact in every order
 PROMOTED: Accumulate = "14 bits, promoted every 128"
 # Sums of 14 bits lose _CUT of the sum, relative, for each product. A promoted sum has _PROMOTED products.
 _CUT, _PROMOTED = 2.0**-13, 128
@@ -47,16 +50,11 @@ class Rounding:
 
     kind: torch.dtype = torch.float32  # what steps are rounded to
     products: Accumulate = "float32"  # how products of matrices are added up
-    stored: Mapping[int, torch.dtype] = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
+    stored: Stored = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
 
     @classmethod
     def of(
-        cls,
-        run: Run,
-        *,
-        products: Accumulate = "float32",
-        stored: Mapping[int, torch.dtype] | None = None,
-        narrower: bool = False,
+        cls, run: Run, *, products: Accumulate = "float32", stored: Stored | None = None, narrower: bool = False
     ) -> Rounding:
         """Returns the rounding of float64 if an operand is float64, unless steps are `narrower`, else of float32."""
         wide = not narrower and any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
@@ -253,24 +251,18 @@ def _equal_products(a: Tensor, b: Tensor) -> Tensor | float:
 
 
 def deviation_of(
-    step: Step,
-    run: Run,
-    value: Tensor,
-    given: Sequence[Tensor],
-    format: Rounding,
-    chains: dict[int, Chain] | None = None,
-) -> Tensor | float | None:
+    step: Step, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
+) -> Deviation:
     """Returns the deviation of a step's rounding; None if the step is exact in every order.
 
     A tensor has the deviation of each element. A float is relative to the size of each element. `chains` maps the ids
     of steps before it to their chains, if these have several terms. That of the step is added.
     """
-    chains = {} if chains is None else chains
     inside = isinstance(step, Spread) or getattr(step, "function", "") in ("product", "rsqrt", "exp")
     if inside and step.narrow and format.stored:  # PyTorch rounds partial products and sums, and the root, to 16 bits
         format = replace(format, kind=step.narrow)
     if isinstance(step, Positioned):
-        return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format)
+        return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format, {})
     if isinstance(step, Move) or (isinstance(step, Map) and step.function == "negative"):
         if any(id(each) in chains for each in step.inputs):
             chains[id(step)] = _moved(step, run, given, [chains.get(id(each)) for each in step.inputs])
@@ -296,12 +288,7 @@ def deviation_of(
 
 
 def _of_sums(
-    step: Running | Spread | Contract | Reduce,
-    run: Run,
-    value: Tensor,
-    given: Sequence[Tensor],
-    format: Rounding,
-    chains: Mapping[int, Chain],
+    step: Sum, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: Mapping[int, Chain]
 ) -> Tensor | None:
     """Returns the deviation of a step that adds numbers up, or products of them."""
     if isinstance(step, Running):
@@ -362,7 +349,7 @@ def _moved(step: Move | Map, run: Run, given: Sequence[Tensor], known: Sequence[
 
 def _of_map(
     step: Map, run: Run, value: Tensor, given: Sequence[Tensor], format: Rounding, chains: dict[int, Chain]
-) -> Tensor | float | None:
+) -> Deviation:
     """Returns the deviation of an elementwise step that rounds."""
     less = step.function == "exact" and getattr(step.inputs[1], "function", "") == "subtract"
     size = (1 - value).abs() if less else value.abs()  # a kernel may compute b of 1 - b again
@@ -453,7 +440,7 @@ def _is_power(chain: Chain) -> Tensor:
     return (chain.count == 1) & (chain.quantum > 0) & (chain.quantum * chain.quantum == chain.squares)
 
 
-def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Tensor | float | None:
+def _one_rounding(value: Tensor, size: Tensor, exact: Tensor, format: Rounding) -> Deviation:
     """Returns the deviation of one rounding of numbers of this `size`, but for those in the mask `exact`.
 
     Elements below the normal numbers may be flushed to zero.

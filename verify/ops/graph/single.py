@@ -22,7 +22,7 @@ from torch import Tensor
 from verify.errors import BeyondEffort
 from verify.ops.elements import GUARD, mp_bits, to_arb
 from verify.ops.graph.arithmetic import Arithmetic, Balls, Decimals
-from verify.ops.graph.program import Needed, Program
+from verify.ops.graph.program import Elements, Needed, Program
 from verify.ops.graph.steps import Run
 from verify.ops.op import Point
 
@@ -39,8 +39,6 @@ _CHEAP = 1 << 12  # step elements of one exact value that cost nothing: a row of
 FAR = (2.0**200, 2.0**400)  # mean an infinity
 _GROWS = 2.0**50
 
-Slices = dict[int, dict[int, Any]]  # cached elements: id(step) -> flat index -> value
-
 
 @dataclass
 class Shared:
@@ -51,37 +49,29 @@ class Shared:
 
     share: float = 1.0  # budget of each result, as a multiple of `_EFFORT`
     first: float = 0.0  # the same for its first element, if that is more
-    slices: dict[tuple[type[Arithmetic], int], Slices] = field(default_factory=dict)  # by arithmetic and bits
+    slices: dict[tuple[type[Arithmetic], int], Elements] = field(default_factory=dict)  # by arithmetic and bits
     spent: dict[str, float] = field(default_factory=dict)  # step elements charged to each result
     refused: set[str] = field(default_factory=set)  # results with an element beyond the budget
     # such elements: their result, index and cache. To find what one needs takes milliseconds
     beyond: set[tuple[str, int, int]] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class ElementEvaluator:
     """Evaluates the requested elements of one result, in batches.
 
     The methods take a `position` in `indices`.
-
-    Args:
-        indices: Flat indices into the result.
-        batch: Most elements that a request evaluates.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        run: Run,
-        result: str,
-        indices: list[int],
-        shared: Shared,
-        *,
-        batch: int = _BATCH,
-    ) -> None:
-        self.program, self.run, self.result, self.indices, self.shared = program, run, result, indices, shared
-        self.shape, self.batch = program.results[result].shape, batch
-        self.known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = {}  # by arithmetic and bits, then by position
-        self.likely: dict[tuple[type[Arithmetic], int], deque[int]] = {}  # positions that a batch may still include
+    program: Program
+    run: Run
+    result: str
+    indices: list[int]  # flat, into the result
+    shared: Shared
+    batch: int = _BATCH  # most elements that a request evaluates
+    # by arithmetic and bits: the elements by position, and positions that a batch may still include
+    known: dict[tuple[type[Arithmetic], int], dict[int, Any]] = field(default_factory=dict)
+    likely: dict[tuple[type[Arithmetic], int], deque[int]] = field(default_factory=dict)
 
     def ball(self, position: int, bits: int) -> Any:
         """Returns the enclosure of one element: an Arb ball, or a float if it is infinite or NaN."""
@@ -119,7 +109,7 @@ class ElementEvaluator:
                     slices.clear()
         return known[position]
 
-    def _affordable(self, position: int, batch: list[int], slices: Slices) -> tuple[list[int], Needed]:
+    def _affordable(self, position: int, batch: list[int], slices: Elements) -> tuple[list[int], Needed]:
         """Charges the budget and returns the positions to evaluate, with the step elements that they need.
 
         Returns the whole `batch` if the budget allows it, else the one `position`. Raises BeyondEffort if that
@@ -145,18 +135,12 @@ class ElementEvaluator:
     def point(self, position: int) -> Point:
         """Returns the exact value of one element, as functions that evaluate it on request."""
         if not self.program.results[self.result].real:
-            return Point(
-                lambda prec: mp.mpf(self._whole(position, Decimals)),
-                lambda prec: flint.arb(self._whole(position, Balls)),
-            )
-        return Point(
-            lambda prec: self._decimal(position, prec),
-            lambda prec: self.enclosure(position, prec),
-        )
 
-    def _whole(self, position: int, kind: type[Arithmetic]) -> float:
-        """Returns an integer or boolean element as a float."""
-        return float(self._element(position, _MIN_BITS, kind))
+            def whole(kind: type[Arithmetic]) -> float:
+                return float(self._element(position, _MIN_BITS, kind))
+
+            return Point(lambda prec: mp.mpf(whole(Decimals)), lambda prec: flint.arb(whole(Balls)))
+        return Point(lambda prec: self._decimal(position, prec), lambda prec: self.enclosure(position, prec))
 
     def _decimal(self, position: int, prec: int) -> Any:
         """Returns an element as an mpf with about `prec` correct bits.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import product as product_of
 from typing import Any
 
 import torch
@@ -173,13 +174,9 @@ def negative(a: Span) -> Span:
     return Span(lo, lo if a.is_point else -a.lo)
 
 
-def _pairs(a: Span, b: Span) -> list[tuple[Tensor, Tensor]]:
+def _pairs(a: Span, b: Span) -> list[tuple[Tensor, ...]]:
     """Returns all pairs of an end of a and an end of b."""
-    return [
-        (first, second)
-        for first in ([a.lo] if a.is_point else [a.lo, a.hi])
-        for second in ([b.lo] if b.is_point else [b.lo, b.hi])
-    ]
+    return list(product_of(*([each.lo] if each.is_point else [each.lo, each.hi] for each in (a, b))))
 
 
 def _hull(ends: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
