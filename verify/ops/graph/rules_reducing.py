@@ -15,19 +15,10 @@ def _reduced(r: Rewriter, function: str, a: Step, dim: Any, keep: bool) -> Step:
     return Reduce(r.shape, (a,), a.real, function=function, dims=tuple(dims_of(len(a.shape), dim)), keep=keep)
 
 
-@rule("sum")
-def _sum(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False, dtype: Any = None) -> Step:
-    return _reduced(r, "sum", r.real(a), dim, keepdim)
-
-
-@rule("amax", "amin")
-def _amax(r: Rewriter, a: Step, dim: Any = (), keepdim: bool = False) -> Step:
-    return _reduced(r, name_of(r), r.real(a), dim, keepdim)
-
-
-@rule("any")
-def _any(r: Rewriter, a: Step, dim: Any = None, keepdim: bool = False) -> Step:
-    return _reduced(r, "any", condition_of(r, a), dim, keepdim)
+RULES["sum"] = lambda r, a, dim=None, keepdim=False, dtype=None: _reduced(r, "sum", r.real(a), dim, keepdim)
+RULES["any"] = lambda r, a, dim=None, keepdim=False: _reduced(r, "any", condition_of(r, a), dim, keepdim)
+for _name in ("amax", "amin"):
+    RULES[_name] = lambda r, a, dim=(), keepdim=False: _reduced(r, name_of(r), r.real(a), dim, keepdim)
 
 
 @rule("prod")

@@ -35,12 +35,11 @@ def note_narrow(recorder: Recorder, rewriter: Rewriter) -> None:
     """Notes the dtype of each step inside of an operator whose result PyTorch keeps in 16 bits."""
     for node, kind, functions in recorder.narrow:
         given = set(map(id, steps_in([rewriter.known.get(each) for each in node.inputs])))
-        ahead = list(steps_in([rewriter.known.get(node)]))
-        while ahead:
-            step = ahead.pop()
-            if id(step) not in given and not isinstance(step, Leaf | Plain):
-                step.narrow = kind if not functions or getattr(step, "function", "") in functions else step.narrow
-                ahead += step.inputs
+        inside = lambda step, given=given: () if id(step) in given else step.inputs  # noqa: E731
+        for step in reached(steps_in([rewriter.known.get(node)]), inside):
+            named = not functions or getattr(step, "function", "") in functions
+            if named and id(step) not in given and not isinstance(step, Leaf | Plain):
+                step.narrow = kind
 
 
 def kinds_of(made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter) -> dict[int, torch.dtype]:
