@@ -31,7 +31,7 @@ from verify.declare.promises import AS_LIKE, ONCE
 from verify.laws import batch
 from verify.laws.law import Broken, Subject, law, place, plain_cases, show
 from verify.measure.call import run_baseline, run_kernel, sent_all
-from verify.ops.graph.contract import Contract, allowed
+from verify.ops.graph.contract import PLAIN, Allowed, Contract, Way
 from verify.ops.graph.program import Program
 from verify.ops.graph.rounding import Rounding
 from verify.ops.graph.spans import Span
@@ -40,7 +40,7 @@ from verify.truth.ulp import bits_of
 
 _RULES = {AS_LIKE: "eager PyTorch's roundings do", ONCE: "one rounding at the end does"}
 _contracts: dict[tuple[Any, ...], str] = {}  # (function, op, promise, dtype) -> its contract in words
-_WAYS = ((False, False), (True, False), (False, True), (True, True))  # see `allowed`
+_WAYS = (PLAIN, (True, False), (False, True), (True, True))
 
 
 @dataclass(frozen=True)
@@ -64,40 +64,31 @@ class _Results:
         format = Rounding.of(run, products=getattr(kernel.op.meaning, "products", "float32"))
         return cls(program, run, format, results, theirs)
 
-    def sets(self, contract: Contract, names: Sequence[str], way: tuple[bool, bool] = _WAYS[0]) -> dict[str, Span]:
+    def stored(self, promise: str) -> Contract:
+        """Returns the contract of a promise."""
+        return self.program.stored if promise == AS_LIKE else {}
+
+    def sets(self, promise: str, names: Sequence[str], way: Way = PLAIN) -> dict[str, Span]:
         """Returns the least and the greatest allowed number of each element."""
         with torch.no_grad(), self.program.refusing():
-            found = allowed(self.program, self.run, names, contract, self.format, way)
+            found = Allowed(self.program, self.run, names, self.stored(promise), self.format, way).spans()
         kinds = {name: self.results[name].dtype for name in found}
         return {name: Span(span.lo.to(kinds[name]), span.hi.to(kinds[name])) for name, span in found.items()}
 
-    def wrong(self, contract: Contract, names: Sequence[str]) -> dict[str, Tensor]:
-        """Returns masks of the elements that no way to keep a contract allows, of the results that have any."""
-        found: dict[str, Tensor] = {}
-        for way in _WAYS if contract else _WAYS[:1]:
-            for name, span in self.sets(contract, names, way).items():
-                wrong = ~((span.lo <= self.results[name]) & (self.results[name] <= span.hi)) & _is_judged(span)
+    def broken(self, promise: str) -> dict[str, Tensor]:
+        """Returns masks of the elements that no way to keep a promise allows, of the results that have any."""
+        found, names = dict[str, Tensor](), list(self.results)
+        for way in _WAYS if self.stored(promise) else _WAYS[:1]:
+            for name, span in self.sets(promise, names, way).items():
+                got, theirs = self.results[name], self.theirs.get(name)
+                wrong = ~((span.lo <= got) & (got <= span.hi)) & _is_judged(span)
+                if promise == AS_LIKE and theirs is not None and theirs.dtype == got.dtype:
+                    wrong &= (bits_of(got) != bits_of(theirs)).reshape(got.shape)
                 found[name] = found.get(name, wrong) & wrong
             names = [name for name in names if bool(found[name].any())]
             if not names:
                 break
         return {name: found[name] for name in names}
-
-    def promised(self, name: str) -> Contract:
-        """Returns the contract with a name."""
-        return self.program.stored if name == AS_LIKE else {}
-
-    def broken(self, promised: str) -> dict[str, Tensor]:
-        """Returns masks of the elements that break a promise, of the results that have any."""
-        found = self.wrong(self.promised(promised), list(self.results))
-        if promised == AS_LIKE:
-            found = {name: mask & ~_is_same(self.results[name], self.theirs.get(name)) for name, mask in found.items()}
-        return {name: mask for name, mask in found.items() if bool(mask.any())}
-
-
-def _is_same(got: Tensor, theirs: Tensor | None) -> Tensor:
-    same = torch.zeros(got.shape, dtype=torch.bool)
-    return same if theirs is None or theirs.dtype != got.dtype else (bits_of(got) == bits_of(theirs)).reshape(got.shape)
 
 
 def _is_judged(span: Span) -> Tensor:
@@ -121,16 +112,15 @@ def _space(subject: Subject) -> CaseSpace:
 def roundings(subject: Subject, case: Case) -> None:
     """Numbers are rounded to 16 bits where the declaration says."""
     promised, found = subject.kernel.rounds, _Results.of(subject, case)
-    contract, rule = found.promised(promised), f"rounds={promised!r} is not kept"
-    wrong = found.broken(promised)
+    rule, wrong = f"rounds={promised!r} is not kept", found.broken(promised)
     if not wrong:
-        sets = found.sets(contract, list(found.results)).values()
+        sets = found.sets(promised, list(found.results)).values()
         if sets and not any(bool(_is_judged(each).any()) for each in sets):
             raise Broken(f"{rule}: no element can be judged, all follow from computed decisions", case, {})
         return
     name, mask = next(iter(wrong.items()))
     got, index = found.results[name], int(torch.nonzero(mask.reshape(-1))[0])
-    span = found.sets(contract, [name])[name]
+    span = found.sets(promised, [name])[name]
     low, high = (show(end, index) for end in (span.lo, span.hi))
     facts = {
         "at": f"{name} {place(got, index)}, {int(mask.sum()):,} in all",

@@ -1,6 +1,6 @@
 """Encloses what a program's results may be if it stores numbers in 16 bits after some steps alone: its contract.
 
-    found = allowed(program, run, ["y"], program.stored, Rounding.of(run))    # as eager PyTorch stores numbers
+    found = Allowed(program, run, ["y"], program.stored, Rounding.of(run)).spans()    # as eager PyTorch stores numbers
     found["y"].lo <= y <= found["y"].hi                                       # of each kernel that keeps the contract
 
 All other steps are computed in float32. How a kernel does that is free: the order of a sum, contraction, the library of
@@ -29,33 +29,24 @@ from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import Leaf, Move, Plain, Run, Step
 
 Contract = Mapping[int, torch.dtype]  # id(step) -> the format that its numbers are stored in
-Way = tuple[bool, bool]  # see `allowed`
+Way = tuple[bool, bool]  # see `Allowed`
+PLAIN: Way = (False, False)
 
 
-def allowed(
-    program: Program, run: Run, wanted: Sequence[str], contract: Contract, format: Rounding, way: Way = (False, False)
-) -> dict[str, Span]:
-    """Returns the interval of each real result, before it is rounded to its own format.
-
-    An interval from -inf to inf allows every number: a decision that the result depends on is not decided.
+class Allowed(Samples):
+    """Evaluates a program under a contract: as numbers, which takes the decisions and sizes, then as intervals.
 
     Args:
         way: Whether steps inside of some operators, and constants of stored steps, are rounded first. PyTorch does both
             in some operators, which depends on the device.
     """
-    own = replace(run, decisions={}, maps={})
-    return _Evaluation(program, own, wanted, contract, format, way).spans()
-
-
-class _Evaluation(Samples):
-    """Evaluates a program under a contract: as numbers, which takes the decisions and sizes, then as intervals."""
 
     def __init__(
-        self, program: Program, run: Run, wanted: Sequence[str], contract: Contract, format: Rounding, way: Way
+        self, program: Program, run: Run, wanted: Sequence[str], contract: Contract, format: Rounding, way: Way = PLAIN
     ) -> None:
         self.contract, (self.inside, self.constants) = contract, way
         self.doubts: dict[int, Tensor] = {}  # id(step) -> mask of the booleans and integers that are not decided
-        super().__init__(program, run, wanted, replace(format, stored={}))
+        super().__init__(program, replace(run, decisions={}, maps={}), wanted, replace(format, stored={}))
 
     def _evaluate_base(self, step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
         value, _ = super()._evaluate_base(step, given)
@@ -63,7 +54,10 @@ class _Evaluation(Samples):
         return value, value if kind is None else value.to(kind).to(value.dtype)
 
     def spans(self) -> dict[str, Span]:
-        """Returns the intervals of the real results."""
+        """Returns the interval of each real result, before it is rounded to its own format.
+
+        An interval from -inf to inf allows every number: a decision that the result depends on is not decided.
+        """
         held: dict[int, Any] = {}
         for step in self.steps:
             given = [held[id(each)] for each in step.inputs]
@@ -105,9 +99,9 @@ class _Evaluation(Samples):
         constant = [isinstance(each, Plain) and each.real and not each.of for each in step.inputs]
         if self.constants and isinstance(step, Map) and any(constant):
             pairs = zip(given, constant, strict=True)
-            given = [each.moved(lambda end: end.to(kind).to(end.dtype)) if fixed else each for each, fixed in pairs]
+            given = [_to(each, kind) if fixed else each for each, fixed in pairs]
             found = self._widened(step, step.span(self.run, given))
-        return found.moved(lambda end: end.to(kind).to(end.dtype))
+        return _to(found, kind)
 
     # -- decisions ------------------------------------------------------------------------------------------------
 
@@ -149,6 +143,10 @@ class _Evaluation(Samples):
             return _unknown(found, mask)
         self.doubts[id(step)] = mask
         return found
+
+
+def _to(found: Span, kind: torch.dtype) -> Span:
+    return found.moved(lambda end: end.to(kind).to(end.dtype))
 
 
 def _hull(a: Span, b: Span) -> Span:
