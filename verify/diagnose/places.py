@@ -4,13 +4,15 @@
     program.stored                                  # what PyTorch rounds: place -> format
     program.outputs(Rounded(program, (x, w), program.stored))
 
-A place is a node of the graph that computes numbers, or that casts them. Every node is evaluated in float64 and rounded
-to float32, as in a kernel that computes in float32. A place may have another format: a narrower one if the number is
-stored in it, or `EXACT` if a product is not rounded before it is added.
+A place is a node of the graph that computes numbers, or that casts them for some of their uses. Other casts leave the
+graph; they say in which format PyTorch stores a place. Every node is evaluated in float64 and rounded to float32, as in
+a kernel that computes in float32. A place may have another format: a narrower one if the number is stored in it, or
+`EXACT` if a product is not rounded before it is added.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -37,7 +39,7 @@ _aten = torch.ops.aten
 # operators that PyTorch computes in one kernel, and that consist of several steps
 _TAKEN_APART = (
     "silu gelu gelu_backward mish softplus hardswish rms_norm _fused_rms_norm _softmax _log_softmax std addmm addcmul "
-    "addcdiv lerp log_sigmoid_forward logit nll_loss_forward mse_loss"
+    "addcdiv lerp log_sigmoid_forward logit nll_loss_forward mse_loss native_layer_norm_backward"
 )
 # operators that move, select or compare numbers
 _MOVES = set(
@@ -53,6 +55,7 @@ _FUNCTIONS = set(
     "exp exp2 expm1 log log1p log2 log10 sigmoid tanh erf erfc sin cos sinh cosh asinh atanh atan lgamma".split()
 )
 _LAYOUTS = "view reshape _unsafe_view expand permute transpose t unsqueeze squeeze clone alias detach".split()
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-"}
 
 
@@ -72,10 +75,27 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
         ) from error
     for node in graph.graph.find_nodes(op="call_function", target=_aten.detach.default):
         node.replace_all_uses_with(node.args[0])
+    _drop_casts(graph.graph)
     graph.graph.eliminate_dead_code()
     for name, node in zip(names, graph.graph.find_nodes(op="placeholder"), strict=False):
         node._rename(name)
     return Program(graph, tuple(inputs))
+
+
+def _drop_casts(graph: fx.Graph) -> None:
+    """Removes casts, but for those to a narrower format of numbers with other uses, and those of results."""
+    for node in graph.nodes:
+        if _is_place(node):
+            node.meta["stored"] = _format(node)
+        if not _is_cast(node):
+            continue
+        source, wider = node.args[0], not _is_place(node)
+        if any(user.op == "output" for user in node.users) if wider else not _is_place(source) or len(source.users) > 1:
+            continue
+        if not wider:
+            source.meta["stored"] = _format(node)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
 
 
 def _variance(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
@@ -128,20 +148,13 @@ class Program:
     def places(self) -> list[str]:
         """The names of the places, in order. The numbers that are returned are rounded in any case."""
         ends = set().union(*map(_ends, self.returned))
-        merged = {node for node in self.nodes if _is_place(node) and _is_cast(node) and _alone(node.args[0])}
-        return [node.name for node in self.nodes if _is_place(node) and node not in ends and node not in merged]
+        return [node.name for node in self.nodes if _is_place(node) and node not in ends]
 
     @cached_property
     def stored(self) -> dict[str, str]:
         """Maps a place to the format narrower than float32 that PyTorch stores it in."""
-        found = {}
-        for name in self.places:
-            node = self.by_name[name]
-            while _alone(node) and (_is_cast(user := next(iter(node.users))) or named(user) in _LAYOUTS):
-                node = user  # what takes it is a cast
-            if (kind := str(node.meta["val"].dtype).removeprefix("torch.")) in FORMATS and kind != WIDE:
-                found[name] = kind
-        return found
+        found = {name: self.by_name[name].meta.get("stored", WIDE) for name in self.places}
+        return {name: kind for name, kind in found.items() if kind in FORMATS and kind != WIDE}
 
     @cached_property
     def differs_by_library(self) -> bool:
@@ -151,7 +164,7 @@ class Program:
     @cached_property
     def narrow(self) -> str:
         """The narrow format of the operands; bfloat16 if there is none."""
-        kinds = [str(each.dtype).removeprefix("torch.") for each in self.inputs if each.is_floating_point()]
+        kinds = map(_format, self.operands)
         return next((kind for kind in kinds if kind in FORMATS and kind != WIDE), "bfloat16")
 
     @cached_property
@@ -200,23 +213,22 @@ class Program:
 
     def words(self, name: str) -> str:
         """Returns a place as a short expression, such as `x * rsqrt(...)`."""
-        node = self.by_name[name]
-        short = {each: each.name.removesuffix("_1") for each in self.operands}
 
         def of(each: Any, depth: int) -> str:
             if not isinstance(each, fx.Node):
                 return f"{each:.6g}" if isinstance(each, float) else str(each)
-            if each in short or not depth:
-                return str(short.get(each, "..."))
-            given = [of(one, depth - 1) for one in each.args if isinstance(one, fx.Node | float | int)]
-            if named(each) in _LAYOUTS or _is_cast(each):
+            if each.op == "placeholder":
+                return each.name.removesuffix("_1")
+            if depth and (named(each) in _LAYOUTS or _is_cast(each)):
                 return of(each.args[0], depth)
+            given = [of(one, depth - 1) for one in each.args if isinstance(one, fx.Node | float | int)] if depth else []
             sign = _SIGNS.get(named(each))
-            return (
-                f"{given[0]} {sign} {given[1]}" if sign and len(given) > 1 else f"{named(each)}({', '.join(given[:1])})"
-            )
+            if sign and len(given) > 1:
+                return f"{given[0]} {sign} {given[1]}"
+            return f"{named(each)}({', '.join(given[:1])})" if depth else "..."
 
-        return of(node.args[0] if _is_cast(node) else node, 3) + (" as it is cast" if _is_cast(node) else "")
+        node = self.by_name[name]
+        return of(node, 3) + (" as it is cast" if _is_cast(node) else "")
 
 
 class Rounded:
@@ -230,17 +242,39 @@ class Rounded:
         self.values: dict[fx.Node, Any] = {}
         self.exact: dict[fx.Node, Any] = {}  # of places: before they are rounded
         self.stacked: set[fx.Node] = set()  # nodes whose values are stacks
-        given = iter(inputs)
+        given = dict(zip(program.operands, inputs, strict=True))
         for node in program.nodes:
             if node.op in ("placeholder", "get_attr"):
-                value = next(given) if node.op == "placeholder" else getattr(program.graph, str(node.target))
+                value = given[node] if node in given else getattr(program.graph, str(node.target))
                 self.values[node] = value.double() if value.is_floating_point() else value
-                if node.op == "placeholder" and value.ndim > node.meta["val"].ndim:
-                    self.stacked.add(node)
-            elif node.op == "call_function":
-                if not self.stacked.isdisjoint(node.all_input_nodes):
-                    self.stacked.add(node)
+            several = node in given and value.ndim > node.meta["val"].ndim
+            if several or not self.stacked.isdisjoint(node.all_input_nodes):
+                self.stacked.add(node)
+        self._update({})
+
+    def changed(self, flips: Contract) -> Rounded:
+        """Returns the values under a contract with other formats at some places."""
+        made = copy.copy(self)
+        made.contract, made.values, made.exact = {**self.contract, **flips}, dict(self.values), dict(self.exact)
+        made._update(flips)
+        return made
+
+    def _update(self, flips: Contract) -> None:
+        """Evaluates nodes without a value, those whose formats changed, and all that depend on other values."""
+        moved: set[fx.Node] = set()
+        for node in self.program.nodes:
+            before = self.values.get(node)
+            if node.op != "call_function":
+                continue
+            if before is None or not moved.isdisjoint(node.all_input_nodes):
                 self._evaluate(node)
+            elif node.name in flips:
+                self.values[node] = self._stored(node)
+            else:
+                continue
+            now = self.values[node]
+            if not (isinstance(now, Tensor) and isinstance(before, Tensor) and torch.equal(now, before)):
+                moved.add(node)
 
     def _evaluate(self, node: fx.Node) -> None:
         name, library = named(node), self.program.library
@@ -264,26 +298,6 @@ class Rounded:
             total = rounded(total + each, kind.removesuffix(EACH))
         total = rounded(total / _terms(node), WIDE) if named(node) == "mean" else total
         return total.unsqueeze(axis) if node.args[2:3] == (True,) else total
-
-    def changed(self, flips: Contract) -> Rounded:
-        """Returns the values under a contract with other formats at some places."""
-        made = object.__new__(Rounded)
-        made.program, made.contract, made.stacked = self.program, {**self.contract, **flips}, self.stacked
-        made.values, made.exact = dict(self.values), dict(self.exact)
-        moved: set[fx.Node] = set()
-        for node in self.program.nodes:
-            if node.op != "call_function":
-                continue
-            if not moved.isdisjoint(node.all_input_nodes):
-                made._evaluate(node)
-            elif node.name in flips:
-                made.values[node] = made._stored(node)
-            else:
-                continue
-            one, other = made.values[node], self.values[node]
-            if not (isinstance(one, Tensor) and isinstance(other, Tensor) and torch.equal(one, other)):
-                moved.add(node)
-        return made
 
     def outputs(self) -> list[Tensor]:
         """Returns the results in float64, not rounded."""
@@ -327,16 +341,12 @@ def _computed(node: fx.Node, values: Mapping[fx.Node, Any], stacked: set[fx.Node
         known = dict(zip(nodes, given, strict=True))
 
         def argument(each: Any) -> Any:
-            if isinstance(each, fx.Node):
-                return known[each]
             if isinstance(each, float):  # a kernel has the constants of float32
                 return float(torch.tensor(each, dtype=torch.float32))
-            if isinstance(each, torch.dtype) and each.is_floating_point:
-                return torch.float64
-            return type(each)(map(argument, each)) if isinstance(each, list | tuple) else each
+            return torch.float64 if each in _FLOATS else known.get(each, each)
 
-        keywords = {name: argument(each) for name, each in node.kwargs.items()}
-        return node.target(*map(argument, node.args), **keywords)
+        args, keywords = fx.node.map_aggregate((node.args, node.kwargs), argument)
+        return node.target(*args, **keywords)
 
     if node in stacked and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         rank = 1 + node.meta["val"].ndim
@@ -382,9 +392,8 @@ def _is_cast(node: fx.Node) -> bool:
     return named(node) in ("_to_copy", "convert_element_type") and _is_float(node)
 
 
-def _alone(node: Any) -> bool:
-    """True if one node takes the numbers of a place."""
-    return isinstance(node, fx.Node) and _is_place(node) and len(node.users) == 1
+def _format(node: fx.Node) -> str:
+    return str(node.meta["val"].dtype).removeprefix("torch.")
 
 
 def _is_float(node: fx.Node) -> bool:
@@ -404,7 +413,7 @@ def _ends(node: fx.Node) -> set[fx.Node]:
     found: set[fx.Node] = set()
     while len(node.users) == 1:
         found.add(node)
-        if len(node.all_input_nodes) != 1 or (_is_place(node) and not _is_cast(node)):
+        if len(node.all_input_nodes) != 1 or _is_place(node) != _is_cast(node):  # computed, or stored before
             break
         node = node.all_input_nodes[0]
     return found
