@@ -50,6 +50,7 @@ _ROUNDS = 12  # times that inputs join the search
 _DRAWN = 1 << 23  # elements of inputs, of which those that tell contracts apart are chosen
 _CHUNK = 1 << 16  # elements that are evaluated at once
 _FORMS = 3  # forms of the program that are searched if its own explains too little
+_CHANGES = 3  # of the form, one after the other
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
 _STARTS = 6  # contracts that a search begins with
 _NEXT = 3  # of them, the best after single changes, in which several places are changed at once
@@ -133,8 +134,8 @@ def _gradients(function: Callable[..., Any], count: int) -> Callable[..., Any]:
 def case_of_size(kernel: Kernel, dtype: str, backend: Backend) -> Case:
     """Returns an ordinary case of about 4,096 elements, in the first dtype of 16 bits by default."""
     dtype = dtype or next((each for each in kernel.dtypes if named_format(each).bits <= 16), kernel.dtypes[0])
-    groups = plan(kernel, dtype, backend.name, 0)
-    cases = [case for group in groups for case in group.cases if class_of_recipe(case.regime or case.fill) == ORDINARY]
+    cases = [case for group in plan(kernel, dtype, backend.name, 0) for case in group.cases]
+    cases = [case for case in cases if class_of_recipe(case.regime or case.fill) == ORDINARY]
     if not cases:
         raise UsageError(f"kernel {kernel.name!r} has no ordinary case in {dtype}")
 
@@ -186,6 +187,10 @@ class _Known:
         made = [_results(function, each) for each in sets]
         return _Known(_stack(sets), _stack(made))
 
+    def at(self, places: Tensor) -> _Known:
+        """Returns some of the sets."""
+        return _Known(*(tuple(each[places] for each in some) for some in (self.inputs, self.results)))
+
     def __add__(self, other: _Known) -> _Known:
         pairs = (self.inputs, other.inputs), (self.results, other.results)
         return _Known(*(tuple(map(torch.cat, zip(*pair, strict=True))) for pair in pairs))
@@ -222,80 +227,94 @@ def found_by(
     """Returns the contract of a function, in the form of the program that predicts the most bits."""
     size = max(sum(value.numel() for value in _results(function, inputs)), 1)
     few = min(_MOST_SETS, -(-_ENOUGH // size))
-    known = _Known.of(function, [inputs, *islice(sets_like(inputs, "search"), max(few - 1, len(_SEARCH)))])
-    others = _Known.of(function, [*islice(sets_like(inputs, "others"), _REFUTING * few)])
-    rest = _Known.of(function, [*islice(sets_like(inputs, "unseen"), few)])
-
-    best = _searched(program, function, known, others, rest)
-    if min(best.known, best.unseen) < 1 - _GOOD:  # another form of the program: those that begin nearest
-        forms = [(form, other) for form, other in forms_of(program, layer, inputs) if form]
-        least = [min(_Search(other, known).held(start).off for start in _starts(other, best)) for _, other in forms]
-        spent = best.evaluations + _STARTS * len(forms)
-        for at in sorted(range(len(forms)), key=least.__getitem__)[:_FORMS]:
-            found = _searched(forms[at][1], function, known, others, rest, best, forms[at][0])
+    evidence = _Evidence(
+        function=function,
+        known=_Known.of(function, [inputs, *islice(sets_like(inputs, "search"), max(few - 1, len(_SEARCH)))]),
+        others=_Known.of(function, [*islice(sets_like(inputs, "others"), _REFUTING * few)]),
+        unseen=_Known.of(function, [*islice(sets_like(inputs, "unseen"), few)]),
+    )
+    best = evidence.searched(program)
+    for _ in range(_CHANGES):  # of the form: those that begin nearest, and then changes of a changed one
+        before, spent, forms = best, best.evaluations, list[tuple[str, Program, float]]()
+        if _is_good(best):
+            break
+        for change, other in forms_of(program, layer, inputs):
+            search = _Search(other, evidence.known)
+            forms.append((change, other, min(search.held(start).off for start in _starts(other, best))))
+            spent += search.evaluations
+        for change, other, _ in sorted(forms, key=lambda form: form[2])[:_FORMS]:
+            text = f"{before.form}; {change}" if before.form else change
+            found = evidence.searched(other, before, text)
             spent += found.evaluations
-            best = max(best, found, key=lambda each: each.known + each.unseen)
-            if min(best.known, best.unseen) >= 1 - _GOOD:
+            if found.known + found.unseen > best.known + best.unseen:
+                best, program = found, other
+            if _is_good(best):
                 break
         best = msgspec.structs.replace(best, evaluations=spent)
+        if best.form == before.form:
+            break
     return best
 
 
-def _searched(
-    program: Program,
-    function: Callable[..., Any],
-    known: _Known,
-    others: _Known,
-    unseen: _Known,
-    before: FoundContract | None = None,
-    form: str = "",
-) -> FoundContract:
-    """Searches for the contract of one form of the program.
+def _is_good(found: FoundContract) -> bool:
+    return min(found.known, found.unseen) >= 1 - _GOOD
 
-    Those of the `others` that refute it join the search, and so do inputs that tell it from a contract which predicts
-    the same bits. `unseen` inputs never do.
+
+@dataclass(frozen=True)
+class _Evidence:
+    """Holds what a function returns for the inputs of a search, for others that may refute its contract, and for unseen
+    ones.
     """
-    starts, search = _starts(program, before), _Search(program, known)
-    one = [each[0] for each in known.inputs]
-    drawn = sets_like(one, "telling")
-    formats = search.best(starts)
-    rivals = list[Contract]()
-    for _ in range(_ROUNDS):
-        if search.held(formats).off > search.enough(search.known):
-            break  # the form of the program is another one
-        apart = others.by_set(Rounded(program, others.inputs, formats))
-        if float(apart.sum()) > search.enough(others):
-            worst = apart.topk(min(_JOIN, len(apart))).indices
-            fresh = _Known(*(tuple(each[worst] for each in some) for some in (others.inputs, others.results)))
-        else:
-            formats = _Search(program, search.known + others).smallest(formats)
-            telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
-            if not telling:  # several roundings may be wrong at once: as many others confirm the contract
-                size = len(others.inputs[0])
-                more = _Known.of(function, [*islice(sets_like(one, "others"), size, 2 * size)])
-                others += more
-                if float(more.by_set(Rounded(program, more.inputs, formats)).sum()) <= search.enough(more):
-                    break
-                continue
-            fresh = _Known.of(function, telling)
-        search = _Search(program, search.known + fresh, search.evaluations)
-        formats = search.best([formats, *starts])
-    smallest = _Search(program, search.known + others).smallest(formats)
-    own = {place: kind for place, kind in smallest.items() if kind != program.usual}
-    return FoundContract(
-        like=program.text(own),
-        formats=own,
-        places={place: program.words(place) for place in program.places},
-        usual=program.usual,
-        known=known.share(program, own),
-        unseen=unseen.share(program, own),
-        elements=sum(each.numel() for each in unseen.results),
-        evaluations=search.evaluations,
-        undecided=[
-            " with ".join(f"{program.words(place)} in {kind}" for place, kind in each.items()) for each in rivals
-        ],
-        form=form,
-    )
+
+    function: Callable[..., Any]
+    known: _Known
+    others: _Known
+    unseen: _Known
+
+    def searched(self, program: Program, before: FoundContract | None = None, form: str = "") -> FoundContract:
+        """Searches for the contract of one form of the program.
+
+        Those of the `others` that refute it join the search, and so do inputs that tell it from a contract which
+        predicts the same bits. `unseen` inputs never do.
+        """
+        starts, search, others = _starts(program, before), _Search(program, self.known), self.others
+        one = [each[0] for each in self.known.inputs]
+        drawn = sets_like(one, "telling")
+        formats = search.best(starts)
+        rivals = list[Contract]()
+        for _ in range(_ROUNDS):
+            if search.held(formats).off > search.enough(search.known):
+                break  # the form of the program is another one
+            apart = others.by_set(Rounded(program, others.inputs, formats))
+            if float(apart.sum()) > search.enough(others):
+                fresh = others.at(apart.topk(min(_JOIN, len(apart))).indices)
+            else:
+                formats = _Search(program, search.known + others).smallest(formats)
+                telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
+                if not telling:  # several roundings may be wrong at once: as many others confirm the contract
+                    size = len(others.inputs[0])
+                    more = _Known.of(self.function, [*islice(sets_like(one, "others"), size, 2 * size)])
+                    others += more
+                    if float(more.by_set(Rounded(program, more.inputs, formats)).sum()) <= search.enough(more):
+                        break
+                    continue
+                fresh = _Known.of(self.function, telling)
+            search = _Search(program, search.known + fresh, search.evaluations)
+            formats = search.best([formats, *starts])
+        smallest = _Search(program, search.known + others).smallest(formats)
+        own = {place: kind for place, kind in smallest.items() if kind != program.usual}
+        return FoundContract(
+            like=program.text(own),
+            formats=own,
+            places={place: program.words(place) for place in program.places},
+            usual=program.usual,
+            known=self.known.share(program, own),
+            unseen=self.unseen.share(program, own),
+            elements=sum(each.numel() for each in self.unseen.results),
+            evaluations=search.evaluations,
+            undecided=[" with ".join(f"{program.words(p)} in {kind}" for p, kind in each.items()) for each in rivals],
+            form=form,
+        )
 
 
 def _starts(program: Program, before: FoundContract | None) -> list[dict[str, str]]:

@@ -1,16 +1,16 @@
 """Changes the form of a program: kernels compute the same number by other steps.
 
-`forms_of` yields the program itself, and then each program with one change: a GELU by tanh or by erf, the factors of a
-product in another order, a division in place of `rsqrt`, a - (b + c) in place of (a - b) - c, a + a * b in place of
-a * (b + 1), a number that is computed again for each of its uses.
+`forms_of` yields each program with one change: functions of another library, a GELU by tanh or by erf, a number that is
+computed again for each of its uses, or steps by `RULES`. A search that takes a form looks at the forms of that one.
 """
 
 from __future__ import annotations
 
+import ast
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache
 from typing import Any
 from unittest import mock
 
@@ -19,139 +19,116 @@ from torch import Tensor, fx
 
 from verify.diagnose.places import EXACT, NEAREST, VECTORS, Program, named, trace
 
+# Steps, and others that compute the same number. A letter is a number; terms and factors may change sides.
+RULES = (
+    ("rsqrt(a)", "reciprocal(sqrt(a))"),  # the root may be stored
+    ("a * rsqrt(b)", "a / sqrt(b)"),
+    ("(a - b) - c", "a - (b + c)"),
+    ("a * (b + 1)", "a + a * b"),
+    ("(a * b) * c", "(a * c) * b"),
+)
+TAILS = (("1 + tanh(a)", "2.0 * sigmoid(2.0 * a)"), ("1 + erf(a)", "erfc(-a)"))  # keep the digits of a tail
+_LIBRARIES = {NEAREST: "functions rounded correctly", VECTORS: "erf and tanh as a CPU's vectors have them"}
+_FUNCTIONS = {ast.Mult: "mul", ast.Div: "div", ast.Add: "add", ast.Sub: "sub", ast.USub: "neg"}
+
 
 def forms_of(program: Program, layer: Callable[..., Any], inputs: Sequence[Tensor]) -> Iterator[tuple[str, Program]]:
-    """Yields the program, and then those that compute the same in another form."""
-    yield "", program
+    """Yields the programs that differ from one in a single change, each with the change in words."""
     more = replace(program, library=NEAREST, usual=EXACT)
-    yield "in more digits than float32", more
-    yield "functions rounded correctly", replace(program, library=NEAREST)
-    yield "erf and tanh as a CPU's vectors have them", replace(program, library=VECTORS)
-    gelu = torch.nn.functional.gelu
+    if program.usual != EXACT:
+        yield "in more digits than float32", more
+        for library, text in _LIBRARIES.items():
+            if program.library != library:
+                yield text, replace(program, library=library)
+    names, gelu = [node.name for node in program.operands], torch.nn.functional.gelu
     other = {"none": "tanh", "tanh": "none"}
 
     def swapped(x: Tensor, approximate: str = "none") -> Tensor:
         return gelu(x, approximate=other[approximate])
 
     with mock.patch.object(torch.nn.functional, "gelu", swapped):
-        turned = trace(layer, inputs, [node.name for node in program.operands])
-    if turned.graph.code != program.graph.code:
-        yield "tanh in place of erf, or erf in place of tanh", turned
+        turned = trace(layer, inputs, names)
+    if program.graph.code == trace(layer, inputs, names).graph.code != turned.graph.code:
+        yield "tanh in place of erf, or erf in place of tanh", replace(program, graph=turned.graph)
     for node in program.nodes:
-        for change in (
-            _tailed,
-            _rooted,
-            _subtracted,
-            _divided,
-            _distributed,
-            _regrouped,
-            partial(_regrouped, side=1),
-            _again,
-        ):
-            graph = copy.deepcopy(program.graph)
-            same = next(each for each in graph.graph.nodes if each.name == node.name)
-            if said := change(graph, same):
-                graph.graph.lint()
-                yield said, replace(more if change is _tailed else program, graph=graph)
+        for old, new in (*RULES, *TAILS):
+            for way in _ways(node, _parsed(old), {}):
+                changed = _rewritten(program.graph, node, _parsed(new), way)
+                yield f"{new} in place of {old}", replace(more if (old, new) in TAILS else program, graph=changed)
+        if node.op == "call_function" and len(node.users) > 1:
+            yield f"{named(node)} is computed again for each of its uses", replace(program, graph=_again(program, node))
 
 
-def _call(graph: fx.GraphModule, at: fx.Node, name: str, *args: Any) -> fx.Node:
-    """Inserts a step before a node."""
-    operator = getattr(torch.ops.aten, name)
-    with graph.graph.inserting_before(at):
-        return graph.graph.call_function(operator.default if len(args) == 1 else operator.Tensor, args)
+@cache
+def _parsed(text: str) -> ast.expr:
+    return ast.parse(text, mode="eval").body
 
 
-def _finished(graph: fx.GraphModule, node: fx.Node, made: fx.Node) -> None:
-    """Puts a new step in a node's place."""
-    made.meta = dict(node.meta)
-    node.replace_all_uses_with(made)
-    graph.graph.eliminate_dead_code()
-    for each in graph.graph.nodes:
-        if "val" not in each.meta and each.op == "call_function":
-            given = [arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in each.args]
-            each.meta["val"] = each.target(*given)
+def _parts(pattern: ast.expr) -> tuple[str, list[ast.expr]]:
+    """Returns the operator of a pattern, such as "mul", and its operands."""
+    if isinstance(pattern, ast.Call):
+        return pattern.func.id, pattern.args  # type: ignore[attr-defined]
+    assert isinstance(pattern, ast.BinOp | ast.UnaryOp)
+    operands = [pattern.left, pattern.right] if isinstance(pattern, ast.BinOp) else [pattern.operand]
+    return _FUNCTIONS[type(pattern.op)], operands
 
 
-def _again(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Computes a number again for each of its uses: a compiler stores it for some of them."""
-    if node.op != "call_function" or _uncast(node) is not node or len(node.users) < 2:
-        return ""
-    for user in list(node.users)[1:]:
-        with graph.graph.inserting_after(node):
-            made = graph.graph.node_copy(node)
-        made.meta = dict(node.meta)
-        user.replace_input_with(node, made)
-    return f"{named(node)} is computed again for each of its uses"
+def _ways(node: Any, pattern: ast.expr, letters: Mapping[str, fx.Node]) -> Iterator[Mapping[str, fx.Node]]:
+    """Yields the nodes of a pattern's letters, for each way in which a node computes the pattern."""
+    if isinstance(pattern, ast.Name):
+        if isinstance(node, fx.Node) and letters.get(pattern.id, node) is node:
+            yield {**letters, pattern.id: node}
+        return
+    if isinstance(pattern, ast.Constant):
+        if not isinstance(node, fx.Node) and node == pattern.value:
+            yield letters
+        return
+    name, parts = _parts(pattern)
+    if named(node) != name:
+        return
+    for operands in (node.args, node.args[::-1])[: 2 if name in ("add", "mul") else 1]:
+        ways = [letters]
+        for operand, part in zip(operands, parts, strict=False):
+            ways = [more for way in ways for more in _ways(operand, part, way)]
+        yield from ways
 
 
-def _regrouped(graph: fx.GraphModule, node: fx.Node, side: int = 0) -> str:
-    """Turns (a * b) * c into (a * c) * b, or b * ... with the other side."""
-    for inner, c in _factors(node):
-        if named(inner) == "mul" and len(inner.users) == 1 and all(isinstance(each, fx.Node) for each in inner.args):
-            a, b = inner.args[side], inner.args[1 - side]
-            first = _call(graph, node, "mul", a, c)
-            _finished(graph, node, _call(graph, node, "mul", first, b))
-            return "the factors of a product are grouped otherwise"
-    return ""
+def _rewritten(
+    graph: fx.GraphModule, node: fx.Node, pattern: ast.expr, letters: Mapping[str, fx.Node]
+) -> fx.GraphModule:
+    """Returns a graph in which other steps compute a node."""
+    changed = copy.deepcopy(graph)
+    nodes = {each.name: each for each in changed.graph.nodes}
+    at = nodes[node.name]
+
+    def built(part: ast.expr) -> Any:
+        if isinstance(part, ast.Name):
+            return nodes[letters[part.id].name]
+        if isinstance(part, ast.Constant):
+            return part.value
+        name, parts = _parts(part)
+        operands = sorted(map(built, parts), key=lambda each: not isinstance(each, fx.Node))  # numbers come last
+        operator = getattr(torch.ops.aten, name)
+        target = operator.default if len(operands) == 1 else operator.Tensor
+        made = changed.graph.call_function(target, tuple(operands))
+        made.meta["val"] = target(*(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands))
+        return made
+
+    with changed.graph.inserting_before(at):
+        made = built(pattern)
+    made.meta = dict(at.meta)
+    at.replace_all_uses_with(made)
+    changed.graph.eliminate_dead_code()
+    changed.graph.lint()
+    return changed
 
 
-def _divided(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Turns a * rsqrt(b) into a / sqrt(b)."""
-    for root, other in _factors(node):
-        if named(root) == "rsqrt":
-            bottom = _call(graph, node, "sqrt", root.args[0])
-            _finished(graph, node, _call(graph, node, "div", other, bottom))
-            return "a division by sqrt in place of rsqrt"
-    return ""
-
-
-def _tailed(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Turns 1 + tanh(a) into 2 * sigmoid(2 * a), and 1 + erf(a) into erfc(-a): kernels that keep the tails' digits."""
-    inner: Any = _uncast(node.args[0]) if named(node) == "add" and list(node.args[1:]) in ([1], [1.0]) else None
-    if named(inner) == "tanh":
-        half = _call(graph, node, "sigmoid", _call(graph, node, "mul", inner.args[0], 2.0))
-        _finished(graph, node, _call(graph, node, "mul", half, 2.0))
-        return "2 * sigmoid(2 * a) in place of 1 + tanh(a)"
-    if named(inner) == "erf":
-        _finished(graph, node, _call(graph, node, "erfc", _call(graph, node, "neg", inner.args[0])))
-        return "erfc(-a) in place of 1 + erf(a)"
-    return ""
-
-
-def _rooted(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Turns rsqrt(a) into 1 / sqrt(a), whose root may be stored."""
-    if named(node) != "rsqrt":
-        return ""
-    _finished(graph, node, _call(graph, node, "reciprocal", _call(graph, node, "sqrt", node.args[0])))
-    return "1 / sqrt in place of rsqrt"
-
-
-def _subtracted(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Turns (a - b) - c into a - (b + c)."""
-    inner: Any = _uncast(node.args[0]) if named(node) == "sub" else None
-    if named(inner) != "sub" or not all(isinstance(each, fx.Node) for each in (*inner.args, *node.args)):
-        return ""
-    both = _call(graph, node, "add", inner.args[1], node.args[1])
-    _finished(graph, node, _call(graph, node, "sub", inner.args[0], both))
-    return "a - (b + c) in place of (a - b) - c"
-
-
-def _distributed(graph: fx.GraphModule, node: fx.Node) -> str:
-    """Turns a * (b + 1) into a + a * b."""
-    for inner, a in _factors(node):
-        if named(inner) == "add" and list(inner.args[1:2]) in ([1], [1.0]):
-            product = _call(graph, node, "mul", a, inner.args[0])
-            _finished(graph, node, _call(graph, node, "add", a, product))
-            return "a + a * b in place of a * (b + 1)"
-    return ""
-
-
-def _factors(node: fx.Node) -> Iterator[tuple[Any, fx.Node]]:
-    """Yields each factor of a product before its cast, with the other one."""
-    if named(node) == "mul" and all(isinstance(each, fx.Node) for each in node.args):
-        yield from ((_uncast(node.args[at]), node.args[1 - at]) for at in (0, 1))
-
-
-def _uncast(node: Any) -> Any:
-    return node.args[0] if named(node) in ("_to_copy", "convert_element_type") else node
+def _again(program: Program, node: fx.Node) -> fx.GraphModule:
+    """Returns a graph that computes a number again for each of its uses: a compiler stores it for some of them."""
+    changed = copy.deepcopy(program.graph)
+    same = next(each for each in changed.graph.nodes if each.name == node.name)
+    for user in list(same.users)[1:]:
+        with changed.graph.inserting_after(same):
+            made = changed.graph.node_copy(same)
+        user.replace_input_with(same, made)
+    return changed
