@@ -16,11 +16,11 @@ from __future__ import annotations
 import inspect
 import math
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, count, islice, product
+from itertools import chain, combinations, count, islice, product
 from typing import Any, cast
 
 import msgspec
@@ -182,14 +182,14 @@ class _Known:
     results: tuple[Tensor, ...]
 
     @staticmethod
-    def of(function: Callable[..., Any], sets: Sequence[Sequence[Tensor]]) -> _Known:
+    def of(function: Callable[..., Any], sets: Iterable[Sequence[Tensor]]) -> _Known:
         """Calls the function on each set."""
-        made = [_results(function, each) for each in sets]
-        return _Known(_stack(sets), _stack(made))
+        sets = list(sets)
+        return _Known(_stack(sets), _stack([_results(function, each) for each in sets]))
 
     def at(self, places: Tensor) -> _Known:
         """Returns some of the sets."""
-        return _Known(*(tuple(each[places] for each in some) for some in (self.inputs, self.results)))
+        return _Known(tuple(each[places] for each in self.inputs), tuple(each[places] for each in self.results))
 
     def __add__(self, other: _Known) -> _Known:
         pairs = (self.inputs, other.inputs), (self.results, other.results)
@@ -229,9 +229,9 @@ def found_by(
     few = min(_MOST_SETS, -(-_ENOUGH // size))
     evidence = _Evidence(
         function=function,
-        known=_Known.of(function, [inputs, *islice(sets_like(inputs, "search"), max(few - 1, len(_SEARCH)))]),
-        others=_Known.of(function, [*islice(sets_like(inputs, "others"), _REFUTING * few)]),
-        unseen=_Known.of(function, [*islice(sets_like(inputs, "unseen"), few)]),
+        known=_Known.of(function, chain([inputs], islice(sets_like(inputs, "search"), max(few - 1, len(_SEARCH))))),
+        others=_Known.of(function, islice(sets_like(inputs, "others"), _REFUTING * few)),
+        unseen=_Known.of(function, islice(sets_like(inputs, "unseen"), few)),
     )
     best = evidence.searched(program)
     for _ in range(_CHANGES):  # of the form: those that begin nearest, and then changes of a changed one
@@ -293,7 +293,7 @@ class _Evidence:
                 telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
                 if not telling:  # several roundings may be wrong at once: as many others confirm the contract
                     size = len(others.inputs[0])
-                    more = _Known.of(self.function, [*islice(sets_like(one, "others"), size, 2 * size)])
+                    more = _Known.of(self.function, islice(sets_like(one, "others"), size, 2 * size))
                     others += more
                     if float(more.by_set(Rounded(program, more.inputs, formats)).sum()) <= search.enough(more):
                         break
@@ -400,19 +400,17 @@ class _Search:
         """Returns groups of near places in order: one takes the other's numbers, or both reach the same step."""
         if size == 1:
             return [(place,) for place in self.program.places]
-        near, made = set[frozenset[str]](), dict[fx.Node, set[str]]()  # places that reach a node without another one
+        order = {place: at for at, place in enumerate(self.program.places)}
+        near, made = set[frozenset[int]](), dict[fx.Node, set[int]]()  # places that reach a node without another one
         for node in self.program.nodes:
-            taken = set[str]().union(*(made[each] for each in node.all_input_nodes))
-            own = {node.name} & self.kinds.keys()
+            taken = set[int]().union(*(made[each] for each in node.all_input_nodes))
+            own = {order[node.name]} if node.name in order else set()
             near |= set(map(frozenset, combinations(taken | own, 2)))
             made[node] = own or taken
         groups = near
         for _ in range(size - 2):
             groups = {one | pair for one in groups for pair in near if len(one & pair) == 1}
-        order = {place: at for at, place in enumerate(self.program.places)}
-        return sorted(
-            (tuple(sorted(each, key=order.__getitem__)) for each in groups), key=lambda g: [order[p] for p in g]
-        )
+        return [tuple(self.program.places[at] for at in group) for group in sorted(map(sorted, groups))]
 
     def smallest(self, formats: Contract) -> dict[str, str]:
         """Takes back each rounding that explains nothing."""
