@@ -243,8 +243,7 @@ def found_by(
             forms.append((change, other, min(search.held(start).off for start in _starts(other, best))))
             spent += search.evaluations
         for change, other, _ in sorted(forms, key=lambda form: form[2])[:_FORMS]:
-            text = f"{before.form}; {change}" if before.form else change
-            found = evidence.searched(other, before, text)
+            found = evidence.searched(other, before, "; ".join(filter(None, (before.form, change))))
             spent += found.evaluations
             if found.known + found.unseen > best.known + best.unseen:
                 best, program = found, other
@@ -320,15 +319,14 @@ class _Evidence:
 def _starts(program: Program, before: FoundContract | None) -> list[dict[str, str]]:
     """Returns the contracts that a search begins with."""
     places, drawn = program.places, random.Random(0)
-    kind = next((kind for kind in program.stored.values()), program.narrow)
+    kind = next(iter(program.stored.values()), program.narrow)
     made = [{}, dict(program.stored), dict.fromkeys(places, kind)]
     if before is not None:
         kept = {place: kind for place, kind in before.formats.items() if place in places}
         new = {place: kept.get(place, kind) for place in places if place not in before.places}
         made = [kept, new | kept, *made]
-    while len(made) < _STARTS:
-        made.append({place: kind for place in places if drawn.random() < 0.5})
-    return made
+    chance = [{place: kind for place in places if drawn.random() < 0.5} for _ in range(_STARTS - len(made))]
+    return made + chance
 
 
 @dataclass(frozen=True)

@@ -125,8 +125,7 @@ def drift_of(kernel: Kernel, backend: Backend, dtype: str, layers: int, progress
         push = torch.randn(right.shape, generator=generator, dtype=torch.float64).to(right.device)
         gain = _size(stack.derivative(layer, right, push)) / _size(push)
         noise = math.hypot(noise * gain, own[1] * _size(after))
-        if bool(carried.any()):
-            carried = stack.derivative(layer, right, carried)
+        carried = stack.derivative(layer, right, carried)
         right, got = stack.after(layer, right), stack.after(layer, got)
         carried = carried + own[0] * right
         if not bool(torch.isfinite(right).all() & torch.isfinite(got).all()):

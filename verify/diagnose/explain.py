@@ -129,7 +129,7 @@ class _Divided:
                 changed = {id(step): _rounded(held[id(step)], dtype)}
                 _follow(steps, run, held, changed)
                 moved = _at(changed.get(end, held[end]), index) - _at(held[end], index)
-                moves[_name(dtype)] = number(unit.ulps(mp.mpf(moved)))
+                moves[formats.of(dtype).name] = number(unit.ulps(mp.mpf(moved)))
             mine = places[id(step)][0]
             value = f"{_at(held[id(step)], int(mine[0])):.6g}" if mine.size == 1 else f"{mine.size:,} numbers"
             found.append(Rounded(texts[id(step)], value, moves))
@@ -139,7 +139,7 @@ class _Divided:
             made = changed[end].mid().to(got.dtype).to(got.device)
             same = (bits_of(made) == bits_of(got)) | (torch.isnan(made.double()) & torch.isnan(got.double()))
             error = unit.error(pattern_at(made.contiguous(), index))
-            wholes.append(Whole(_name(dtype), number(error), int(same.sum())))
+            wholes.append(Whole(formats.of(dtype).name, number(error), int(same.sum())))
         least, most = (float(side.reshape(-1)[index]) for side in (held[end].lo, held[end].hi))
         return cls(owner, unit, unit.error(pattern_at(got.contiguous(), index)), (least, most), found, wholes)
 
@@ -189,10 +189,6 @@ class _Divided:
         return text + (
             f"; in {last} no step moves it by more than {max(self.effects(last)):.3g}" if name != last else ""
         )
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _rounded(span: Any, dtype: torch.dtype) -> Any:

@@ -75,11 +75,11 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
         ) from error
     for node in graph.graph.find_nodes(op="call_function", target=_aten.detach.default):
         node.replace_all_uses_with(node.args[0])
-    _drop_casts(graph.graph)
     graph.graph.eliminate_dead_code()
+    _drop_casts(graph.graph)
     for name, node in zip(names, graph.graph.find_nodes(op="placeholder"), strict=False):
         node._rename(name)
-    return Program(graph, tuple(inputs))
+    return Program(graph)
 
 
 def _drop_casts(graph: fx.Graph) -> None:
@@ -124,7 +124,6 @@ class Program:
     """Holds a traced function."""
 
     graph: fx.GraphModule
-    inputs: tuple[Tensor, ...]
     library: str = ""  # that has exp, erf and such: PyTorch's in float32, NEAREST (correctly rounded) or VECTORS
     usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
 
@@ -218,7 +217,7 @@ class Program:
             if not isinstance(each, fx.Node):
                 return f"{each:.6g}" if isinstance(each, float) else str(each)
             if each.op == "placeholder":
-                return each.name.removesuffix("_1")
+                return str(each.name).removesuffix("_1")
             if depth and (named(each) in _LAYOUTS or _is_cast(each)):
                 return of(each.args[0], depth)
             given = [of(one, depth - 1) for one in each.args if isinstance(one, fx.Node | float | int)] if depth else []
