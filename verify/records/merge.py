@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, get_args
 
 import msgspec
@@ -52,17 +54,8 @@ def sealed(run: Run, seconds: float) -> Run:
     )
 
 
-ORDER = (
-    "skipped",
-    "interrupted",
-    "ok",
-    "vacuous",
-    "undecided",
-    "wrong",
-    "timeout",
-    "crashed",
-    "error",
-)  # in two records of a kernel, the later status counts
+# In two records of a kernel, the later status counts.
+ORDER = "skipped interrupted ok vacuous undecided wrong timeout crashed error".split()
 
 
 def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[Stage] = ()) -> Run:
@@ -79,15 +72,11 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         for item in run.kernels:
             known = kernels.get(item.target)
             kernels[item.target] = item if known is None else together(known, item)
-    bare = Run(
+    bare = msgspec.structs.replace(
+        first,
         schema=SCHEMA,
-        id="",
-        created="",
         command=command,
-        backend=first.backend,
-        seed=first.seed,
         profile=profile,
-        environment=first.environment,
         kernels=list(kernels.values()),
         incomplete=list(dict.fromkeys(gap for run in runs for gap in run.incomplete)),
         stages=list(stages),
@@ -98,20 +87,15 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
 def shards(runs: Sequence[Run], command: str) -> Run:
     """Returns one record of runs of one command that divided kernels or dtypes, each measured once."""
     demand_same(runs, "merge", ("profile", "seed", "backend"), None)
-    seen: set[tuple[str, str, str, str]] = set()
-    for run in runs:
-        for kernel in run.kernels:
-            for result in kernel.results:
-                key = (kernel.target, result.output, result.dtype, result.source)
-                if key in seen:
-                    raise UsageError(
-                        f"each result is in one of the records that merge; {' '.join(key[:3])} is in two",
-                        hint="verify compare BASE.json HEAD.json  (two measurements of the same kernels)",
-                    )
-                seen.add(key)
+    results = [(kernel.target, result) for run in runs for kernel in run.kernels for result in kernel.results]
+    keys = Counter((target, result.output, result.dtype, result.source) for target, result in results)
+    if twice := next((key for key, count in keys.items() if count > 1), None):
+        said = f"each result is in one of the records that merge; {' '.join(twice[:3])} is in two"
+        raise UsageError(said, hint=TWO_MEASUREMENTS)
     return merge(runs, command=command, profile=runs[0].profile)
 
 
+TWO_MEASUREMENTS = "verify compare BASE.json HEAD.json  (two measurements of the same kernels)"
 TREE = ("commit", "torch", "triton", "cuda")  # the code that a record measured
 
 
@@ -135,40 +119,26 @@ def demand_same(runs: Sequence[Run], what: str, fields: Sequence[str], names: Se
     each += [(name, [run.environment.get(name) for run in runs]) for name in known]
     differing = {name: dict.fromkeys(map(repr, values)) for name, values in each if any(v != values[0] for v in values)}
     if differing:
-        texts = [f"{name} is {' and '.join(values)}" for name, values in differing.items()]
-        raise UsageError(
-            f"records of one {', '.join(differing)} {what}; {'; '.join(texts)}",
-            hint="verify compare BASE.json HEAD.json  (two measurements of the same kernels)",
-        )
+        texts = "; ".join(f"{name} is {' and '.join(values)}" for name, values in differing.items())
+        raise UsageError(f"records of one {', '.join(differing)} {what}; {texts}", hint=TWO_MEASUREMENTS)
 
 
 def together(one: KernelRun, two: KernelRun) -> KernelRun:
     """Merges two entries of the same kernel. Raises UsageError if they declare it differently."""
+    both = {name: (getattr(one, name), getattr(two, name)) for name in one.__struct_fields__}
     for name in ("name", "op", "params", "peer"):
-        if getattr(one, name) != getattr(two, name):
-            raise UsageError(
-                f"{one.target} is declared differently in two records: {name} is "
-                f"{getattr(one, name)!r} and {getattr(two, name)!r}"
-            )
+        first, second = both[name]
+        if first != second:
+            said = f"{one.target} is declared differently in two records: {name} is {first!r} and {second!r}"
+            raise UsageError(said)
     worse = max(one, two, key=lambda item: ORDER.index(item.status))
-    merged: dict[str, Any] = {
-        "status": worse.status,
-        "message": worse.message,
-        "hint": worse.hint,
-        "results": [*one.results, *two.results],
-        "laws": [*one.laws, *two.laws],
-        "notes": list(dict.fromkeys([*one.notes, *two.notes])),
-        "unmeasured": [*one.unmeasured, *two.unmeasured],
-        "gaps": [*one.gaps, *two.gaps],
-        "sizes": _largest(one.sizes, two.sizes),
-        "peak": _largest(one.peak, two.peak),
-        "unrepeatable": one.unrepeatable or two.unrepeatable,
-        "definition": one.definition or two.definition,
-        "left": list(dict.fromkeys([*one.left, *two.left])),
-        "printed": one.printed.plus(two.printed) if one.printed else two.printed,
-        "speed": [*one.speed, *two.speed],
-        "seconds": round(one.seconds + two.seconds, 3),
-    }
+    merged: dict[str, Any] = {name: getattr(worse, name) for name in ("status", "message", "hint")}
+    merged |= {name: list(chain(*both[name])) for name in ("results", "laws", "unmeasured", "gaps", "speed")}
+    merged |= {name: list(dict.fromkeys(chain(*both[name]))) for name in ("notes", "left")}
+    merged |= {name: _largest(*both[name]) for name in ("sizes", "peak")}
+    merged |= {name: both[name][0] or both[name][1] for name in ("unrepeatable", "definition")}
+    merged["printed"] = one.printed.plus(two.printed) if one.printed else two.printed
+    merged["seconds"] = round(one.seconds + two.seconds, 3)
     return msgspec.structs.replace(one, **merged)
 
 

@@ -57,10 +57,14 @@ class Key:
     dtype: str
     regime: str
 
+    @property
+    def part(self) -> tuple[str, str, str]:
+        """Returns the part of the kernel's results: output, dtype and regime."""
+        return self.output, self.dtype, self.regime
+
     def __str__(self) -> str:
         """Returns for example `gelu/y/bfloat16/around zero`, as `verify bounds accept` takes it, without the arch."""
-        parts = (self.kernel, self.output, self.dtype, self.regime)
-        return "/".join(_ESCAPED.sub(lambda match: f"%{ord(match[0]):02X}", part) for part in parts)
+        return "/".join(_ESCAPED.sub(lambda found: f"%{ord(found[0]):02X}", each) for each in (self.kernel, *self.part))
 
 
 @dataclass(frozen=True)

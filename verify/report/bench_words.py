@@ -8,17 +8,14 @@ divided by the time of the pass: 1 is memory speed.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from verify.records import recorded
+from verify.records.grouped import grouped
 from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.present import name_of, present
 from verify.report.words import STANDING, STATUS_WORDS
-
-Side = Literal["output", "gradient"]
-DIRECTIONS = ("forward", "backward")
 
 
 @dataclass(frozen=True)
@@ -52,21 +49,17 @@ def document(run: Run) -> Document:
 
 def tables(run: Run) -> list[Section]:
     """Returns a table per op that has lines."""
-    ops: dict[str, list[KernelRun]] = {}
-    for kernel in run.kernels:
-        ops.setdefault(words.call(kernel.op, kernel.params), []).append(kernel)
+    ops = grouped(run.kernels, lambda kernel: words.call(kernel.op, kernel.params))
     found = ((title, lines(kernels)) for title, kernels in ops.items())
     return [Section(title, rows=[_row(line) for line in some], layouts=[_columns(some)]) for title, some in found]
 
 
 def _missing(run: Run) -> list[str]:
     """Returns the missing measurements. Kernels that were skipped for one reason share a line."""
-    reasons: dict[str, list[str]] = {}
-    for kernel in run.kernels:
-        if kernel.status == "skipped" and not kernel.speed:
-            reasons.setdefault(words.clean(kernel.message), []).append(name_of(kernel))
-    skipped = [f"skipped, {reason}: {', '.join(names)}" for reason, names in reasons.items()]
-    return skipped + [words.clean(gap.text) for gap in run.incomplete]
+    skipped = [kernel for kernel in run.kernels if kernel.status == "skipped" and not kernel.speed]
+    reasons = grouped(skipped, lambda kernel: words.clean(kernel.message))
+    found = [f"skipped, {reason}: {', '.join(map(name_of, some))}" for reason, some in reasons.items()]
+    return found + [words.clean(gap.text) for gap in run.incomplete]
 
 
 def lines(kernels: list[KernelRun]) -> list[BenchRow]:
@@ -89,37 +82,28 @@ def _columns(shown: list[BenchRow]) -> list[str]:
 
 def _row(line: BenchRow) -> TableRow:
     results = [result for result in line.kernel.results if result.dtype == line.dtype]
-    outputs, gradients = _worst(results, "output"), _worst(results, "gradient")
-    cells = {
-        "implementation": name_of(line.kernel),
-        "dtype": line.dtype,
-        "shape": "x".join(map(str, line.shape)),
-        "output": _error(outputs),
-        "basis": "" if outputs is None else words.basis_short(outputs.basis),
-        "gradient": _error(gradients),
-        "its basis": "" if gradients is None else words.basis_short(gradients.basis),
-    }
-    for direction, column in zip(DIRECTIONS, ("ms", "its ms"), strict=True):
-        speed = _speed(line, direction)
+    cells = {"implementation": name_of(line.kernel), "dtype": line.dtype, "shape": "x".join(map(str, line.shape))}
+    for side, basis in (("output", "basis"), ("gradient", "its basis")):
+        of_side = [result for result in results if result.output.startswith("d") == (side == "gradient")]
+        worst = max(of_side, key=_size, default=None)
+        cells |= {side: _error(worst), basis: "" if worst is None else words.basis_short(worst.basis)}
+    own = [each for each in line.kernel.speed if (each.dtype, each.shape) == (line.dtype, line.shape)]
+    timed: dict[str, Speed] = {each.direction: each for each in own}
+    for direction, column in (("forward", "ms"), ("backward", "its ms")):
+        speed = timed.get(direction)
         ratio = None if speed is None else speed.of_copy if speed.of_product is None else speed.of_product
         cells[direction] = "-" if ratio is None else f"{ratio:.2f}"
         cells[column] = "" if speed is None else f"{speed.milliseconds:.3f} ±{speed.spread / 2:.3f}"
     if not results and line.kernel.speed:
         return TableRow("", "", cells, "peer", "not judged")  # timed only
-    worst = max((result.status for result in results), key=RESULT_STATUSES.index, default=line.kernel.status)
-    standing = "peer" if line.kernel.peer else worst
+    status = max((result.status for result in results), key=RESULT_STATUSES.index, default=line.kernel.status)
+    standing = "peer" if line.kernel.peer else status
     return TableRow("", "", cells, standing, STATUS_WORDS[standing])
 
 
-def _worst(results: list[Result], side: Side) -> Result | None:
-    chosen = [result for result in results if result.output.startswith("d") == (side == "gradient")]
-    return max(chosen, key=_most, default=None)
-
-
-def _most(result: Result) -> tuple[int, int, float]:
+def _size(result: Result) -> tuple[int, tuple[int, float]]:
     """Returns a sort key of results: the class of inputs that decides, then the largest error on all inputs."""
-    size = recorded.size_of(result.figures, result.gate, result.limit)
-    return recorded.badness(result)[0], *size
+    return recorded.badness(result)[0], recorded.size_of(result.figures, result.gate, result.limit)
 
 
 def _error(result: Result | None) -> str:
@@ -127,13 +111,6 @@ def _error(result: Result | None) -> str:
         return "-"
     scaled = words.MARK[result.gate]
     return f"{words.clean(result.output)} {result_words.maximum(result.figures, result.gate)}{scaled}"
-
-
-def _speed(line: BenchRow, direction: str) -> Speed | None:
-    for item in line.kernel.speed:
-        if (item.dtype, item.shape, item.direction) == (line.dtype, line.shape, direction):
-            return item
-    return None
 
 
 def notes(run: Run) -> list[str]:
@@ -146,16 +123,10 @@ def notes(run: Run) -> list[str]:
     timed = [item for kernel in run.kernels for item in kernel.speed]
     if timed:
         shapes = dict.fromkeys("x".join(map(str, item.shape)) for item in timed)
-        unit = " or ".join(
-            name
-            for name, used in (
-                ("a copy of the same bytes", any(item.of_copy is not None for item in timed)),
-                ("the bare matrix products", any(item.of_product is not None for item in timed)),
-            )
-            if used
-        )
+        units = ["a copy of the same bytes"] if any(item.of_copy is not None for item in timed) else []
+        units += ["the bare matrix products"] if any(item.of_product is not None for item in timed) else []
         found.append(
-            f"forward, backward: time of {unit} / time of the pass, at {words.listed(list(shapes))}; "
+            f"forward, backward: time of {' or '.join(units)} / time of the pass, at {words.listed(list(shapes))}; "
             f"ms: median of {timed[0].rounds} interleaved rounds, ± half the distance between the quartiles"
         )
     return found

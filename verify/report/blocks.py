@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from verify.records import recorded
+from verify.records.grouped import grouped
 from verify.records.record import LawRun, Run, Worst, replay_command, value_of
 from verify.report import result_words, words
 from verify.report.present import KernelFacts, ResultFacts
@@ -43,9 +44,8 @@ def element(worst: Worst | None, *, counts: bool = False) -> list[tuple[str, str
     """Returns the facts about an element: its inputs and its place, the kernel's value and the exact one."""
     if worst is None:
         return []
-    place = result_words.index_text(worst)
     got = worst.got if counts else f"{worst.got} ({worst.got_hex})"
-    inputs = result_words.named_values(worst.inputs) + (f" at {place}" if place else "")
+    inputs = result_words.named_values(worst.inputs) + (f" at {list(worst.index)}" if worst.index else "")
     return [("input", inputs), ("got", got), ("truth", words.truth(worst.truth))]
 
 
@@ -62,10 +62,8 @@ def wrong(found: ResultFacts, run: Run | None = None, record: str = "") -> Repor
     scaled = worst is not None and result.gate != "plain" and worst.scaled_ulp not in (None, worst.ulp)
     if worst is not None and scaled and math.isfinite(value_of(worst.ulp)):  # judged by another error than that in ULP
         facts.append(("error", result_words.error_text(worst, result.gate, counts=result.counts)))
-    if found.also:
-        facts.append(("also", found.also_words))
-    else:
-        facts.append(("besides", "; ".join(filter(None, [besides, result_words.on_average(result)]))))
+    more = "; ".join(filter(None, [besides, result_words.on_average(result)]))
+    facts.append(("also", found.also_words) if found.also else ("besides", more))
     commands = again(worst)
     if (other := result_words.unbounded_too(result)) is not None and other.worst is not None:
         facts.append(("and", f"{other.reason}: {result_words.named_values(other.worst.inputs)}, got {other.worst.got}"))
@@ -84,8 +82,8 @@ def _why(found: ResultFacts) -> tuple[str, str]:
         besides.append(f"limit {result_words.limit_of(result)}")
     elif result.reason:
         besides = []
-    if result.figures.nonfinite and (math.isfinite(size) or not result.reason):
-        count, n = result.figures.nonfinite, result.figures.n
+    if (count := result.figures.nonfinite) and (math.isfinite(size) or not result.reason):
+        n = result.figures.n
         besides.append(f"{count:,} of {n:,} ({words.share(count, n)}) finite on one side only")
     reason = words.clean(result.reason) or "beyond its limit"
     return f"{reason}; {words.basis_of(result, short=True)}", ", ".join(besides)
@@ -123,24 +121,13 @@ def failures(kernels: Sequence[KernelFacts], most: int = 1 << 20) -> list[Report
     Kernels with one message, as after a lost device, share a block. A judged kernel and a peer never do: a reader need
     not fix the peer.
     """
-
-    def last_words(message: str) -> list[str]:  # of a traceback they have the error
+    found = []
+    groups = grouped(kernels, lambda each: (each.standing, each.word, each.run.message, each.advice))
+    for (standing, word, message, advice), members in groups.items():
+        names, again = ", ".join(each.name for each in members), [each.rerun for each in members]
         lines = words.clean_lines(message) if message else ["no message was recorded"]
-        left_out = len(lines) - most
-        return [f"… {left_out} lines left out; the record has them", *lines[-most:]] if left_out > 0 else lines
-
-    groups: dict[tuple[str, ...], list[KernelFacts]] = {}
-    for kernel in kernels:
-        groups.setdefault((kernel.standing, kernel.word, kernel.run.message, kernel.advice), []).append(kernel)
-    return [
-        ReportBlock(
-            standing,
-            word,
-            ", ".join(kernel.name for kernel in members),
-            [("next", advice)],
-            [kernel.rerun for kernel in members],
-            message=last_words(message),
-            anchor=members[0].anchor,
-        )
-        for (standing, word, message, advice), members in groups.items()
-    ]
+        if (left_out := len(lines) - most) > 0:  # the last lines of a traceback have the error
+            lines = [f"… {left_out} lines left out; the record has them", *lines[-most:]]
+        facts = [("next", advice)]
+        found.append(ReportBlock(standing, word, names, facts, again, message=lines, anchor=members[0].anchor))
+    return found

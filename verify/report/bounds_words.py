@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from verify.records.bounds.changes import Change, Proposal, dropped, explained, needs_approval
 from verify.records.bounds.committed import Bound
-from verify.records.bounds.verdict import BREACH, MEANING, Row, Status, Waiver
+from verify.records.bounds.verdict import BREACH, MEANING, Waiver
 from verify.records.bounds.waivers import APPROVED, Kind
 from verify.records.figure import shown
+from verify.records.grouped import grouped
 from verify.report import gate_words, words
 from verify.report.blocks import ReportBlock
 from verify.report.document import EVERY, Document, Section, TableRow, narrowing, plain
@@ -36,8 +38,11 @@ def _block(change: Change) -> ReportBlock:
     evidence = bound.evidence
     gone = set[str]() if change.old is None else dropped(change.old, bound)
     lost = f"the property of a {' and a '.join(sorted(gone))}, which it no longer judges" if gone else ""
+    sides = [each for each in (change.old, change.new) if each is not None]
+    verdict = next((each.verdict for each in reversed(sides) if each.verdict), "ok")
+    moved = " to ".join(dict.fromkeys(map(gate_words.bound_text, sides)))
     facts = [
-        ("bound", _moved(change)),
+        ("bound", moved + f"; the result is {verdict}" * (verdict != "ok")),
         ("reason", bound.reason if explained(change) else "none: it was changed by hand"),
         ("dropped", lost),
         ("measured", f"{gate_words.in_unit(shown(evidence.measured), bound.gate)}, {bound.basis}"),
@@ -62,12 +67,9 @@ def proposal(found: Proposal, *, written: Sequence[str], dry: bool = False) -> D
 
 def _wrong(found: Proposal) -> list[str]:
     """Returns a line for each result that is wrong: how many of the new limits are its own."""
-    counts: dict[tuple[str, str], int] = {}
     why = {row.key: reading.why for row in found.verdict.rows for reading in row.readings if reading.status == "wrong"}
-    for change in found.changes:
-        if change.new is not None and change.new.verdict == "wrong" and (reason := why.get(change.key)):
-            result = " ".join((change.key.kernel, change.key.output, change.key.dtype)), reason
-            counts[result] = counts.get(result, 0) + 1
+    keys = [change.key for change in found.changes if change.new is not None and change.new.verdict == "wrong"]
+    counts = Counter((f"{key.kernel} {key.output} {key.dtype}", why[key]) for key in keys if why.get(key))
     return [
         f"{name} {words.plural(count, 'bound')} {'allows' if count == 1 else 'allow'} what is wrong: {reason}"
         for (name, reason), count in counts.items()
@@ -76,12 +78,9 @@ def _wrong(found: Proposal) -> list[str]:
 
 def _left(found: Proposal) -> list[str]:
     """Returns a line for the uncovered rows of each machine, kernel and status."""
-    groups: dict[tuple[str, str, Status], list[Row]] = {}
-    for row in found.left:
-        groups.setdefault((row.key.arch, row.key.kernel, row.status), []).append(row)
-    lines = []
+    groups, lines = grouped(found.left, lambda row: (row.key.arch, row.key.kernel, row.status)), []
     for (arch, kernel, status), rows in groups.items():
-        what = words.plural(len(rows), "bound") if rows[0].bound is not None else words.plural(len(rows), "result")
+        what = words.plural(len(rows), "result" if rows[0].bound is None else "bound")
         reason = rows[0].reason if len({row.reason for row in rows}) == 1 else MEANING[status]
         keys = [str(row.key) for row in rows if row.key.output]  # a kernel that failed early is one row without keys
         more = [f"… {len(keys) - MOST_KEYS:,} more"] if len(keys) > MOST_KEYS else []
@@ -98,9 +97,7 @@ def summary(found: Sequence[Change], written: Sequence[str], dry: bool) -> str:
     kinds = [change.kind for change in found]
     parts = [f"{kinds.count(kind):,} {kind}" for kind in ("new", "tighter", "looser", "restated") if kind in kinds]
     wrong = sum(change.new is not None and change.new.verdict == "wrong" for change in found)
-    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}" + (
-        f"; {wrong:,} of wrong results" if wrong else ""
-    )
+    said = f"{words.plural(len(found), 'bound')}: {', '.join(parts)}" + f"; {wrong:,} of wrong results" * bool(wrong)
     if dry:
         return f"{said}; nothing was written (--dry-run)"
     where = ", ".join(written) if len(written) <= 3 else f"{len(written):,} files, the first {written[0]}"
@@ -115,16 +112,11 @@ def accepted(change: Change, *, written: Sequence[str]) -> Document:
 
 def review(found: Sequence[Change], base: str, *, waivers: Sequence[tuple[Kind, Waiver]] = ()) -> Document:
     """Returns the changes since a commit, promises taken back first."""
-    blocks = [
-        ReportBlock(
-            "skipped",
-            f"waiver {kind}",
-            waiver.key,
-            [("until", f"{waiver.expires} on {waiver.arch or 'every machine'}"), ("reason", waiver.reason)],
-            style="yellow" if kind in APPROVED else "",
-        )
-        for kind, waiver in waivers
-    ]
+    blocks = []
+    for kind, waiver in waivers:
+        facts = [("until", f"{waiver.expires} on {waiver.arch or 'every machine'}"), ("reason", waiver.reason)]
+        style = "yellow" if kind in APPROVED else ""
+        blocks.append(ReportBlock("skipped", f"waiver {kind}", waiver.key, facts, style=style))
     open_ = needs_approval(found) or any(kind in APPROVED for kind, _ in waivers)
     kinds = [kind for kind, _ in waivers]
     counts = ", ".join(f"{kinds.count(kind):,} {kind}" for kind in dict.fromkeys(kinds))
@@ -164,19 +156,10 @@ def _line(change: Change) -> TableRow:
         "typical": "-" if bound.typical is None else gate_words.cell(shown(bound.typical), bound.gate),
         "basis": words.basis_short(bound.basis),
     }
-    return TableRow(
-        key.kernel, key.arch, cells, "wrong" if wrong else SIGN[change.kind], change.kind + ", wrong" * wrong
-    )
+    standing = "wrong" if wrong else SIGN[change.kind]
+    return TableRow(key.kernel, key.arch, cells, standing, change.kind + ", wrong" * wrong)
 
 
 def value(bound: Bound | None) -> str:
     """Returns the value, marked if it is of the scaled error or in noise."""
     return "-" if bound is None else gate_words.cell(words.decimal(bound.value), bound.gate)
-
-
-def _moved(change: Change) -> str:
-    """Returns all limits of a bound, before and after."""
-    sides = [gate_words.bound_text(bound) for bound in (change.old, change.new) if bound is not None]
-    verdicts = [bound.verdict for bound in (change.old, change.new) if bound is not None and bound.verdict]
-    wrong = f"; the result is {verdicts[-1]}" if verdicts and verdicts[-1] != "ok" else ""
-    return " to ".join(dict.fromkeys(sides)) + wrong

@@ -16,6 +16,7 @@ from verify.declare.lines import Place, declared_at, implemented_at
 from verify.declare.target import Target
 from verify.records.bounds.committed import file_name
 from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY, Row, Verdict
+from verify.records.grouped import grouped
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
 from verify.report.blocks import ReportBlock
@@ -108,11 +109,8 @@ def of_run(run: Run) -> list[Check]:
         target = Target.parse(kernel.run.target)
         declared, source = declared_at(target), implemented_at(target)
         place = source or declared
-        own = [
-            *_of_kernel(kernel, place),
-            *(_of_result(each, first_of_cause.get(id(each.result)), place) for each in kernel.results),
-            *_of_laws(kernel, place),
-        ]
+        results = [_of_result(each, first_of_cause.get(id(each.result)), place) for each in kernel.results]
+        own = [*_of_kernel(kernel, place), *results, *_of_laws(kernel, place)]
         seconds = kernel.run.seconds / max(len(own), 1)  # a kernel's time is measured as one
         checks += [replace(each, seconds=seconds, declared=declared if source else None) for each in own]
     checks += _missing((gap.text for gap in run.incomplete), _first_place(checks))
@@ -122,14 +120,14 @@ def of_run(run: Run) -> list[Check]:
 def _of_kernel(kernel: KernelFacts, place: Place) -> list[Check]:
     run, checks = kernel.run, []
     if run.status in ("error", "crashed", "timeout"):
-        lines = _message(f"{kernel.name}: {kernel.word}", blocks.failures([kernel], MOST_LINES)[0])
-        checks.append(Check("kernel-failed", kernel.name, "runs", place, lines, kernel.rerun))
+        text = _message(f"{kernel.name}: {kernel.word}", blocks.failures([kernel], MOST_LINES)[0])
+        checks.append(Check("kernel-failed", kernel.name, "runs", place, text, kernel.rerun))
     elif run.status == "skipped":
-        message = f"{kernel.name} was skipped: {words.clean(run.message)}"
-        checks.append(Check("kernel-skipped", kernel.name, "runs", place, message))
+        text = f"{kernel.name} was skipped: {words.clean(run.message)}"
+        checks.append(Check("kernel-skipped", kernel.name, "runs", place, text))
     if run.unrepeatable:
-        lines = _message(kernel.name, blocks.unrepeatable(kernel))
-        checks.append(Check("not-deterministic", kernel.name, "same bits again", place, lines, kernel.replay))
+        text = _message(kernel.name, blocks.unrepeatable(kernel))
+        checks.append(Check("not-deterministic", kernel.name, "same bits again", place, text, kernel.replay))
     return checks
 
 
@@ -187,9 +185,7 @@ def of_verdict(verdict: Verdict, bounds: Path) -> list[Check]:
     """Returns the checks of the gate: a row each. A kernel that no record has is placed at its file of bounds."""
     targets = {name: Target.parse(target) for name, target in verdict.targets.items()}
     places = {name: implemented_at(target) or declared_at(target) for name, target in targets.items()}
-    alike: dict[tuple[str, ...], list[Row]] = {}
-    for row in (*gate_words.breaches(verdict), *verdict.rows):
-        alike.setdefault(_cause(row), []).append(row)
+    alike = grouped((*gate_words.breaches(verdict), *verdict.rows), _cause)
     checks = []
     for row in verdict.rows:
         file = bounds / row.key.arch / file_name(row.key.kernel)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from xml.etree import ElementTree as Xml
 
 from verify import __version__
 from verify.declare.lines import Place
+from verify.records.grouped import grouped
 from verify.report.checks import RULES, Check, findings, in_checkout
 from verify.report.markdown.comment import Budget, inert
 
@@ -32,10 +34,8 @@ def sarif(checks: Sequence[Check]) -> bytes:
     """Returns the findings of checks as one SARIF log. A passing command has no results in it."""
     found = findings(checks)
     names = sorted({check.rule for check in found})
-    rules = [
-        {"id": name, "shortDescription": {"text": RULES[name][1]}, "defaultConfiguration": {"level": RULES[name][0]}}
-        for name in names
-    ]
+    about = [(name, *RULES[name]) for name in names]
+    rules = [{"id": a, "shortDescription": {"text": c}, "defaultConfiguration": {"level": b}} for a, b, c in about]
     driver = {"name": "verify", "semanticVersion": __version__, "rules": rules}
     results = [_finding(check, names.index(check.rule)) for check in found]
     run = {"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}
@@ -44,20 +44,12 @@ def sarif(checks: Sequence[Check]) -> bytes:
 
 def _finding(check: Check, rule: int) -> dict[str, Any]:
     identity = hashlib.sha256("\0".join((check.rule, check.suite, check.name)).encode("utf-8", "replace"))
-    found: dict[str, Any] = {
-        "ruleId": check.rule,
-        "ruleIndex": rule,
-        "level": check.level,
-        "message": {"text": check.text},
-        "locations": [
-            {
-                "physicalLocation": _location(check.place),
-                "logicalLocations": [{"name": check.suite, "kind": "function"}],
-            }
-        ],
-        # GitHub hashes the line in the place of a missing fingerprint, and merges the findings of one line
-        "partialFingerprints": {"primaryLocationLineHash": identity.hexdigest()[:16]},
-    }
+    logical = [{"name": check.suite, "kind": "function"}]
+    found: dict[str, Any] = {"ruleId": check.rule, "ruleIndex": rule, "level": check.level}
+    found |= {"message": {"text": check.text}}
+    found |= {"locations": [{"physicalLocation": _location(check.place), "logicalLocations": logical}]}
+    # GitHub hashes the line in the place of a missing fingerprint, and merges the findings of one line
+    found |= {"partialFingerprints": {"primaryLocationLineHash": identity.hexdigest()[:16]}}
     if check.declared is not None:
         declared = {"physicalLocation": _location(check.declared), "message": {"text": "the declaration"}}
         found["relatedLocations"] = [declared]
@@ -72,16 +64,13 @@ def _location(place: Place) -> dict[str, Any]:
 
 def junit(checks: Sequence[Check]) -> bytes:
     """Returns the checks as one document: a suite for each kernel or solution, a test case for each check."""
-    suites: dict[str, list[Check]] = {}
-    for check in checks:
-        suites.setdefault(check.suite, []).append(check)
     top = Xml.Element("testsuites", {"name": "verify", **_counts(checks)})
-    for name, members in suites.items():
+    for name, members in grouped(checks, lambda check: check.suite).items():
         suite = Xml.SubElement(top, "testsuite", {"name": _legal(name), **_counts(members)})
-        names: dict[str, int] = {}
+        names = Counter[str]()
         for check in members:
-            count = names[check.name] = names.get(check.name, 0) + 1
-            _case(suite, check, check.name if count == 1 else f"{check.name} ({count})")
+            names[check.name] += 1
+            _case(suite, check, check.name if names[check.name] == 1 else f"{check.name} ({names[check.name]})")
     Xml.indent(top, " ")
     return bytes(Xml.tostring(top, encoding="utf-8", xml_declaration=True)) + b"\n"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from verify.errors import INCOMPLETE, PASS, WRONG
-from verify.records.compare import Comparison, Pair
+from verify.records.bounds.verdict import Excess
+from verify.records.compare import Change, Comparison, Pair
 from verify.records.figure import ordered
+from verify.records.grouped import grouped
 from verify.records.readings import Reading, arch_of, commit_of
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
@@ -46,9 +49,8 @@ def clauses(found: Comparison) -> tuple[str, list[str]]:
     worse, better = found.of("worse"), found.of("better")
     parts = []
     if found.broke:
-        parts.append(
-            f"{words.plural(len(found.broke), 'kernel')} that worked {'fails' if len(found.broke) == 1 else 'fail'} now"
-        )
+        fail = "fails" if len(found.broke) == 1 else "fail"
+        parts.append(f"{words.plural(len(found.broke), 'kernel')} that worked {fail} now")
     if worse:
         verdicts = sum(any(each.name == "verdict" for each in pair.grew) for pair in worse)
         parts += [f"{words.plural(verdicts, 'verdict')} got worse"] if verdicts else []
@@ -60,12 +62,8 @@ def clauses(found: Comparison) -> tuple[str, list[str]]:
         parts.append(f"{len(better):,} of {words.plural(len(alike), 'figure')} shrank")
     if not worse and not better and alike:
         parts.append(f"no maximum changed in {words.plural(len(alike), 'figure')}, {_bits(alike)}")
-    for change, text in (
-        ("incomparable", "cannot be compared"),
-        ("removed", "only in base"),
-        ("added", "only in head"),
-    ):
-        if count := len(found.of(change)):  # type: ignore[arg-type]
+    for change, text in {**ALONE, "incomparable": "cannot be compared"}.items():
+        if count := len(found.of(change)):
             parts.append(f"{count:,} {text}")
     if found.fixed:
         parts.append(f"fixed: {words.listed([words.clean(name) for name in found.fixed])}")
@@ -85,15 +83,15 @@ def _bits(pairs: Sequence[Pair]) -> str:
     return "and not a bit" if len(results) == 1 else f"and not a bit in {len(results):,} results"
 
 
-def growth(pair: Pair) -> str:
+def growth(grew: Sequence[Excess]) -> str:
     """Returns what got worse: `0.4994 ULP to 1.48 ULP`, `22.2% to 74.6% misrounded`, `ok to wrong`."""
-    return "; ".join(f"{before} to {after}" for after, before in map(gate_words.excess, pair.grew))
+    return "; ".join(f"{before} to {after}" for after, before in map(gate_words.excess, grew))
 
 
 def grown(pair: Pair) -> ReportBlock:
     """Returns the block of a figure that got worse."""
     assert pair.head is not None
-    facts = [("error", f"{growth(pair)}, {pair.head.basis}"), *blocks.element(pair.head.worst)]
+    facts = [("error", f"{growth(pair.grew)}, {pair.head.basis}"), *blocks.element(pair.head.worst)]
     group = " ".join((pair.key.kernel, pair.key.output, pair.key.dtype))
     return ReportBlock("wrong", "worse", gate_words.title(pair), facts, blocks.again(pair.head.worst), group=group)
 
@@ -122,25 +120,22 @@ def line(pair: Pair) -> TableRow:
     }
     word = "same maximum" if pair.change == "same" and pair.figures_differ else pair.change
     beyond = [each for each in pair.grew if each.name != "value"]  # the columns have the maxima
-    note = words.clean(pair.why) or "; ".join(f"{then} to {now}" for now, then in map(gate_words.excess, beyond))
+    note = words.clean(pair.why) or growth(beyond)
     size = max(ordered(side.value) for side in sides)
     return TableRow(key.kernel, "", cells, STANDING.get(pair.change, "ok"), word, frozenset({"head"}), note, size=size)
 
 
-ALONE = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}
+ALONE: dict[Change, str] = {"incomparable": "not comparable", "removed": "only in base", "added": "only in head"}
 
 
 def alone(pairs: Sequence[Pair]) -> list[GapLine]:
     """Returns a line, with the kernels, for each reason why figures are unpaired or cannot be compared."""
-    found: dict[tuple[str, str], dict[str, int]] = {}
-    for pair in pairs:
-        if pair.change in ALONE:
-            kernels = found.setdefault((ALONE[pair.change], pair.reason), {})
-            kernels[pair.key.kernel] = kernels.get(pair.key.kernel, 0) + 1
+    found = grouped([pair for pair in pairs if pair.change in ALONE], lambda pair: (ALONE[pair.change], pair.reason))
     lines = []
-    for (word, reason), kernels in found.items():
+    for (word, reason), some in found.items():
+        kernels = Counter(pair.key.kernel for pair in some)
         names = ", ".join(list(kernels)[:FEW]) + (f" and {len(kernels) - FEW:,} more" if len(kernels) > FEW else "")
-        text = f"{word}: {words.plural(sum(kernels.values()), 'figure')} of {names}" + (f": {reason}" if reason else "")
+        text = f"{word}: {words.plural(len(some), 'figure')} of {names}" + (f": {reason}" if reason else "")
         parts = [f"{kernel} {words.plural(count, 'figure')}" for kernel, count in kernels.items()]
         lines.append(GapLine(words.clean(text), [words.clean(part) for part in parts] if len(parts) > FEW else []))
     return lines

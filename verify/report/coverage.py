@@ -14,8 +14,9 @@ from typing import Literal, get_args
 
 from verify.declare.models import MODELS
 from verify.laws.profiles import NAMES
+from verify.records.grouped import grouped
 from verify.records.readings import FAILED, arch_of
-from verify.records.record import KernelRun, LawRun, Result, Run
+from verify.records.record import KernelRun, Result, Run
 from verify.report import words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.words import STANDING
@@ -23,7 +24,6 @@ from verify.report.words import STANDING
 Outcome = Literal["never tried", "not applicable", "passed", "no verdict", "wrong"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the later one counts
 RESULTS, DRAWN = "results", "drawn"
-_OF_RESULT: dict[str, Outcome] = {"ok": "passed", "wrong": "wrong"}
 _LABEL = re.compile(r" \(([^()]*)\)$")
 _LAYOUT = ("kernel", "dtype", "elements", "laws", "never tried", "verdict")
 
@@ -50,8 +50,9 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
             if not kernel.peer:
                 kernels[arch_of(run), kernel.name] = kernel
                 for cell in _tried(kernel, arch_of(run)):
-                    key = astuple(cell)[:5]
-                    found[key] = cell if key not in found else _both(found[key], cell)
+                    before = found.setdefault(key := astuple(cell)[:5], replace(cell, judged=0))
+                    outcome = max(before.outcome, cell.outcome, key=OUTCOMES.index)
+                    found[key] = replace(cell, outcome=outcome, judged=before.judged + cell.judged)
         known |= found
     models = dict.fromkeys(cell.sizes for cell in known.values() if cell.sizes in MODELS)
     every = list[Cell]()
@@ -68,11 +69,16 @@ def cells_of(runs: Sequence[Run]) -> list[Cell]:
 
 def _tried(kernel: KernelRun, card: str) -> Iterator[Cell]:
     """Yields what a record has of a kernel. A dtype without a result of a kernel that failed is wrong."""
+    outcome: Outcome
+    of_result: dict[str, Outcome] = {"ok": "passed", "wrong": "wrong"}
     for result in kernel.results:
-        outcome = _OF_RESULT.get(result.status, "no verdict")
+        outcome = of_result.get(result.status, "no verdict")
         yield Cell(card, kernel.name, result.dtype, RESULTS, _sizes(result), outcome, result.figures.n)
+    of_law: dict[str, Outcome] = {"ok": "passed", "broken": "wrong", "skipped": "not applicable"}
     for law in kernel.laws:
-        yield Cell(card, kernel.name, law.dtype, law.law, "", _of_law(law), law.cases)
+        unknown = law.status != "broken" and (law.in_error or law.undeclared)
+        outcome = "no verdict" if unknown else of_law[law.status]
+        yield Cell(card, kernel.name, law.dtype, law.law, "", outcome, law.cases)
     judged = {result.dtype for result in kernel.results}
     for dtype in _promised(kernel) if kernel.status in FAILED else ():
         if dtype not in judged:
@@ -87,18 +93,6 @@ def _sizes(result: Result) -> str:
     return label[1] if label else DRAWN
 
 
-def _of_law(law: LawRun) -> Outcome:
-    if law.status == "broken":
-        return "wrong"
-    if law.in_error or law.undeclared:
-        return "no verdict"
-    return "passed" if law.status == "ok" else "not applicable"
-
-
-def _both(one: Cell, two: Cell) -> Cell:
-    return replace(one, outcome=max(one.outcome, two.outcome, key=OUTCOMES.index), judged=one.judged + two.judged)
-
-
 def _promised(kernel: KernelRun) -> list[str]:
     """Returns the dtypes with which the text of a promise begins."""
     return kernel.promise.partition(";")[0].split() if ";" in kernel.promise else []
@@ -109,9 +103,7 @@ def document(runs: Sequence[Run]) -> Document:
     cells = cells_of(runs)
     several = len({cell.card for cell in cells}) > 1
     rows, wrong, never = list[TableRow](), list[str](), dict[str, list[str]]()
-    groups = dict[tuple[str, str], list[Cell]]()
-    for cell in cells:
-        groups.setdefault((f"{cell.kernel} on {cell.card}" if several else cell.kernel, cell.dtype), []).append(cell)
+    groups = grouped(cells, lambda each: (f"{each.kernel} on {each.card}" if several else each.kernel, each.dtype))
     for (name, dtype), own in groups.items():
         rows.append(_row(name, dtype, own))
         wrong += [f"{name} {dtype}: {_named(cell)}" for cell in own if cell.outcome == "wrong"]

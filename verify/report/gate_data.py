@@ -26,10 +26,10 @@ def of_verdict(verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict.word,
         "exit_code": verdict.exit_code,
         "records": list(verdict.records),
-        "counts": {status: verdict.count(status) for status in SEVERITY},
-        "rows": [_row(row) for row in verdict.rows],
         "missing": list(verdict.missing),
         "notes": list(verdict.notes),
+        "counts": {status: verdict.count(status) for status in SEVERITY},
+        "rows": [_row(row) for row in verdict.rows],
         "idle_waivers": list(verdict.idle),
     }
 
@@ -46,13 +46,8 @@ def flat_rows(verdict: Verdict) -> list[dict[str, Any]]:
 def of_changes(changes: Sequence[Change]) -> list[dict[str, Any]]:
     """Returns changes of bounds."""
     return [
-        {
-            **_key(change.key),
-            "change": change.kind,
-            "explained": explained(change),
-            "old": None if change.old is None else _bound(change.old),
-            "new": None if change.new is None else _bound(change.new),
-        }
+        {**_key(change.key), "change": change.kind, "explained": explained(change)}
+        | {"old": change.old and _bound(change.old), "new": change.new and _bound(change.new)}
         for change in changes
     ]
 
@@ -79,10 +74,10 @@ def _row(row: Row) -> dict[str, Any]:
         **_key(row.key),
         "status": row.status,
         "reason": row.reason,
-        "bound": None if row.bound is None else _bound(row.bound),
+        "bound": row.bound and _bound(row.bound),
+        "waiver": row.waiver and of_waiver(row.waiver),
         "beyond": [each.name for each in row.beyond],
         "readings": [_reading(reading) for reading in row.readings],
-        "waiver": None if row.waiver is None else of_waiver(row.waiver),
     }
 
 
@@ -105,24 +100,16 @@ def _bound(bound: Bound) -> dict[str, Any]:
 
 def _reading(reading: Reading) -> dict[str, Any]:
     worst = reading.worst
+    own = ("share", "verdict", "gate", "source", "properties", "bits", "record", "commit")
     return {
+        **{name: getattr(reading, name) for name in own},
+        **{name: getattr(worst, name, "") for name in ("got", "got_hex", "truth")},
         "ulp": number(reading.value),
-        "share": reading.share,
-        "typical": None if reading.typical is None else number(reading.typical),
-        "verdict": reading.verdict,
-        "gate": reading.gate,
         "basis": str(reading.basis),
-        "source": reading.source,
-        "properties": reading.properties,
-        "bits": reading.bits,
-        "record": reading.record,
-        "commit": reading.commit,
+        "typical": None if reading.typical is None else number(reading.typical),
         "input": inputs(worst),
-        "index": None if worst is None else list(worst.index),
-        "got": "" if worst is None else worst.got,
-        "got_hex": "" if worst is None else worst.got_hex,
-        "truth": "" if worst is None else worst.truth,
-        "replay": "" if worst is None else replay_command(worst.origin),
+        "index": list(worst.index) if worst else None,
+        "replay": replay_command(worst.origin if worst else None),
     }
 
 
@@ -131,9 +118,9 @@ def _pair(pair: Pair) -> dict[str, Any]:
         **_key(pair.key),
         "source": pair.source,
         "change": pair.change,
-        "grew": [each.name for each in pair.grew],
         "bits": pair.bits,
         "reason": pair.why,
-        "base": None if pair.base is None else _reading(pair.base),
-        "head": None if pair.head is None else _reading(pair.head),
+        "grew": [each.name for each in pair.grew],
+        "base": pair.base and _reading(pair.base),
+        "head": pair.head and _reading(pair.head),
     }

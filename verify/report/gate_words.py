@@ -10,6 +10,7 @@ from verify.records.bounds.committed import Bound
 from verify.records.bounds.verdict import BREACH, MEANING, SEVERITY, Excess, Row, Status, Verdict
 from verify.records.compare import Pair
 from verify.records.figure import UNIT, ordered, shown
+from verify.records.grouped import grouped
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, words
@@ -20,9 +21,8 @@ from verify.report.words import STANDING
 
 WITH_FIGURES: tuple[Status, ...] = ("nonfinite", "breached", "improved")
 # The status of a result that looks like that of a row; others look skipped.
-SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", **dict.fromkeys(BREACH, "wrong")} | {
-    name: name for name in UNPROVEN
-}
+SIGN: dict[str, str] = {"ok": "ok", "improved": "ok", **dict.fromkeys(BREACH, "wrong")}
+SIGN |= {name: name for name in UNPROVEN}
 MOST_BREACHES = 12  # breaches that are shown in full
 
 
@@ -46,12 +46,9 @@ def document(verdict: Verdict, *, everything: bool = False, records: Sequence[st
             most = len(rows) if status == "waived" else MOST_BREACHES  # each waiver in use is shown
             look, title_ = "wrong" if status in BREACH else "skipped", f"{status}: {MEANING[status]}"
             sections.append(Section(title_, lines=unjudged(rows), most=most, standing=look))
-    besides = (
-        ("not measured", verdict.missing),
-        ("not judged here", verdict.notes),
-        ("waivers that excuse nothing", verdict.idle),
-    )
-    sections += [Section(title, lines=gathered(lines)) for title, lines in besides]
+    besides = {"not measured": verdict.missing, "not judged here": verdict.notes}
+    besides |= {"waivers that excuse nothing": verdict.idle}
+    sections += [Section(title, lines=gathered(lines)) for title, lines in besides.items()]
     leading = next((row for row in broken if row.leading is not None and row.leading.worst is not None), None)
     return Document(
         "verify gate",
@@ -94,30 +91,18 @@ def clauses(verdict: Verdict) -> list[str]:
 
 def _clause(status: Status, rows: Sequence[Row]) -> str:
     """Returns the part of the sentence about the rows of one status."""
-    count = len(rows)
     if status == "crashed":
-        kernels = len({(row.key.arch, row.key.kernel) for row in rows})
-        return f"{words.plural(kernels, 'kernel')} failed"
-    what, said = {
-        "nonfinite": ("NaN or infinite result", ""),
-        "breached": ("bound", " breached"),
-        "gone": ("result", " gone"),
-        "incomparable": ("result", " cannot be compared"),
-        "unused": ("bound", " not measured"),
-        "undecided": ("result", " undecided"),
-        "vacuous": ("result", " vacuous"),
-        "new": ("result", " without a bound"),
-    }[status]
-    return words.plural(count, what) + said
+        return f"{words.plural(len({(row.key.arch, row.key.kernel) for row in rows}), 'kernel')} failed"
+    if status == "nonfinite":
+        return words.plural(len(rows), "NaN or infinite result")
+    said = {"gone": "gone", "incomparable": "cannot be compared", "unused": "not measured", "new": "without a bound"}
+    what = "bound" if status in ("breached", "unused") else "result"
+    return f"{words.plural(len(rows), what)} {said.get(status, status)}"
 
 
 def title(item: Row | Pair) -> str:
     """Returns for example `gelu dx bfloat16 positive`."""
-    return " ".join(words.clean(part) for part in (item.key.kernel, *_result(item)) if part)
-
-
-def _result(item: Row | Pair) -> tuple[str, str, str]:
-    return item.key.output, item.key.dtype, item.key.regime
+    return " ".join(words.clean(part) for part in (item.key.kernel, *item.key.part) if part)
 
 
 def error(reading: Reading) -> str:
@@ -157,20 +142,17 @@ def excess(found: Excess) -> tuple[str, str]:
     reading, name = found.reading, found.name
     if name == "value":
         return figure(reading), "none wrong" if reading.counts else limit(name, found.limit, reading.gate)
-    told = _named(name, limit(name, found.measured, reading.gate), reading.gate)
-    return told, limit(name, found.limit, reading.gate)
+    return _named(name, found.measured, reading.gate), limit(name, found.limit, reading.gate)
 
 
 def bound_text(bound: Bound) -> str:
     """Returns all limits of a bound, for example `0.501 ULP, 2.1% misrounded, 0.251 ULP mean`."""
     limits = zip(("value", "share", "typical"), bound.promise[:3], strict=True)
-    return ", ".join(
-        _named(name, limit(name, each, bound.gate), bound.gate) for name, each in limits if each is not None
-    )
+    return ", ".join(_named(name, each, bound.gate) for name, each in limits if each is not None)
 
 
-def _named(name: str, told: str, gate: Gate) -> str:
-    return told + {"share": " misrounded", "typical": f" {_TYPICAL[gate]}"}.get(name, "")
+def _named(name: str, value: float | str, gate: Gate) -> str:
+    return limit(name, value, gate) + {"share": " misrounded", "typical": f" {_TYPICAL[gate]}"}.get(name, "")
 
 
 def decisive(row: Row) -> tuple[str, str]:
@@ -232,24 +214,19 @@ def waiver(row: Row, whose: str = "") -> str:
 
 def keys(members: Sequence[Row]) -> str:
     """Names keys of a kernel: ` 8 keys`, ` y float16 positive`, or nothing if the whole kernel is meant."""
-    named = [row for row in members if row.key.output or row.key.dtype or row.key.regime]
+    named = [row for row in members if any(row.key.part)]
     if len(named) > 1:
         return f" {words.plural(len(named), 'key')}"
-    return "".join(f" {words.clean(part)}" for part in _result(named[0]) if part) if named else ""
+    return "".join(f" {words.clean(part)}" for row in named for part in row.key.part if part)
 
 
 def unjudged(rows: Iterable[Row]) -> list[GapLine]:
     """Returns a line, with its keys, for each machine, kernel and reason of keys without a verdict."""
-    groups: dict[tuple[str, str, str], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.key.arch, row.key.kernel, why(row)), []).append(row)
-    return [
-        GapLine(
-            words.clean(f"{kernel}{keys(members)} ({arch}): {reason}"),
-            [measured(row) for row in members] if len(members) > 1 else [],
-        )
-        for (arch, kernel, reason), members in groups.items()
-    ]
+    found = []
+    for (arch, kernel, reason), members in grouped(rows, lambda r: (r.key.arch, r.key.kernel, why(r))).items():
+        parts = [measured(row) for row in members] if len(members) > 1 else []
+        found.append(GapLine(words.clean(f"{kernel}{keys(members)} ({arch}): {reason}"), parts))
+    return found
 
 
 def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
@@ -333,12 +310,11 @@ def short_replay(reading: Reading | None, files: Mapping[str, str]) -> str:
     """Returns a replay command that names a long case by its place in the record. "" if that is impossible."""
     if reading is None or reading.worst is None or reading.worst.origin.law:  # a law shows the whole case
         return ""
-    if len(replay_command(reading.worst.origin)) <= words.LONG:
-        return ""
-    if (path := files.get(reading.record)) is None:
+    if len(replay_command(reading.worst.origin)) <= words.LONG or reading.record not in files:
         return ""
     key = reading.key
-    return words.replay_in(path, key.kernel, {"result": key.output, "dtype": key.dtype, "regime": key.regime})
+    place = {"result": key.output, "dtype": key.dtype, "regime": key.regime}
+    return words.replay_in(files[reading.record], key.kernel, place)
 
 
 def paths_of(verdict: Verdict, records: Sequence[str]) -> dict[str, str]:

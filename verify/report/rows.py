@@ -46,16 +46,9 @@ def worst_of(run: Run) -> Row | None:
 
 def _row(facts: KernelFacts, result: ResultFacts | None = None) -> Row:
     kernel = facts.run
-    own: Row = {
-        "kernel": kernel.name,
-        "target": kernel.target,
-        "op": words.call(kernel.op, kernel.params),
-        "peer": kernel.peer,
-        "kernel_status": kernel.status,
-        "message": kernel.message or None,
-    }
-    found = {} if result is None else _of_result(result)
-    return dict.fromkeys(COLUMNS) | own | found
+    own: Row = {"kernel": kernel.name, "target": kernel.target, "op": words.call(kernel.op, kernel.params)}
+    own |= {"peer": kernel.peer, "kernel_status": kernel.status, "message": kernel.message or None}
+    return dict.fromkeys(COLUMNS) | own | ({} if result is None else _of_result(result))
 
 
 def _of_result(facts: ResultFacts) -> Row:
@@ -66,37 +59,28 @@ def _of_result(facts: ResultFacts) -> Row:
 
     ordinary = next((each for each in result.classes if each.name == ORDINARY), None)
     figures = result.figures
-    row: Row = {
+    row: Row = {name: getattr(result, name) for name in ("dtype", "source", "status")}
+    row |= {name: getattr(figures, name) for name in ("nonfinite", "undecided", "open")}
+    row |= {
         "result": result.output,
-        "dtype": result.dtype,
         "format": result.format or result.dtype,
-        "source": result.source,
-        "status": result.status,
         "verdict": facts.label,
         "reason": result.reason or None,
         "unit": UNITS[result.gate],
         "limit": float(result.limit),
         "limit_ulp": result.ulp_limit,
-        "max": largest(figures),
         **{each.name: largest(each.figures) for each in result.classes},
+        "max": largest(figures),
+        "max_ulp": rank(figures.max_upper),
         "pytorch": largest(result.baseline if ordinary is None else ordinary.baseline),
         "p999": rank(judged(figures, result.gate).p999),
         "misrounded": figures.misrounded / figures.n if figures.n else None,
-        "max_ulp": rank(figures.max_upper),
-        "nonfinite": figures.nonfinite,
-        "undecided": figures.undecided,
-        "open": figures.open,
         "basis": result.basis.kind,
         "elements": result.basis.n,
         "seed": result.basis.seed,
     }
     if worst is not None:
-        row |= {
-            "input": result_words.named_values(worst.inputs),
-            "index": ", ".join(map(str, worst.index)),
-            "got": worst.got,
-            "got_hex": worst.got_hex,
-            "truth": worst.truth,
-            "replay": replay_command(worst.origin),
-        }
+        row |= {name: getattr(worst, name) for name in ("got", "got_hex", "truth")}
+        row |= {"input": result_words.named_values(worst.inputs), "index": ", ".join(map(str, worst.index))}
+        row["replay"] = replay_command(worst.origin)
     return row

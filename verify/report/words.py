@@ -16,12 +16,11 @@ import shlex
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
-from decimal import ROUND_CEILING, Decimal
 from typing import Any
 
-from verify.records.figure import BEYOND, COUNTABLE
+from verify.records.figure import BEYOND, COUNTABLE, rounded_up
 from verify.records.figure import UNIT as UNIT
-from verify.records.record import Basis, Figures, Number, RegimeFigures, Result, value_of
+from verify.records.record import Basis, Number, RegimeFigures, Result, value_of
 
 # Cc: control characters and ANSI escapes. Cf: bidirectional overrides and zero-width characters, which make names look
 # alike. Cs, Zl, Zp: lone surrogates (not encodable) and line separators.
@@ -87,24 +86,16 @@ def ulp(value: Number) -> str:
         return sign + "inf"
     if size > COUNTABLE:
         return f"<-{BEYOND[1:]}" if sign else BEYOND
-    # The shortest decimal that identifies the double: 254.9 is meant, not 254.900000000000005...
-    exact = Decimal(repr(size))
-    if exact == 0:
+    if size == 0:
         return "0"
-    if exact >= 10_000 or exact < Decimal("0.001"):
-        return sign + _scientific(exact)
-    if exact >= 1000:
-        whole = int(exact.to_integral_value(ROUND_CEILING))
-        return sign + (f"{whole:,}" if whole < 10_000 else _scientific(exact))
-    decimals = 1 if exact >= 10 else 2 - exact.adjusted()
-    rounded = _up(exact, decimals)
-    while exact < 1 <= rounded:
-        decimals += 1
-        rounded = _up(exact, decimals)
-    if rounded >= 1000:
-        return sign + f"{int(rounded):,}"
-    text = format(rounded, "f")
-    return sign + (text.rstrip("0").rstrip(".") if "." in text else text)
+    digits = 4 if 100 <= size < 10_000 else 3
+    rounded = rounded_up(size, digits)
+    while size < 1 <= rounded:
+        digits += 1
+        rounded = rounded_up(size, digits)
+    if rounded > 9_999 or size < 0.001:
+        return f"{sign}{rounded_up(size, 2):.1e}"
+    return f"{sign}{rounded:,.0f}" if rounded >= 1000 else sign + repr(rounded).removesuffix(".0")
 
 
 def signed_ulp(value: Number) -> str:
@@ -133,11 +124,6 @@ def at_least(low: Number) -> str:
     """Returns a maximum beside open elements, whose errors are unknown: see `OPEN`."""
     text = ulp(low)
     return text if text == BEYOND else "≥" + text
-
-
-def open_elements(figures: Figures) -> str:
-    """Returns for example `; 37 open`, or ""."""
-    return f"; {figures.open:,} open" if figures.open else ""
 
 
 def share(count: float, total: float) -> str:
@@ -253,18 +239,6 @@ def _plain(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(_plain(item) for item in value)
     return clean(json.dumps(value))
-
-
-def _up(value: Decimal, decimals: int) -> Decimal:
-    return value.quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_CEILING)
-
-
-def _scientific(value: Decimal) -> str:
-    digits = int(value.scaleb(1 - value.adjusted()).to_integral_value(ROUND_CEILING))
-    exponent = value.adjusted()
-    if digits == 100:  # 9.99e6 rounds up into the next power of ten
-        digits, exponent = 10, exponent + 1
-    return f"{digits // 10}.{digits % 10}e{exponent:+03d}"
 
 
 def escaped(text: str) -> str:

@@ -13,17 +13,7 @@ from typing import Any, Literal
 
 from verify.errors import UsageError, nearest
 from verify.records.bounds import verdict as gate
-from verify.records.bounds.committed import (
-    PROMISES,
-    Acceptance,
-    Book,
-    Bound,
-    Evidence,
-    Promise,
-    badness,
-    supported,
-    tightened,
-)
+from verify.records.bounds.committed import PROMISES, Acceptance, Book, Bound, Evidence, Promise, supported, tightened
 from verify.records.bounds.verdict import Row, Verdict, exceeded
 from verify.records.figure import UNIT
 from verify.records.readings import Key, Reading, date_of, inputs, leading
@@ -60,13 +50,9 @@ class Proposal:
 def propose(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = ()) -> Proposal:
     """Proposes new bounds for keys without one, and tighter ones if a measurement supports them. None gets looser."""
     verdict = gate.judge(runs, book, kernels=kernels)
-    changes, left = [], []
-    for row in verdict.rows:
-        if (change := _proposed(row)) is not None:
-            changes.append(change)
-        elif row.status not in ("ok", "improved"):
-            left.append(row)
-    return Proposal(tuple(changes), verdict, tuple(left))
+    pairs = [(row, _proposed(row)) for row in verdict.rows]
+    left = [row for row, change in pairs if change is None and row.status not in ("ok", "improved")]
+    return Proposal(tuple(change for _, change in pairs if change is not None), verdict, tuple(left))
 
 
 def _proposed(row: Row) -> Change | None:
@@ -117,14 +103,12 @@ def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: st
     usable = _usable(row.readings)
     if not usable or len(usable) < len(row.readings):
         raise UsageError(f"{text} is {row.status} and cannot be accepted: {row.reason}")
-    reading = leading(usable)
-    old = row.bound
+    reading, old = leading(usable), row.bound
     if old is None:
         raise UsageError(f"{text} has no bound to loosen", hint="verify bounds propose RUN")
     beyond = {each.name for item in usable for each in exceeded(item, old)}
-    other = any(
-        item.gate != old.gate or old.properties.get(item.source, item.properties) != item.properties for item in usable
-    )
+    other = any(each.gate != old.gate for each in usable)
+    other |= any(old.properties.get(each.source, each.properties) != each.properties for each in usable)
     if not beyond and not other:
         raise UsageError(
             f"{text} is within its bound: {reading.value:.6g}{UNIT[reading.gate]}, the bound is {old.value:g}",
@@ -142,11 +126,8 @@ def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: st
 def review(old: Book, new: Book) -> list[Change]:
     """Returns the changes between two states of the bounds, removed and loosened ones first."""
     order: tuple[Kind, ...] = ("removed", "looser", "new", "tighter", "restated")
-    changes = []
-    for key in old.bounds.keys() | new.bounds.keys():
-        before, after = old.bounds.get(key), new.bounds.get(key)
-        if before != after:
-            changes.append(Change(_kind(before, after), before, after))
+    pairs = [(old.bounds.get(key), new.bounds.get(key)) for key in old.bounds.keys() | new.bounds.keys()]
+    changes = [Change(_kind(before, after), before, after) for before, after in pairs if before != after]
     return sorted(changes, key=lambda change: (order.index(change.kind), change.key))
 
 
@@ -154,9 +135,9 @@ def explained(change: Change) -> bool:
     """True if a loosening has its reason: an added acceptance of exactly this value, with all earlier ones kept."""
     if change.old is None or change.new is None:
         return False
-    added = change.new.accepted[len(change.old.accepted) :]
-    kept = change.new.accepted[: len(change.old.accepted)] == change.old.accepted
-    return kept and any(entry.new == change.new.value for entry in added)
+    known = len(change.old.accepted)
+    kept, added = change.new.accepted[:known], change.new.accepted[known:]
+    return kept == change.old.accepted and any(entry.new == change.new.value for entry in added)
 
 
 def dropped(before: Bound, after: Bound) -> set[str]:
@@ -175,19 +156,11 @@ def _kind(before: Bound | None, after: Bound | None) -> Kind:
     if after is None:
         return "removed"
     # Another gate measures in other units: a scaled ULP is larger, so the promise is another one.
-    if _looser(before, after) or after.gate != before.gate or dropped(before, after):
+    if after.looser(before) or after.gate != before.gate or dropped(before, after):
         return "looser"
     pairs = zip(before.promise, after.promise, strict=True)
     known = _promising(before, [new if old in (None, "") else old for old, new in pairs])
-    return "tighter" if _looser(after, known) else "restated"
-
-
-def _looser(before: Bound, after: Bound) -> bool:
-    """True if any limit of a bound is higher or gone."""
-    pairs = zip(before.promise[:3], after.promise[:3], strict=True)
-    higher = any(then is not None and (now is None or now > then) for then, now in pairs)
-    # No verdict promises as little as "wrong".
-    return higher or (badness(after.verdict or "wrong") > badness(before.verdict or "wrong"))
+    return "tighter" if known.looser(after) else "restated"
 
 
 def _usable(found: Iterable[Reading]) -> list[Reading]:
@@ -203,22 +176,16 @@ def _bound(row: Row, reading: Reading, promise: Promise, reason: str) -> Bound:
     """Returns the bound of a row with its limits, a reason and the evidence of a reading."""
     old = row.bound
     asked: dict[str, str] = {item.source: item.properties for item in _usable(row.readings)}
-    same_gate = old is not None and old.gate == reading.gate
-    bound = Bound(
-        key=row.key,
-        value=promise[0],
-        gate=reading.gate,
-        basis=reading.basis,
-        reason=reason,
-        evidence=Evidence(
-            record=reading.record or "unknown",
-            commit=reading.commit,
-            date=date_of(reading),
-            source=reading.source,
-            measured=reading.value,
-            worst=inputs(reading.worst),
-        ),
-        properties={**(old.properties if old is not None and same_gate else {}), **asked},
-        accepted=old.accepted if old is not None else (),
+    if old is not None and old.gate == reading.gate:
+        asked = {**old.properties, **asked}
+    evidence = Evidence(
+        reading.record or "unknown",
+        reading.commit,
+        date_of(reading),
+        reading.source,
+        measured=reading.value,
+        worst=inputs(reading.worst),
     )
+    accepted = old.accepted if old is not None else ()
+    bound = Bound(row.key, promise[0], reading.gate, reading.basis, reason, evidence, asked, accepted)
     return _promising(bound, promise)

@@ -28,6 +28,7 @@ from verify.errors import UsageError
 from verify.records.bounds import toml
 from verify.records.figure import LEAST, rounded_up
 from verify.records.files import write_atomically
+from verify.records.grouped import grouped
 from verify.records.readings import STRENGTH, Key, Reading, Source, as_strong, leading
 from verify.records.record import RESULT_STATUSES, Basis, Gate, ResultStatus
 
@@ -106,6 +107,13 @@ class Bound:
         """Returns all limits."""
         return self.value, self.share, self.typical, self.verdict
 
+    def looser(self, than: Bound) -> bool:
+        """True if any limit is higher than that of another bound, or gone."""
+        pairs = zip(than.promise[:3], self.promise[:3], strict=True)
+        higher = any(then is not None and (now is None or now > then) for then, now in pairs)
+        # No verdict promises as little as "wrong".
+        return higher or (badness(self.verdict or "wrong") > badness(than.verdict or "wrong"))
+
 
 @dataclass
 class Book:
@@ -132,10 +140,9 @@ def headroom_of(reading: Reading) -> float:
     basis = reading.basis
     if reading.counts and not reading.value:  # a wrong integer is no matter of chance
         return 0.0
-    seen = basis.kind == "observed"
-    if not seen and not (reading.source == "sweep" and reading.key.output.startswith("d")):
-        return 0.0
-    if not seen or basis.n >= MANY:
+    if basis.kind != "observed":
+        return HEADROOM if reading.source == "sweep" and reading.key.output.startswith("d") else 0.0
+    if basis.n >= MANY:
         return HEADROOM
     excess = HEADROOM_OF_EXCESS * (1 - LEAST / max(reading.value, LEAST))
     return HEADROOM_OF_FEW if basis.n < FEW else max(HEADROOM, excess)
@@ -347,17 +354,14 @@ def _bounds(file: _File, table: _Table) -> Iterator[Bound]:
     evidence = msgspec.structs.asdict(table.evidence)
     for row in table.bounds:
         bound = Bound(
-            key=Key(file.arch, file.kernel, table.output, table.dtype, ""),
-            value=row.value,
-            gate=table.gate,
-            basis=Basis(row.basis, row.n, row.seed),
-            reason=row.reason,
-            evidence=Evidence(**evidence, measured=row.measured, worst=row.worst),
-            properties={str(name): value for name, value in table.properties.items()},
-            accepted=row.accepted,
-            share=row.share,
-            typical=row.typical,
-            verdict=row.verdict,
+            Key(file.arch, file.kernel, table.output, table.dtype, ""),
+            row.value,
+            table.gate,
+            Basis(row.basis, row.n, row.seed),
+            row.reason,
+            Evidence(**evidence, measured=row.measured, worst=row.worst),
+            {str(name): value for name, value in table.properties.items()},
+            *(row.accepted, row.share, row.typical, row.verdict),
         )
         yield from (_of_regime(bound, regime) for regime in row.regimes)
 
@@ -371,17 +375,12 @@ def _of_regime(bound: Bound, regime: str) -> Bound:
 
 def render(arch: str, kernel: str, bounds: Iterable[Bound]) -> str:
     """Returns the text of one file."""
-    lines = [
-        "# Errors in ULP that no result may exceed. Written by `verify bounds`, judged by `verify gate`.",
-        toml.line("format", FORMAT),
-        toml.line("arch", arch),
-        toml.line("kernel", kernel),
-    ]
+    lines = ["# Errors in ULP that no result may exceed. Written by `verify bounds`, judged by `verify gate`."]
+    lines += toml.lines(format=FORMAT, arch=arch, kernel=kernel)
     for (output, dtype, gate, properties, evidence), rows in _tables(bounds).items():
-        lines += ["", "[[result]]", toml.line("output", output), toml.line("dtype", dtype), toml.line("gate", gate)]
-        lines += [toml.line("properties", dict(properties)), toml.line("evidence", dict(evidence)), "bounds = ["]
-        lines += [f"  {toml.inline(row)}," for row in rows]
-        lines.append("]")
+        lines += ["", "[[result]]", *toml.lines(output=output, dtype=dtype, gate=gate)]
+        lines += [*toml.lines(properties=dict(properties), evidence=dict(evidence)), "bounds = ["]
+        lines += [*(f"  {toml.inline(row)}," for row in rows), "]"]
     return "\n".join(lines) + "\n"
 
 
@@ -391,14 +390,11 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
     for regimes, bound in agreeing(bounds):
         evidence = dataclasses.asdict(bound.evidence)
         measured, worst = evidence.pop("measured"), evidence.pop("worst")
-        row: dict[str, Any] = {"regimes": regimes}
-        row |= {name: limit for name, limit in zip(PROMISES, bound.promise, strict=True) if limit not in (None, "")}
-        row |= {"basis": bound.basis.kind, "n": bound.basis.n}
-        if bound.basis.seed is not None:
-            row["seed"] = bound.basis.seed
+        row: dict[str, Any] = {"regimes": regimes, **dict(zip(PROMISES, bound.promise, strict=True))}
+        row |= {"basis": bound.basis.kind, "n": bound.basis.n, "seed": bound.basis.seed}
         row |= {"reason": bound.reason, "measured": measured, "worst": worst}
-        if bound.accepted:
-            row["accepted"] = [msgspec.structs.asdict(item) for item in bound.accepted]
+        row["accepted"] = [msgspec.structs.asdict(item) for item in bound.accepted]
+        row = {name: value for name, value in row.items() if name == "worst" or value not in (None, "", [])}
         shared = tuple(sorted(bound.properties.items())), tuple(evidence.items())
         tables.setdefault((bound.key.output, bound.key.dtype, bound.gate, *shared), []).append(row)
     return tables
@@ -406,25 +402,20 @@ def _tables(bounds: Iterable[Bound]) -> dict[tuple[Any, ...], list[dict[str, Any
 
 def agreeing(bounds: Iterable[Bound]) -> list[tuple[list[str], Bound]]:
     """Groups regimes with equal bounds. Returns their names, and the bound with the largest error."""
-    groups: dict[tuple[Any, ...], list[Bound]] = {}
-    for bound in sorted(bounds, key=lambda item: item.key):
+
+    def same(bound: Bound) -> tuple[Any, ...]:
         said = dataclasses.replace(bound.evidence, measured=0.0, worst="")
         key = dataclasses.replace(bound.key, regime="")
         properties = tuple(sorted(bound.properties.items()))
-        same = (key, bound.promise, bound.gate, bound.basis, bound.reason, said, properties, bound.accepted)
-        groups.setdefault(same, []).append(bound)
-    return [
-        ([item.key.regime for item in group], max(group, key=lambda item: item.evidence.measured))
-        for group in groups.values()
-    ]
+        return key, bound.promise, bound.gate, bound.basis, bound.reason, said, properties, bound.accepted
+
+    groups = grouped(sorted(bounds, key=lambda item: item.key), same).values()
+    return [([each.key.regime for each in some], max(some, key=lambda each: each.evidence.measured)) for some in groups]
 
 
 def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
     """Writes the files where something changed. Every other bound in them stays as it is on disk."""
-    groups: dict[tuple[str, str], list[Bound]] = {}
-    for bound in changed:
-        groups.setdefault((bound.key.arch, bound.key.kernel), []).append(bound)
-    written = []
+    groups, written = grouped(changed, lambda bound: (bound.key.arch, bound.key.kernel)), []
     for (arch, kernel), bounds in sorted(groups.items()):
         path = book.folder / arch / file_name(kernel)
         # On a file system that ignores case, two kernels would have one file: load_file then refuses.
@@ -434,9 +425,8 @@ def save(book: Book, changed: Iterable[Bound]) -> list[Path]:
         read_back = parse(text.encode(), source=str(path), arch=arch, name=path.name)
         expected = [_of_regime(bound, regime) for regimes, bound in agreeing(held.values()) for regime in regimes]
         if read_back != {bound.key: bound for bound in expected}:
-            raise UsageError(
-                f"{path}: what would be written does not read back as the same bounds; nothing was written"
-            )
+            said = "what would be written does not read back as the same bounds; nothing was written"
+            raise UsageError(f"{path}: {said}")
         write_atomically(path, text.encode())
         book.bounds.update(read_back)
         written.append(path)

@@ -33,6 +33,11 @@ def line(name: str, value: Any) -> str:
     return f"{name if _BARE.fullmatch(name) else inline(name)} = {inline(value)}"
 
 
+def lines(**values: Any) -> list[str]:
+    """Returns such a line for each value."""
+    return [line(name, value) for name, value in values.items()]
+
+
 def inline(value: Any) -> str:
     """Returns a value on one line: a scalar as in JSON, with invisible characters escaped."""
     if isinstance(value, Mapping):

@@ -14,26 +14,17 @@ from typing import Literal, NamedTuple, get_args
 from verify.errors import INCOMPLETE as UNDECIDED
 from verify.errors import PASS, WRONG, UsageError
 from verify.records.bounds.committed import PROMISES, Book, Bound, badness, tightened
+from verify.records.grouped import grouped
 from verify.records.readings import FAILED, UNKNOWN, Key, Reading, Source, arch_of, leading, readings
 from verify.records.record import UNPROVEN, KernelRun, ResultStatus, Run
 
-Status = Literal[  # the most serious first; if a key has several readings, the worst decides
-    "crashed",
-    "nonfinite",
-    "breached",
-    "gone",
-    "incomparable",
-    "unused",
-    "undecided",
-    "vacuous",
-    "new",
-    "waived",
-    "improved",
-    "ok",
-]
+# The most serious first; if a key has several readings, the worst decides.
+Breach = Literal["crashed", "nonfinite", "breached", "gone"]
+Unknown = Literal["incomparable", "unused", "undecided", "vacuous", "new"]
+Status = Literal[Breach, Unknown, "waived", "improved", "ok"]
 SEVERITY: tuple[Status, ...] = get_args(Status)
-BREACH: frozenset[Status] = frozenset({"crashed", "nonfinite", "breached", "gone"})
-INCOMPLETE: frozenset[Status] = frozenset({"incomparable", "unused", "undecided", "vacuous", "new"})
+BREACH: frozenset[Status] = frozenset(get_args(Breach))
+INCOMPLETE: frozenset[Status] = frozenset(get_args(Unknown))
 
 # the source that a stage of a night measures
 MEASURES = {"accuracy": "run", "sweep": "sweep", "hunt": "hunt"}
@@ -131,15 +122,13 @@ def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base:
 
     A verdict that is worse than the one in the `base` is a breach, as one that is worse than that of its bound.
     """
-    for run in runs:
-        _check_names(run)
+    _check_names(runs)
     chosen = _selection(runs, book, kernels)
-    found: dict[Key, list[Reading]] = {}
-    for run in runs:
-        for reading in readings(run):
-            if chosen(reading.key.kernel):
-                found.setdefault(reading.key, []).append(reading)
-    failures = _failures(runs, chosen)
+    of_chosen = (each for run in runs for each in readings(run) if chosen(each.key.kernel))
+    found = grouped(of_chosen, lambda each: each.key)
+    kernels_of = [(arch_of(run), each) for run in runs for each in run.kernels if not each.peer and chosen(each.name)]
+    # Of several runs of one kernel that failed, the first counts.
+    failures = {(arch, each.name): each for arch, each in reversed(kernels_of) if each.status in FAILED}
     before = {(each.key, each.source): each.verdict for run in base for each in readings(run)}
     rows = [_row(key, items, book, before) for key, items in found.items()]
     expected = {key for key in book.bounds if key.arch in {arch_of(run) for run in runs} and chosen(key.kernel)}
@@ -157,10 +146,8 @@ def judge(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = (), base:
     rows.sort(key=lambda row: (SEVERITY.index(row.status), row.key))
     missing, notes = _missing(runs, set(kernels))
     if (count := len(absent) - len(asked)) > 0:
-        named = " and ".join(stages)
-        notes.append(
-            f"{count:,} bounds are not asked for: the night was asked for {named}, and other stages measure them"
-        )
+        night = f"the night was asked for {' and '.join(stages)}, and other stages measure them"
+        notes.append(f"{count:,} bounds are not asked for: {night}")
     return Verdict(
         tuple(rows),
         missing=tuple(missing),
@@ -178,34 +165,21 @@ def judged_kernels(runs: Iterable[Run]) -> list[str]:
 def _selection(runs: Sequence[Run], book: Book, kernels: Sequence[str]) -> Callable[[str], bool]:
     """Returns a test for the requested kernels. Raises UsageError for an unknown name, which would pass."""
     known = {kernel.name for run in runs for kernel in run.kernels} | {key.kernel for key in book.bounds}
-    for name in kernels:
-        if name not in known:
-            raise UsageError(
-                f"no record and no bound has a kernel {name!r}; known: {', '.join(sorted(known)) or 'none'}"
-            )
-    wanted = set(kernels)
-    return lambda name: not wanted or name in wanted
+    if unknown := next((name for name in kernels if name not in known), None):
+        names = ", ".join(sorted(known)) or "none"
+        raise UsageError(f"no record and no bound has a kernel {unknown!r}; known: {names}")
+    return lambda name: not kernels or name in kernels
 
 
-def _check_names(run: Run) -> None:
+def _check_names(runs: Iterable[Run]) -> None:
     """Raises UsageError if two kernels of a run have one name, because bounds go by the name."""
-    targets: dict[str, str] = {}
-    for kernel in run.kernels:
-        if not kernel.peer and targets.setdefault(kernel.name, kernel.target) != kernel.target:
-            raise UsageError(
-                f"record {run.id}: two kernels are named {kernel.name!r}: {targets[kernel.name]} and {kernel.target}; "
-                "bounds go by name",
-                hint="rename one: @verify.kernel(name=...)",
-            )
-
-
-def _failures(runs: Iterable[Run], chosen: Callable[[str], bool]) -> dict[tuple[str, str], KernelRun]:
-    found: dict[tuple[str, str], KernelRun] = {}
     for run in runs:
+        targets: dict[str, str] = {}
         for kernel in run.kernels:
-            if kernel.status in FAILED and not kernel.peer and chosen(kernel.name):
-                found.setdefault((arch_of(run), kernel.name), kernel)
-    return found
+            if not kernel.peer and targets.setdefault(kernel.name, kernel.target) != kernel.target:
+                both = f"{targets[kernel.name]} and {kernel.target}"
+                said = f"record {run.id}: two kernels are named {kernel.name!r}: {both}; bounds go by name"
+                raise UsageError(said, hint="rename one: @verify.kernel(name=...)")
 
 
 def _row(key: Key, found: list[Reading], book: Book, before: Mapping[tuple[Key, Source], ResultStatus]) -> Row:
