@@ -15,6 +15,7 @@ from verify.errors import INCOMPLETE, PASS, WRONG
 from verify.records.bounds.committed import HEADROOM, badness, by_chance
 from verify.records.bounds.verdict import Excess
 from verify.records.figure import ordered
+from verify.records.grouped import grouped
 from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
 from verify.records.record import UNPROVEN, Run, SpecialValue
 
@@ -47,6 +48,11 @@ class Pair:
     def figures_differ(self) -> bool:
         """True if any figure differs, such as the mean below an equal maximum."""
         return self.base is None or self.head is None or self.base.figures != self.head.figures
+
+    @property
+    def moved(self) -> bool:
+        """True if the verdict on the pair or a figure of it differs."""
+        return self.change != "same" or self.figures_differ
 
     @property
     def silent(self) -> bool:
@@ -106,12 +112,8 @@ class Comparison:
 
         Bits are known only for a whole result. If only bits changed, all regimes of the result are listed.
         """
-        moved = {_result(pair) for pair in self.pairs if pair.change != "same" or pair.figures_differ}
-        return [
-            pair
-            for pair in self.pairs
-            if not pair.silent and (pair.change != "same" or pair.figures_differ or _result(pair) not in moved)
-        ]
+        moved = {_result(pair) for pair in self.pairs if pair.moved}
+        return [pair for pair in self.pairs if not pair.silent and (pair.moved or _result(pair) not in moved)]
 
     def of(self, change: Change) -> list[Pair]:
         """Returns the pairs with one change."""
@@ -132,11 +134,12 @@ def _result(pair: Pair) -> tuple[str, str, str, str]:
 
 def compare(base: Run, head: Run) -> Comparison:
     """Pairs the figures of two records."""
-    before, after = _by_question(base), _by_question(head)
-    pairs = [
-        _pair(question, before.get(question), after.get(question), arch_of(head))
-        for question in before.keys() | after.keys()
+    sides = [
+        grouped(readings(run), lambda each: (each.key.kernel, *each.key.part, each.source)) for run in (base, head)
     ]
+    before, after = ({question: leading(found) for question, found in side.items()} for side in sides)
+    questions = before.keys() | after.keys()
+    pairs = [_pair(question, before.get(question), after.get(question), arch_of(head)) for question in questions]
     pairs.sort(key=lambda pair: (CHANGES.index(pair.change), pair.key, pair.source))
     failed, failing = _failed(base), _failed(head)
     failing |= _wrong_besides(base, head, {pair.key.kernel for pair in pairs if pair.change == "worse"})
@@ -154,7 +157,7 @@ def compare(base: Run, head: Run) -> Comparison:
 
 def _special(base: Run, head: Run) -> Iterator[Special]:
     """Yields each result of every special input that both records tried."""
-    sides: list[dict[tuple[str, str, str, tuple[tuple[str, str], ...]], SpecialValue]] = [
+    before, after = (
         {
             (kernel.name, result.output, result.dtype, tuple(sorted(item.inputs.items()))): item
             for kernel in run.kernels
@@ -163,23 +166,15 @@ def _special(base: Run, head: Run) -> Iterator[Special]:
             for item in result.special
         }
         for run in (base, head)
-    ]
-    for place, item in sides[1].items():
-        if found := sides[0].get(place):
+    )
+    for place, item in after.items():
+        if found := before.get(place):
             yield Special(*place[:3], found, item)
 
 
 # without the arch, because records of two machines may answer the same question
 _Question = tuple[str, str, str, str, str]
 OTHER_PROPERTY, OTHER_SEED = "something else was measured", "other cases"
-
-
-def _by_question(run: Run) -> dict[_Question, Reading]:
-    found: dict[_Question, list[Reading]] = {}
-    for item in readings(run):
-        key = item.key
-        found.setdefault((key.kernel, key.output, key.dtype, key.regime, item.source), []).append(item)
-    return {question: leading(items) for question, items in found.items()}
 
 
 def _pair(question: _Question, base: Reading | None, head: Reading | None, arch: str) -> Pair:

@@ -49,21 +49,20 @@ def contradictions_of(run: Run) -> Found:
 
 def _of_result(result: Result) -> Found:
     """Yields the contradictions in one result, each with its place below it."""
-    regimes = [(part.name, f".regimes[{at}]", part) for at, part in enumerate(result.regimes)]
+    regimes = [(f".regimes[{at}]", part) for at, part in enumerate(result.regimes)]
     parts = [("", ".figures", result.figures)]
-    parts += [(name, f"{place}.figures", part.figures) for name, place, part in regimes]
+    parts += [(part.name, f"{place}.figures", part.figures) for place, part in regimes]
     classes = [(f".classes[{at}]", each) for at, each in enumerate(result.classes)]
     figures_at = {place: figures for _, place, figures in parts} | {f"{at}.figures": of.figures for at, of in classes}
-    theirs = {".baseline": result.baseline} | {f"{place}.baseline": part.baseline for _, place, part in regimes}
+    theirs = {".baseline": result.baseline} | {f"{place}.baseline": part.baseline for place, part in regimes}
     inside = [(place, _of_figures(figures)) for place, figures in (figures_at | theirs).items() if figures]
     inside += [(".basis", _of_basis(result))]
     inside += [(".histogram", _of_bins(result.histogram.edges, result.histogram.counts, result.figures.n))]
     if result.curve is not None:
         inside += [(".curve", _of_bins(result.curve.edges, result.curve.counts, result.figures.n))]
+    inside += [("", _of_errors(result)), ("", _of_sums(result))]
     for place, found in inside:
         yield from ((place + below, text) for below, text in found)
-    yield from _of_errors(result)
-    yield from _of_sums(result)
     limits = [(".limit", result.limit), (".ulp_limit", result.ulp_limit)]
     for place, limit in limits + [(f"{place}.limit", each.limit) for place, each in classes]:
         if limit is not None and not limit >= 0:

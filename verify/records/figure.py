@@ -33,6 +33,12 @@ def ordered(value: float) -> tuple[int, float]:
     return (2, 0.0) if math.isnan(value) else (1, 0.0) if math.isinf(value) else (0, value)
 
 
+def rank(value: float | str) -> float:
+    """Returns the size of an error, infinite for NaN."""
+    found = float(value)
+    return math.inf if math.isnan(found) else found
+
+
 def comparable(value: float) -> float:
     """Returns a finite number for an error, in the order of `ordered`: two errors always have a ratio.
 

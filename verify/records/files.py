@@ -31,6 +31,7 @@ T = TypeVar("T")
 
 LARGEST = 1 << 28  # the most bytes of a record: a small compressed file must not fill the memory
 _DIGEST = b',"digest":"%s"}\n'
+WRITES_ONE = "verify run --json PATH writes one"
 
 
 class SealedRun(Run, frozen=True, kw_only=True):
@@ -59,14 +60,10 @@ def decode(data: bytes, *, source: str = "record") -> Run:
         data = expanded(data)
         version = msgspec.json.decode(data, type=_Version).schema
     except (msgspec.DecodeError, UnicodeDecodeError, zlib.error, RecursionError) as error:
-        raise UsageError(
-            f"{source} is not a verify run record: {error}", hint="verify run --json PATH writes one"
-        ) from error
+        raise UsageError(f"{source} is not a verify run record: {error}", hint=WRITES_ONE) from error
     if version != SCHEMA:
-        raise UsageError(
-            f"{source} has schema {version}; this verify reads records of schema {SCHEMA}",
-            hint="rerun `verify run --json PATH` with this version",
-        )
+        said = f"{source} has schema {version}; this verify reads records of schema {SCHEMA}"
+        raise UsageError(said, hint="rerun `verify run --json PATH` with this version")
     try:
         fields = msgspec.structs.asdict(msgspec.json.decode(data, type=SealedRun))
         digest = fields.pop("digest")
@@ -80,10 +77,8 @@ def decode(data: bytes, *, source: str = "record") -> Run:
         raise UsageError(f"{source} contradicts itself: {text} - at `${place}`", hint=again)
     own = written[-67:-3].decode()
     if digest != own:
-        raise UsageError(
-            f"{source} was changed after it was written: its digest is {digest[:12]}..., its content has {own[:12]}...",
-            hint=again,
-        )
+        said = f"its digest is {digest[:12]}..., its content has {own[:12]}..."
+        raise UsageError(f"{source} was changed after it was written: {said}", hint=again)
     return run
 
 
@@ -117,13 +112,12 @@ def schema() -> bytes:
 
 def load(path: str | os.PathLike[str]) -> Run:
     """Reads the record in a file."""
-    hint = "verify run --json PATH writes one"
     if not isinstance(path, str | os.PathLike):
-        raise UsageError(f"a record is read from a file; received {path!r}", hint=hint)
+        raise UsageError(f"a record is read from a file; received {path!r}", hint=WRITES_ONE)
     try:
         data = Path(path).read_bytes()
     except OSError as error:
-        raise UsageError(f"cannot read the record {os.fspath(path)}: {error.strerror}", hint=hint) from error
+        raise UsageError(f"cannot read the record {os.fspath(path)}: {error.strerror}", hint=WRITES_ONE) from error
     return decode(data, source=os.fspath(path))
 
 

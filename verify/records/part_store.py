@@ -60,8 +60,22 @@ class PartStore:
 
     @cached_property
     def parts(self) -> dict[str, msgspec.Raw]:
-        """Maps the names of parts that earlier starts finished to their JSON."""
-        return self._lines()
+        """Maps the names of parts that earlier starts finished to their JSON.
+
+        Cuts a torn last line off the file, and ignores lines with a wrong digest.
+        """
+        try:
+            data = self.path.read_bytes() if self.path.exists() else b""
+        except OSError as error:
+            raise UsageError(f"cannot read {self.path}: {error.strerror}", hint="name another file") from error
+        whole = data[: data.rfind(b"\n") + 1]
+        bodies = [body for line in whole.splitlines() if (body := checked(line)) is not None]
+        if data and not bodies:
+            raise UsageError(f"{self.path} holds no finished parts", hint="name another file")
+        if len(whole) < len(data):
+            with suppress(OSError):
+                os.truncate(self.path, len(whole))
+        return dict(msgspec.json.decode(body, type=tuple[str, msgspec.Raw]) for body in bodies)
 
     @property
     def begun(self) -> bool:
@@ -112,31 +126,14 @@ class PartStore:
         begun = begun or {}
         for name, value in msgspec.json.decode(msgspec.json.encode(settings)).items():
             if begun.get(name) != value:
-                raise UsageError(
-                    f"{self.path} holds a {what} with other {name}{_differing(begun.get(name), value)}: its figures "
-                    "cannot be mixed with this one's",
-                    hint=fresh,
-                )
+                other = f"{name}{_differing(begun.get(name), value)}"
+                said = f"holds a {what} with other {other}: its figures cannot be mixed with this one's"
+                raise UsageError(f"{self.path} {said}", hint=fresh)
 
     def clear(self) -> None:
         """Removes the file once the run no longer needs it."""
         with suppress(OSError):
             self.path.unlink()
-
-    def _lines(self) -> dict[str, msgspec.Raw]:
-        """Reads the parts of the file. Cuts a torn last line off, and ignores lines with a wrong digest."""
-        try:
-            data = self.path.read_bytes() if self.path.exists() else b""
-        except OSError as error:
-            raise UsageError(f"cannot read {self.path}: {error.strerror}", hint="name another file") from error
-        whole = data[: data.rfind(b"\n") + 1]
-        bodies = [body for line in whole.splitlines() if (body := checked(line)) is not None]
-        if data and not bodies:
-            raise UsageError(f"{self.path} holds no finished parts", hint="name another file")
-        if len(whole) < len(data):
-            with suppress(OSError):
-                os.truncate(self.path, len(whole))
-        return dict(msgspec.json.decode(body, type=tuple[str, msgspec.Raw]) for body in bodies)
 
 
 def checked(line: bytes) -> bytes | None:

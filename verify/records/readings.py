@@ -11,24 +11,11 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from verify.backends import BACKENDS
 from verify.records.figure import ordered
-from verify.records.record import (
-    Basis,
-    ClassFigures,
-    Figures,
-    Gate,
-    KernelRun,
-    Number,
-    RegimeFigures,
-    Result,
-    ResultStatus,
-    Run,
-    Worst,
-    value_of,
-)
+from verify.records.record import Basis, Figures, Gate, Number, RegimeFigures, Result, ResultStatus, Run, Worst
 
 Source = Literal["run", "sweep", "hunt"]
 
@@ -40,6 +27,7 @@ UNKNOWN = "unknown"
 FEWEST = 16  # fewer elements than this have no verdict on their root mean square
 RMS_LIMIT = 3.0  # the limit of that root mean square, for formats of more than 16 bits
 STRENGTH = {"observed": 0, "certified": 1, "exhaustive": 2}
+AS_THEY_ARE = ("gate", "basis", "source", "bits", "status", "counts")  # fields of a result in a reading
 FAILED = ("error", "crashed", "timeout")
 
 _ARCH = re.compile(r"[a-z][a-z0-9_]{1,30}")
@@ -121,42 +109,29 @@ def commit_of(run: Run) -> str:
 
 def readings(run: Run) -> Iterator[Reading]:
     """Yields every figure of every judged kernel. Peers are not judged."""
-    about = (arch_of(run), run.id, commit_of(run), run.created)
-    for kernel in run.kernels:
-        if not kernel.peer:
-            for result in kernel.results:
-                yield from _of_result(kernel, result, about)
-
-
-def _of_result(kernel: KernelRun, result: Result, about: tuple[str, str, str, str]) -> Iterator[Reading]:
-    """Yields a reading for each part of a result."""
-    arch, record, commit, created = about
-    for part in parts(result):
-        value, figures = part.value(result.gate), part.figures
-        if result.counts:
-            value = float(figures.misrounded > 0)
-        yield Reading(
-            key=Key(arch, kernel.name, result.output, result.dtype, part.name),
-            gate=result.gate,
-            value=value,
-            figures=figures,
-            basis=result.basis,
-            source=result.source,
-            properties=result.properties if _HASH.fullmatch(result.properties) else "",
-            bits=result.bits,
-            worst=_worst(result, part),
-            record=record,
-            commit=commit,
-            created=created,
-            flaw=_flaw(result, figures, value),
-            status=result.status,
-            why=result.reason,
-            verdict=part.verdict,
-            decides=part.decides,
-            share=figures.misrounded / figures.n if part.counted and figures.n else None,
-            typical=typical(figures, result.gate) if part.counted and not result.counts else None,
-            counts=result.counts,
-        )
+    arch, about = arch_of(run), {"record": run.id, "commit": commit_of(run), "created": run.created}
+    judged_ones = [(kernel.name, result) for kernel in run.kernels if not kernel.peer for result in kernel.results]
+    for kernel, result in judged_ones:
+        own: dict[str, Any] = {name: getattr(result, name) for name in AS_THEY_ARE}
+        own["properties"] = result.properties if _HASH.fullmatch(result.properties) else ""
+        for part in parts(result):
+            figures = part.figures
+            value, flaw = float(figures.misrounded > 0) if result.counts else part.value(result.gate), ""
+            if value < 0:
+                flaw = f"the record contradicts itself: its largest error is {value:g} ULP"
+            yield Reading(
+                key=Key(arch, kernel, result.output, result.dtype, part.name),
+                value=value,
+                figures=figures,
+                worst=_worst(result, part),
+                flaw=flaw if figures.n and result.basis.n else "no element was measured",
+                why=result.reason,
+                verdict=part.verdict,
+                decides=part.decides,
+                share=figures.misrounded / figures.n if part.counted and figures.n else None,
+                typical=typical(figures, result.gate) if part.counted and not result.counts else None,
+                **{**about, **own},
+            )
 
 
 @dataclass(frozen=True)
@@ -199,24 +174,12 @@ def parts(result: Result) -> list[Part]:
         region = RegimeFigures(WHOLE, None, None, result.figures)
         alone = not result.classes
         found.append(Part(WHOLE, result.figures, None, result.status, alone, alone and not chosen, region))
-    return found + [
-        Part(
-            inputs_of(each.name),
-            each.figures,
-            each.worst,
-            _verdict_on(each, result.gate) if blamed else result.status,
-            True,
-            not chosen,
-        )
-        for each in result.classes
-    ]
-
-
-def _verdict_on(found: ClassFigures, gate: Gate) -> ResultStatus:
-    """Returns the verdict on a class."""
-    if not found.reason:
-        return "ok"
-    return "undecided" if found.limit is not None and is_open(found.figures, gate, found.limit) else "wrong"
+    for of in result.classes:
+        unproven = of.limit is not None and is_open(of.figures, result.gate, of.limit)
+        own: ResultStatus = "ok" if not of.reason else "undecided" if unproven else "wrong"
+        verdict = own if blamed else result.status
+        found.append(Part(inputs_of(of.name), of.figures, of.worst, verdict, True, not chosen))
+    return found
 
 
 def is_open(figures: Figures, gate: Gate, limit: float) -> bool:
@@ -224,7 +187,7 @@ def is_open(figures: Figures, gate: Gate, limit: float) -> bool:
     upper, (proven, _) = judged(figures, gate), ends(figures, gate)
     if upper <= limit:
         return figures.open > 0
-    return not math.isnan(upper) and proven is not None and value_of(proven) <= limit
+    return not math.isnan(upper) and proven is not None and float(proven) <= limit
 
 
 def typical(figures: Figures, gate: Gate) -> float | None:
@@ -235,7 +198,7 @@ def typical(figures: Figures, gate: Gate) -> float | None:
     if gate == "noise":
         return figures.rms if figures.weighed >= FEWEST else None
     found = figures.mean if gate == "plain" else figures.scaled_p999
-    return None if found is None else value_of(found)
+    return None if found is None else float(found)
 
 
 def ends(figures: Figures, gate: Gate) -> tuple[Number | None, Number | None]:
@@ -247,16 +210,7 @@ def ends(figures: Figures, gate: Gate) -> tuple[Number | None, Number | None]:
 
 def judged(figures: Figures, gate: Gate) -> float:
     """Returns the figure that is compared with a bound: the upper end of the maximum. NaN if either end is NaN."""
-    values = [math.nan if value is None else value_of(value) for value in ends(figures, gate)]
-    return max(values, key=ordered)
-
-
-def _flaw(result: Result, figures: Figures, value: float) -> str:
-    if figures.n < 1 or result.basis.n < 1:
-        return "no element was measured"
-    if value < 0:
-        return f"the record contradicts itself: its largest error is {value:g} ULP"
-    return ""
+    return max((math.nan if value is None else float(value) for value in ends(figures, gate)), key=ordered)
 
 
 def _worst(result: Result, part: Part) -> Worst | None:

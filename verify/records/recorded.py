@@ -8,14 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from verify.errors import UsageError
-from verify.records.figure import ordered
+from verify.records.figure import ordered, rank
 from verify.records.readings import parts, worst_in
 from verify.records.record import CLASSES, ClassFigures, Figures, Gate, KernelRun, Number, Result, Run, Worst, value_of
 
@@ -38,6 +37,11 @@ def judged(figures: Figures, gate: Gate) -> Judged:
         found = Judged(figures.scaled_max, upper, figures.p999 if figures.scaled_p999 is None else figures.scaled_p999)
     endless = math.isfinite(value_of(found.maximum)) and math.isinf(value_of(found.upper))  # in older records
     return replace(found, upper=found.maximum, open=True) if endless or figures.open else found
+
+
+def largest(figures: Figures | None, gate: Gate) -> float:
+    """Returns the largest error that is judged, infinite for NaN; 0 if there are no figures."""
+    return 0.0 if figures is None else rank(judged(figures, gate).upper)
 
 
 def deciding(result: Result) -> ClassFigures | None:
@@ -116,19 +120,20 @@ def is_found(run: Run, worst: Worst, target: str, **place: Any) -> bool:
 
 def find(run: Run, target: str, case: str, result: str, index: int) -> Worst | None:
     """Returns the recorded finding about exactly this element, or None."""
-    for _, item in _results(run):
-        for worst in _listed(item):
-            origin = worst.origin
-            same = (origin.result, origin.index) == (result, index) and _name(origin.target) == _name(target)
-            if same and _same_case(origin.case, case):
-                return worst
-    return None
+
+    def is_it(worst: Worst) -> bool:
+        origin = worst.origin
+        same = (origin.result, origin.index) == (result, index) and _name(origin.target) == _name(target)
+        try:
+            return same and bool(json.loads(origin.case) == json.loads(case))
+        except ValueError:
+            return False
+
+    return next((worst for _, item in _results(run) for worst in _listed(item) if is_it(worst)), None)
 
 
-def _results(run: Run) -> Iterator[tuple[KernelRun, Result]]:
-    for kernel in run.kernels:
-        for result in kernel.results:
-            yield kernel, result
+def _results(run: Run) -> list[tuple[KernelRun, Result]]:
+    return [(kernel, result) for kernel in run.kernels for result in kernel.results]
 
 
 def _listed(item: Result) -> list[Worst]:
@@ -139,13 +144,6 @@ def _listed(item: Result) -> list[Worst]:
 
 def _name(target: str) -> str:
     return target.rpartition("::")[2]
-
-
-def _same_case(first: str, second: str) -> bool:
-    try:
-        return bool(json.loads(first) == json.loads(second))
-    except ValueError:
-        return False
 
 
 C = TypeVar("C")  # a `Case`; where torch is not imported, its JSON

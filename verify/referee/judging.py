@@ -24,7 +24,7 @@ from verify.measure import session
 from verify.measure.tally import BIAS_LIMIT, SURE
 from verify.records import record
 from verify.records.record import Run
-from verify.records.recorded import judged
+from verify.records.recorded import largest as largest
 from verify.referee import folders, formats
 from verify.referee.plan import (
     AS_THE_MODEL,
@@ -46,7 +46,6 @@ from verify.referee.plan import (
     Trick,
     WrongInput,
 )
-from verify.report.result_words import rank
 from verify.report.rows import rows_of
 from verify.report.words import clean
 from verify.search.hunt import requests as hunt
@@ -394,11 +393,6 @@ def tricks_in(seen: Observed, *, wrong: bool) -> Iterator[Trick]:
 
 # an error within so many times PyTorch's own near the same element is not held against a solution
 AS_PYTORCH = 4.0
-
-
-def largest(figures: record.Figures | None, gate: record.Gate) -> float:
-    """Returns the largest error that is judged; 0 if there is none."""
-    return 0.0 if figures is None else rank(judged(figures, gate).upper)
 
 
 def excused(result: record.Result) -> bool:

@@ -12,9 +12,9 @@ from verify.records.bounds.changes import Change, explained
 from verify.records.bounds.committed import PROMISES, Bound
 from verify.records.bounds.verdict import SEVERITY, Row, Verdict, Waiver
 from verify.records.compare import Comparison, Pair
+from verify.records.figure import rank
 from verify.records.readings import Key, Reading, inputs
 from verify.records.record import number, replay_command
-from verify.report.result_words import rank
 
 VERSION = 1
 

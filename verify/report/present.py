@@ -12,20 +12,9 @@ from functools import cached_property
 from typing import Literal
 
 from verify.records import recorded
-from verify.records.figure import UNIT
-from verify.records.record import (
-    CLASSES,
-    RESULT_STATUSES,
-    UNPROVEN,
-    KernelRun,
-    LawRun,
-    Result,
-    Run,
-    Unmeasured,
-    Worst,
-    replay_command,
-    value_of,
-)
+from verify.records.figure import UNIT, rank
+from verify.records.grouped import grouped
+from verify.records.record import RESULT_STATUSES, UNPROVEN, KernelRun, LawRun, Result, Run, Worst, replay_command
 from verify.report import result_words, words
 from verify.report.gaps import FEW, GapLine, continuing, gathered, refusals
 from verify.report.words import LOOKS, STATUS_WORDS, clean, listed, plural
@@ -49,11 +38,12 @@ class ResultFacts:
     def __init__(self, owner: KernelFacts, result: Result, also: tuple[Result, ...] = ()) -> None:
         self.owner, self.result, self.also = owner, result, also
         self.standing = "peer" if owner.run.peer else result.status  # to show: a peer is not judged
-        self.title = f"{owner.name} {clean(result.output)} {clean(result.dtype)}"
+        self.name = f"{clean(result.output)} {clean(result.dtype)}"
+        self.title = f"{owner.name} {self.name}"
         self.maximum = result_words.most(result, result.figures)  # an interval if the reference left it open
         has_unit = self.maximum != "NaN" and not result.counts
         self.figure = self.maximum + (UNIT[result.gate] if has_unit else "")
-        self.classes = {name: result_words.of_class(result, name) for name in CLASSES}  # the maximum on each
+        self.classes = result_words.of_classes(result)  # the maximum on each
         self.baseline = result_words.baseline_of(result)  # PyTorch's maximum on ordinary inputs, or ""
         self.worst = recorded.shown_worst(result)  # the element that shows the error
         self.badness = recorded.badness(result)  # a sort key: worse results are larger
@@ -71,9 +61,9 @@ class ResultFacts:
         if self.result.status != "ok" and not self.owner.run.peer:
             return self.result.status
         figures = result_words.promised(self.result)
-        if all(not of.misrounded and not of.undecided and value_of(of.max_ulp) <= 0.5 for of in figures):
+        if all(not of.misrounded and not of.undecided and float(of.max_ulp) <= 0.5 for of in figures):
             return "rounded"
-        return "faithful" if all(value_of(of.max_upper) < 1 and not of.open for of in figures) else "within"
+        return "faithful" if all(float(of.max_upper) < 1 and not of.open for of in figures) else "within"
 
     @cached_property
     def as_pytorch(self) -> bool:
@@ -92,7 +82,7 @@ class ResultFacts:
             right = "exact" if result.counts else "correctly rounded"
             return {"rounded": right}.get(self.kind, self.kind) + beside
         found = [recorded.judged(each, result.gate) for each in result_words.promised(result)]
-        most = max(found, key=lambda each: result_words.rank(each.upper))
+        most = max(found, key=lambda each: rank(each.upper))
         figure = words.ulp(most.upper)
         if figure == "NaN":
             return figure
@@ -102,13 +92,14 @@ class ResultFacts:
     @cached_property
     def also_words(self) -> str:
         """Returns `also` with errors, for example `y bfloat16 (71), float16 (566.4); dx float32 (NaN)`."""
-        outputs: dict[str, list[str]] = {}
-        for result in self.also[:MOST_ALSO]:
+
+        def named(result: Result) -> str:
             of = result_words.worst_class(result)
-            figure = result_words.of_class(result, of) if of else ""
-            outputs.setdefault(result.output, []).append(f"{result.dtype} ({figure})" if figure else result.dtype)
+            return f"{result.dtype} ({result_words.of_class(result, of)})" if of else result.dtype
+
+        outputs = grouped(self.also[:MOST_ALSO], lambda result: result.output)
         more = f" and {len(self.also) - MOST_ALSO} more" if len(self.also) > MOST_ALSO else ""
-        return clean("; ".join(f"{name} {', '.join(each)}" for name, each in outputs.items()) + more)
+        return clean("; ".join(f"{name} {', '.join(map(named, some))}" for name, some in outputs.items()) + more)
 
     def short_replay(self, record: str, run: Run, item: Worst | None = None, **place: int) -> str:
         """Returns a replay command that names a long case by its place in the record `run`, or "".
@@ -119,9 +110,9 @@ class ResultFacts:
         named = {"result": self.result.output, "dtype": self.result.dtype, **place}
         if not record or item is None or len(replay_command(item.origin)) <= words.LONG:
             return ""
-        if not recorded.is_found(run, item, kernel, **named):
-            return ""
-        return words.replay_in(record, clean(kernel), {name: clean(str(value)) for name, value in named.items()})
+        is_found = recorded.is_found(run, item, kernel, **named)
+        texts = {name: clean(str(value)) for name, value in named.items()}
+        return words.replay_in(record, clean(kernel), texts) if is_found else ""
 
     def weight(self) -> tuple[int, tuple[int, float], int, int]:
         """Returns a sort key of results of one output and dtype: the largest error, then the best basis."""
@@ -158,30 +149,20 @@ class KernelFacts:
     @cached_property
     def leading(self) -> list[ResultFacts]:
         """Returns one result for each output and dtype: of a run, a sweep and a hunt the one with the largest error."""
-        found: dict[tuple[str, str], ResultFacts] = {}
-        for each in self.results:
-            key = (each.result.output, each.result.dtype)
-            if key not in found or each.weight() > found[key].weight():
-                found[key] = each
-        return list(found.values())
+        of_result = grouped(self.results, lambda each: (each.result.output, each.result.dtype))
+        return [max(some, key=ResultFacts.weight) for some in of_result.values()]
 
     @cached_property
     def summary(self) -> str:
         """Returns `y float16: faithful, dx float16: 1.2 ULP`. Counts the labels if there are many results."""
         results = self.leading
         if len(results) <= FEW:
-            named = [(clean(each.result.output), clean(each.result.dtype), each.label) for each in results]
-            return ", ".join(f"{output} {dtype}: {label}" for output, dtype, label in named)
-        kinds = [each.kind for each in results]
-        parts = [
-            f"{kinds.count(name):,} {'correctly rounded' if name == 'rounded' else name}"
-            for name in ("wrong", *UNPROVEN, "rounded", "faithful")
-            if name in kinds
-        ]
-        worst = max(results, key=ResultFacts.weight)
+            return ", ".join(f"{each.name}: {each.label}" for each in results)
+        kinds, worst = [each.kind for each in results], max(results, key=ResultFacts.weight)
+        named = {name: name for name in ("wrong", *UNPROVEN)} | {"rounded": "correctly rounded", "faithful": "faithful"}
+        parts = [f"{kinds.count(kind):,} {word}" for kind, word in named.items() if kind in kinds]
         labels = f" ({', '.join(parts)})" if parts else ""
-        where = f"{clean(worst.result.output)} {clean(worst.result.dtype)}"
-        return f"{len(results):,} results{labels}; the worst is {where}: {worst.figure}"
+        return f"{len(results):,} results{labels}; the worst is {worst.name}: {worst.figure}"
 
     @cached_property
     def notes(self) -> list[str]:
@@ -207,11 +188,13 @@ class KernelFacts:
     def besides(self, law: LawRun | None = None) -> str:
         """Names results and laws broken for the reason of `law`, or because calls differ if it is None."""
         results = [f"{result.output} {result.dtype}" for result in self.run.results if result.status == "wrong"]
-        broken: dict[str, list[str]] = {}
-        for other in self.run.laws:
-            if other.status == "broken" and _same_cause(law, other):
-                broken.setdefault(other.law, []).append(other.dtype)
-        named = [f"{name} ({', '.join(dtypes)})" for name, dtypes in broken.items()]
+        broken = [each for each in self.run.laws if each.status == "broken" and each is not law]
+        if law is None:
+            broken = [each for each in broken if each.cause == "not deterministic"]
+        else:
+            broken = [each for each in broken if each.cause == law.cause == "failed" and each.message == law.message]
+        of_law = grouped(broken, lambda each: each.law).items()
+        named = [f"{name} ({', '.join(each.dtype for each in some)})" for name, some in of_law]
         parts = [f"wrong: {', '.join(results)}"] if results and law is None else []
         what = "broken" if law is None else "called for"
         return clean("; ".join(parts + ([f"{what}: {', '.join(named)}"] if named else [])))
@@ -234,33 +217,24 @@ class KernelFacts:
     def limits(self) -> list[str]:
         """Returns lines about cases that it cannot run: `refuses 2 x 65537 (3 cases in float32): ...`."""
         raised = f"{clean(self.run.name)} raised "
-        reasons: dict[tuple[str, str, tuple[tuple[int, ...], ...]], list[Unmeasured]] = {}
-        for each in self.run.unmeasured:
-            if each.kind in LIMIT_WORD:
-                text = clean(each.text).removeprefix(raised)
-                reasons.setdefault((text, each.kind, tuple(each.dims)), []).append(each)
-        refused: dict[str, dict[str, None]] = {}
-        for law in self.run.laws:
-            if law.refused:
-                text = clean(law.message).removeprefix("it refuses every case: ")
-                refused.setdefault(text.removeprefix(raised), {})[law.law] = None
-        found = [
-            f"refuses cases of {plural(len(laws), 'law')} ({listed(list(laws)[:FEW])}): {text}"
-            for text, laws in refused.items()
-            if not any(text == said for said, _, _ in reasons)
-        ]
+        limited = [each for each in self.run.unmeasured if each.kind in LIMIT_WORD]
+        reasons = grouped(limited, lambda each: (clean(each.text).removeprefix(raised), each.kind, tuple(each.dims)))
+        every = "it refuses every case: "
+        refused = grouped(
+            [law for law in self.run.laws if law.refused],
+            lambda law: clean(law.message).removeprefix(every).removeprefix(raised),
+        )
+        found = []
+        for text, some_laws in refused.items():
+            if all(text != said for said, _, _ in reasons):
+                laws = list(dict.fromkeys(law.law for law in some_laws))
+                found.append(f"refuses cases of {plural(len(laws), 'law')} ({listed(laws[:FEW])}): {text}")
         for (text, kind, dims), some in reasons.items():
             sizes = listed([" x ".join(map(str, each)) or "scalars" for each in dims[:FEW]])
             more = f" and {len(dims) - FEW:,} more" if len(dims) > FEW else ""
             count, dtypes = sum(each.cases for each in some), ", ".join(clean(each.dtype) for each in some)
             found.append(f"{LIMIT_WORD[kind]} {sizes}{more} ({plural(count, 'case')} in {dtypes}): {text}")
         return found
-
-
-def _same_cause(law: LawRun | None, other: LawRun) -> bool:
-    if law is None:
-        return other.cause == "not deterministic"
-    return other is not law and law.cause == other.cause == "failed" and law.message == other.message
 
 
 class Facts:
@@ -280,19 +254,25 @@ class Facts:
     @cached_property
     def rows(self) -> list[tuple[KernelFacts, ResultFacts | None]]:
         """Returns results, and kernels that have none, worst first. Equal ones keep the order of the record."""
-        found: list[tuple[tuple[float, ...], KernelFacts, ResultFacts | None]] = []
+        found: list[tuple[KernelFacts, ResultFacts | None]] = []
         for kernel in self.kernels:
-            for each in kernel.leading:
-                found.append(((-LOOKS[each.standing].rank, *(-part for part in each.badness)), kernel, each))
-            if kernel.is_bare:
-                found.append(((-LOOKS[kernel.standing].rank,), kernel, None))
-        return [(kernel, each) for _, kernel, each in sorted(found, key=lambda entry: entry[0])]
+            found += [(kernel, each) for each in (*kernel.leading, *([None] if kernel.is_bare else []))]
+
+        def order(row: tuple[KernelFacts, ResultFacts | None]) -> tuple[float, ...]:
+            kernel, each = row
+            of = () if each is None else each.badness
+            return -LOOKS[(each or kernel).standing].rank, *(-part for part in of)
+
+        return sorted(found, key=order)
 
     @cached_property
     def wrong(self) -> list[ResultFacts]:
         """Returns every wrong result of a judged kernel whose calls repeat, in the order of the record."""
-        kernels = [kernel for kernel in self.judged if not kernel.run.unrepeatable]
-        return [each for kernel in kernels for each in kernel.results if each.result.status == "wrong"]
+        return [each for each in self.results("wrong") if not each.owner.run.unrepeatable]
+
+    def results(self, *statuses: str) -> list[ResultFacts]:
+        """Returns the results of judged kernels that have one of these statuses."""
+        return [each for kernel in self.judged for each in kernel.results if each.result.status in statuses]
 
     @cached_property
     def worst(self) -> ResultFacts | None:
@@ -302,8 +282,7 @@ class Facts:
     @cached_property
     def closest(self) -> ResultFacts | None:
         """Returns the result within its limit that comes closest to it."""
-        within = [each for kernel in self.judged for each in kernel.results if each.result.status == "ok"]
-        return max(within, key=lambda each: each.badness, default=None)
+        return max(self.results("ok"), key=lambda each: each.badness, default=None)
 
     @cached_property
     def findings(self) -> list[ResultFacts]:
@@ -313,7 +292,7 @@ class Facts:
     @cached_property
     def unproven(self) -> list[ResultFacts]:
         """Returns vacuous and undecided results of judged kernels, grouped by kernel and reason."""
-        found = [each for kernel in self.judged for each in kernel.results if each.result.status in UNPROVEN]
+        found = self.results(*UNPROVEN)
         return _by_cause(found, lambda each: (each.owner.run.target, each.result.status, each.result.reason))
 
     @cached_property
@@ -336,15 +315,12 @@ class Facts:
     @cached_property
     def untried_laws(self) -> list[tuple[str, str]]:
         """Returns (reason, `monotonicity, shift: 3 kernels`) for laws that were not tried, most kernels first."""
-        reasons: dict[str, tuple[dict[str, None], set[str]]] = {}
-        for kernel in self.run.kernels:
-            for law in kernel.laws:
-                if law.status == "skipped":
-                    names, kernels = reasons.setdefault(clean(law.message) or "no reason was recorded", ({}, set()))
-                    names[clean(law.law)] = None
-                    kernels.add(kernel.target)
-        found = sorted(reasons.items(), key=lambda item: -len(item[1][1]))
-        return [(reason, f"{', '.join(names)}: {plural(len(kernels), 'kernel')}") for reason, (names, kernels) in found]
+        skipped = [(each.target, law) for each in self.run.kernels for law in each.laws if law.status == "skipped"]
+        found = []
+        for reason, some in grouped(skipped, lambda each: clean(each[1].message) or "no reason was recorded").items():
+            names, kernels = dict.fromkeys(clean(law.law) for _, law in some), len({target for target, _ in some})
+            found.append((kernels, reason, f"{', '.join(names)}: {plural(kernels, 'kernel')}"))
+        return [(reason, text) for _, reason, text in sorted(found, key=lambda each: -each[0])]
 
     @cached_property
     def setting(self) -> str:
@@ -398,9 +374,8 @@ class Facts:
         if self.worst is not None:
             trouble = result_words.trouble(self.worst.result)
             parts.append(f"the worst is {self.worst.title}: {trouble}")
-            if self.counts.get("wrong") == sum(self.counts.get(status, 0) for status in FAILED) and all(
-                each.as_pytorch for kernel in self.judged for each in kernel.results if each.kind == "wrong"
-            ):
+            others = sum(self.counts.get(status, 0) for status in FAILED if status != "wrong")
+            if not others and all(each.as_pytorch for each in self.results("wrong")):
                 parts.append("PyTorch is as wrong on the same inputs")
         if differ := [kernel.name for kernel in self.unrepeatable]:
             parts.append(f"{listed(differ)} {'is' if len(differ) == 1 else 'are'} not deterministic")
@@ -460,10 +435,8 @@ def law_counts(laws: Iterable[LawRun]) -> str:
 
 def _by_cause(results: Sequence[ResultFacts], cause: Callable[[ResultFacts], tuple[str, ...]]) -> list[ResultFacts]:
     """Returns the first result of each cause, with the others in `also`."""
-    causes: dict[tuple[str, ...], list[ResultFacts]] = {}
-    for each in results:
-        causes.setdefault(cause(each), []).append(each)
-    return [ResultFacts(first.owner, first.result, tuple(e.result for e in rest)) for first, *rest in causes.values()]
+    causes = grouped(results, cause).values()
+    return [ResultFacts(first.owner, first.result, tuple(each.result for each in rest)) for first, *rest in causes]
 
 
 def _cause(each: ResultFacts) -> tuple[str, ...]:

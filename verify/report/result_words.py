@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from verify.records.figure import COUNTABLE, UNIT, shown, signed
+from verify.records.figure import COUNTABLE, UNIT, rank, shown, signed
 from verify.records.readings import decimal as number_of
-from verify.records.record import ORDINARY, ClassFigures, Figures, Gate, Number, Result, Worst, value_of
-from verify.records.recorded import deciding, judged
+from verify.records.record import CLASSES, ORDINARY, ClassFigures, Figures, Gate, Result, Worst, value_of
+from verify.records.recorded import deciding, judged, largest
 from verify.report.words import at_least, clean, decimal, interval, share, signed_ulp, truth, ulp
 
 LOST = 100.0  # times the limit in ULP: a result in 16 bits is half as large or twice as large as the right one
@@ -23,17 +23,12 @@ def promised(result: Result) -> list[Figures]:
     return known if known and len(known) < len(result.classes) else [result.figures]
 
 
-def rank(value: Number) -> float:
-    """Returns the size of an error, infinite for NaN."""
-    found = value_of(value)
-    return math.inf if math.isnan(found) else found
-
-
 def times_pytorch(result: Result, name: str = ORDINARY) -> float:
     """Returns how many times as large as PyTorch's the error in a class is. 1.0 if it is not worth a word."""
     for each in result.classes:
         if each.name == name and each.baseline is not None:
-            own, theirs = (max(_judged_size(of, result), NOTHING[result.gate]) for of in (each.figures, each.baseline))
+            sizes = (largest(of, result.gate) for of in (each.figures, each.baseline))
+            own, theirs = (max(size, NOTHING[result.gate]) for size in sizes)
             return 1.0 if own <= MANY * theirs else own / theirs
     return 1.0
 
@@ -43,7 +38,7 @@ def is_wrong_as_pytorch(result: Result) -> bool:
     wrong = [each for each in result.classes if each.reason and each.limit is not None]
     return bool(wrong) and all(
         each.baseline is not None
-        and not _judged_size(each.baseline, result) <= (each.limit or 0.0)
+        and not largest(each.baseline, result.gate) <= (each.limit or 0.0)
         and times_pytorch(result, each.name) == 1.0
         for each in wrong
     )
@@ -54,10 +49,6 @@ def beside_pytorch(result: Result) -> str:
     if (times := times_pytorch(result)) != 1.0:
         return "worse than PyTorch" + ("" if math.isinf(times) else f" {ulp(times)} times")
     return "as PyTorch" if is_wrong_as_pytorch(result) else ""
-
-
-def _judged_size(figures: Figures, result: Result) -> float:
-    return rank(judged(figures, result.gate).upper)
 
 
 def limit_of(result: Result) -> str:
@@ -75,19 +66,15 @@ def on_average(result: Result) -> str:
     """
     part = next((each for each in result.classes if each.name == ORDINARY), result)
     own, theirs, parts = part.figures, part.baseline, []
+    beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
     if result.counts:
-        beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
         return f"wrong {share(own.misrounded, own.n)}{beside}"
     if own.weighed and own.rms is not None:
         parts.append(f"rms {shown(own.rms)}{'' if result.gate == 'noise' else ' ULP'}")
     classes = [(f" ({each.name})", each.figures) for each in result.classes] or [("", own)]
     known = [each for each in classes if each[1].bias_error is not None]
-    said = [
-        f"{signed(of.bias or 0.0)} +- {shown(of.bias_error or 0.0)}{'' if len(known) == 1 else name}"
-        for name, of in known
-    ]
+    said = [f"{signed(of.bias or 0.0)} +- {shown(of.bias_error or 0.0)}{name * (len(known) > 1)}" for name, of in known]
     parts += [f"bias {', '.join(said)} ULP"] if said else []
-    beside = "" if theirs is None else f", PyTorch {share(theirs.misrounded, theirs.n)}"
     parts.append(f"misrounded {share(own.misrounded, own.n)}{beside}")
     return "; ".join(filter(None, [*parts, beside_pytorch(result)]))
 
@@ -96,21 +83,17 @@ def result_notes(result: Result) -> list[str]:
     """Returns remarks about a result: an accepted vacuous limit, a right trivial answer, and PyTorch's lead at inputs
     where nothing is promised.
     """
-    found = [f"{of.reason}; nothing is promised there" for of in result.classes if of.limit is None and of.reason]
-    found += _excused(result)
-    return [clean(f"{result.output} {result.dtype}: {text}") for text in [*filter(None, [result.trivial]), *found]]
-
-
-def _excused(result: Result) -> list[str]:
-    """Returns the class where a result in ULP has lost its digits although it passes, because the noise is as large."""
-    found = []
+    found = [result.trivial] if result.trivial else []
+    found += [f"{of.reason}; nothing is promised there" for of in result.classes if of.limit is None and of.reason]
     for of in result.classes:
+        # the first class where a result in ULP has lost its digits although it passes, because the noise is as large
         size, less = rank(of.figures.max_ulp), of.figures.scaled_upper
         passes = of.limit is not None and less is not None and value_of(less) <= of.limit
         if result.gate == "plain" and of.limit is not None and passes and not size <= LOST * of.limit:
             lost = "loses the tail" if _is_lost(of.worst) else f"is {shown(size)} ULP off"
             found.append(f"{lost} on {of.name} inputs, as rounding each step of the definition may do")
-    return found[:1]
+            break
+    return [clean(f"{result.output} {result.dtype}: {text}") for text in found]
 
 
 def remedy(result: Result) -> str:
@@ -148,6 +131,11 @@ def of_class(result: Result, name: str) -> str:
         return most(result, result.figures)
     whole = maximum(result.figures, result.gate)
     return whole if whole == "NaN" or whole[:1] in "≤≥<>" else "≤" + whole
+
+
+def of_classes(result: Result) -> dict[str, str]:
+    """Maps each class of inputs to the maximum there."""
+    return {name: of_class(result, name) for name in CLASSES}
 
 
 def baseline_of(result: Result) -> str:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from verify.records.record import CLASSES, ORDINARY, Figures, Run, replay_command
-from verify.records.recorded import judged
+from verify.records.figure import rank
+from verify.records.record import CLASSES, ORDINARY, Run, replay_command
+from verify.records.recorded import judged, largest
 from verify.report import result_words, words
 from verify.report.present import KernelFacts, ResultFacts, present
-from verify.report.result_words import rank
 
 Row = dict[str, Any]
 
@@ -53,12 +53,9 @@ def _row(facts: KernelFacts, result: ResultFacts | None = None) -> Row:
 
 def _of_result(facts: ResultFacts) -> Row:
     result, worst = facts.result, facts.worst
-
-    def largest(figures: Figures | None) -> float | None:
-        return None if figures is None else rank(judged(figures, result.gate).upper)
-
     ordinary = next((each for each in result.classes if each.name == ORDINARY), None)
-    figures = result.figures
+    figures, gate = result.figures, result.gate
+    theirs = result.baseline if ordinary is None else ordinary.baseline
     row: Row = {name: getattr(result, name) for name in ("dtype", "source", "status")}
     row |= {name: getattr(figures, name) for name in ("nonfinite", "undecided", "open")}
     row |= {
@@ -66,14 +63,14 @@ def _of_result(facts: ResultFacts) -> Row:
         "format": result.format or result.dtype,
         "verdict": facts.label,
         "reason": result.reason or None,
-        "unit": UNITS[result.gate],
+        "unit": UNITS[gate],
         "limit": float(result.limit),
         "limit_ulp": result.ulp_limit,
-        **{each.name: largest(each.figures) for each in result.classes},
-        "max": largest(figures),
+        **{each.name: largest(each.figures, gate) for each in result.classes},
+        "max": largest(figures, gate),
         "max_ulp": rank(figures.max_upper),
-        "pytorch": largest(result.baseline if ordinary is None else ordinary.baseline),
-        "p999": rank(judged(figures, result.gate).p999),
+        "pytorch": None if theirs is None else largest(theirs, gate),
+        "p999": rank(judged(figures, gate).p999),
         "misrounded": figures.misrounded / figures.n if figures.n else None,
         "basis": result.basis.kind,
         "elements": result.basis.n,

@@ -16,6 +16,7 @@ import shlex
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from verify.records.figure import BEYOND, COUNTABLE, rounded_up
@@ -94,7 +95,8 @@ def ulp(value: Number) -> str:
         digits += 1
         rounded = rounded_up(size, digits)
     if rounded > 9_999 or size < 0.001:
-        return f"{sign}{rounded_up(size, 2):.1e}"
+        exact = Decimal(repr(rounded_up(size, 2)))  # what the double means: 5e-324, and not the 4.9e-324 that it is
+        return f"{sign}{exact.scaleb(-exact.adjusted()):.1f}e{exact.adjusted():+03d}"
     return f"{sign}{rounded:,.0f}" if rounded >= 1000 else sign + repr(rounded).removesuffix(".0")
 
 

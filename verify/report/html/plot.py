@@ -9,6 +9,7 @@ values.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -50,19 +51,16 @@ def strip(maximum: Number, baseline: Number | None, limit: float | None, *, bad:
     """Returns a line with a dot for the kernel's maximum, a ring for PyTorch's, and a tick at the limit."""
     from markupsafe import Markup
 
-    marks = []
+    marks, where = "", strip_position(maximum)
     if limit is not None:
-        marks.append(f'<path class="limit" d="M{strip_position(limit):g} 1V{STRIP_HEIGHT - 1}"/>')
+        marks += f'<path class="limit" d="M{strip_position(limit):g} 1V{STRIP_HEIGHT - 1}"/>'
     if baseline is not None:
-        marks.append(f'<circle class="of-pytorch" cx="{strip_position(baseline):g}"/>')
-    where = strip_position(maximum)
-    tone = "bad" if bad else "of-kernel"
+        marks += f'<circle class="of-pytorch" cx="{strip_position(baseline):g}"/>'
     if math.isfinite(value_of(maximum)):
-        marks.append(f'<circle class="{tone}" cx="{where:g}"/>')
+        marks += f'<circle class="{"bad" if bad else "of-kernel"}" cx="{where:g}"/>'
     else:
-        cross = f"M{where - 3.5:g} {STRIP_HEIGHT / 2 - 3.5:g}l7 7m0-7l-7 7"
-        marks.append(f'<path class="cross" d="{cross}"/>')
-    return Markup(f'<svg class="strip" aria-hidden="true">{"".join(marks)}</svg>')
+        marks += f'<path class="cross" d="M{where - 3.5:g} {STRIP_HEIGHT / 2 - 3.5:g}l7 7m0-7l-7 7"/>'
+    return Markup(f'<svg class="strip" aria-hidden="true">{marks}</svg>')
 
 
 def bins_of(drawn: Curve | Histogram) -> str:
@@ -88,8 +86,10 @@ def histogram_svg(histogram: Histogram, *, name: str) -> Markup:
     unit = (BASELINE - TOP) / top
     stride = 1 if top <= 4 else 2 if top <= 7 else 3
     lines = decades(range(stride, top + 1, stride), lambda count: BASELINE - math.log10(count) * unit)
-    parts = [*_band(edges, step), *lines, *_bars(histogram, step, unit)]
-    parts += _axis(edges, step)
+    inside = [GUTTER + index * step for index, edge in enumerate(edges) if abs(value_of(edge)) <= 0.5]
+    band = f"M{inside[0]:.1f} {TOP:g}H{inside[-1]:.1f}V{BASELINE:g}H{inside[0]:.1f}z" if len(inside) > 1 else ""
+    parts = [f'<path class="band" d="{band}"/>'] if band else []
+    parts += [*lines, *_bars(histogram, step, unit), *_axis(edges, step)]
     label = f"Signed errors in ULP, logarithmic counts: {name}"
     box = f'viewBox="0 0 {WIDTH:g} {HEIGHT:g}"'
     data = f'data-from="{GUTTER:g}" data-worst="{len(counts) // 2}" {bins_of(histogram)}'
@@ -97,29 +97,18 @@ def histogram_svg(histogram: Histogram, *, name: str) -> Markup:
     return Markup(f'{opening}<path class="cursor"/>{"".join(parts)}</svg>')
 
 
-def _band(edges: list[Number], step: float) -> list[str]:
-    """Returns the region from -1/2 to 1/2."""
-    inside = [index for index, edge in enumerate(edges) if abs(value_of(edge)) <= 0.5]
-    if len(inside) < 2:
-        return []
-    left, right = GUTTER + inside[0] * step, GUTTER + inside[-1] * step
-    return [f'<path class="band" d="M{left:.1f} {TOP:g}H{right:.1f}V{BASELINE:g}H{left:.1f}z"/>']
-
-
 def _bars(histogram: Histogram, step: float, unit: float) -> list[str]:
     """Returns all bars of one tone as one path of thick strokes, because a page may hold thousands of bars."""
     edges, counts = histogram.edges, histogram.counts
-    gap = min(1.5, step / 6)
-    drawn: dict[str, list[str]] = {"rounded": [], "faithful": [], "beyond": []}
+    drawn = {"rounded": "", "faithful": "", "beyond": ""}
     for index, count in enumerate(counts):
-        if not count:
-            continue
-        height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must be visible
-        reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
-        tone = "rounded" if reach <= 0.5 else "faithful" if reach <= 1 else "beyond"
-        drawn[tone].append(f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}")
-    thick = f'stroke-width="{step - gap:.1f}"'
-    return [f'<path class="{tone}" {thick} d="{"".join(bars)}"/>' for tone, bars in drawn.items() if bars]
+        if count:
+            height = max(2.0, math.log10(count + 1) * unit)  # one error among 2^32 must be visible
+            reach = max(abs(value_of(edges[index])), abs(value_of(edges[index + 1])))
+            tone = "rounded" if reach <= 0.5 else "faithful" if reach <= 1 else "beyond"
+            drawn[tone] += f"M{GUTTER + (index + 0.5) * step:.0f} {BASELINE:g}v-{height:.0f}"
+    thick = f'stroke-width="{step - min(1.5, step / 6):.1f}"'
+    return [f'<path class="{tone}" {thick} d="{bars}"/>' for tone, bars in drawn.items() if bars]
 
 
 def _axis(edges: list[Number], step: float) -> list[str]:
@@ -208,9 +197,8 @@ def reading(curve: Curve, place: int, dtype: str) -> str:
     """Describes one bin in words."""
     operand, bits = words.clean(curve.operand), words.clean(curve.worst[place])
     low, high = words.decimal(curve.edges[place]), words.decimal(curve.edges[place + 1])
-    fmt = formats.FORMATS.get(dtype)
     decimal = ""
-    if fmt is not None and len(bits) == 2 + fmt.bits // 4:
+    if (fmt := formats.FORMATS.get(dtype)) is not None and len(bits) == 2 + fmt.bits // 4:
         decimal = f"{fmt.to_float(int(bits, 16)):.{17 if fmt.bits == 64 else 9}g} "
     text = f"{operand} from {low} to {high}: {words.ulp(curve.max_ulp[place])} ULP at {operand} = {decimal}({bits})"
     if curve.baseline:
@@ -239,35 +227,26 @@ class _Scale:
 def _steps(values: Sequence[float], counts: Sequence[int], scale: _Scale, step: float) -> str:
     """Returns one path of horizontal pieces in whole pixels, joined where neighbours both have a level."""
     path: list[str] = []
-    height: int | None = None
-    for place, (value, count) in enumerate(zip(values, counts, strict=True)):
-        if not count or not math.isfinite(value):
-            height = None
-            continue
-        level, start, end = round(scale.y(value)), round(GUTTER + place * step), round(GUTTER + (place + 1) * step)
-        if height == level:
+    levels = [round(scale.y(v)) if n and math.isfinite(v) else None for v, n in zip(values, counts, strict=True)]
+    for place, (before, level) in enumerate(itertools.pairwise([None, *levels])):
+        start, end = round(GUTTER + place * step), round(GUTTER + (place + 1) * step)
+        if level is not None and level == before:
             path[-1] = f"H{end}"
-        else:
-            path += [f"M{start} {level}" if height is None else f"V{level}", f"H{end}"]
-        height = level
+        elif level is not None:
+            path += [f"M{start} {level}" if before is None else f"V{level}", f"H{end}"]
     return "".join(path)
 
 
 def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> list[str]:
     """Returns a cross in the lane above for every bin with NaN or infinity. Omits crosses that would overlap."""
-    marks = []
-    last = -math.inf
+    marks, last = "", -math.inf
     for place, value in enumerate(values):
         x = GUTTER + (place + 0.5) * step
         if counts[place] and not math.isfinite(value) and x - last >= 7:
-            marks.append(f"M{x - 3:.1f} {CURVE_TOP - 15:g}l6 6m0-6l-6 6")
+            marks += f"M{x - 3:.1f} {CURVE_TOP - 15:g}l6 6m0-6l-6 6"
             last = x
-    if not marks:
-        return []
-    return [
-        f'<path class="cross" d="{"".join(marks)}"/>',
-        f'<text class="end" x="{GUTTER - 5:g}" y="{CURVE_TOP - 8:g}">NaN</text>',
-    ]
+    name = f'<text class="end" x="{GUTTER - 5:g}" y="{CURVE_TOP - 8:g}">NaN</text>'
+    return [f'<path class="cross" d="{marks}"/>', name] if marks else []
 
 
 def _ticks(curve: Curve, step: float) -> list[str]:
@@ -283,10 +262,8 @@ def _ticks(curve: Curve, step: float) -> list[str]:
         whole = size == int(size) and size < 1000
         return (2 if whole and math.log2(size).is_integer() else 3 if whole else 4, -size)
 
-    def is_round(place: int) -> bool:
-        return importance(place)[0] < 4 or math.log2(abs(edges[place])).is_integer()
-
-    labels = [_edge(edge) if is_round(place) else "" for place, edge in enumerate(edges)]
+    round_ones = [importance(at)[0] < 4 or math.log2(abs(edge)).is_integer() for at, edge in enumerate(edges)]
+    labels = [_edge(edge) if is_round else "" for edge, is_round in zip(edges, round_ones, strict=True)]
     operand = f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{CURVE_HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>'
     return [*axis(labels, step, CURVE_BOTTOM, importance), operand]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from urllib.parse import quote
 
 from verify.records.figure import comparable
 from verify.records.files import encode
+from verify.records.grouped import grouped
 from verify.records.record import CLASSES, UNPROVEN, Number, RegimeFigures, Result, Run, Worst, replay_command, value_of
 from verify.records.recorded import judged
 from verify.report import result_words, run_table, words
@@ -134,21 +136,15 @@ def _elements(each: ResultFacts, record: str, run: Run) -> list[tuple[Worst, str
     """Returns the worst elements of all, then those of regions that are not among them, with the names of the regions
     and the command that shows the element again. It is short if the record lies beside the page.
     """
-    regions: list[tuple[Worst, list[str]]] = [(item, []) for item in each.result.worst]
-    for part in each.result.regimes:
-        known = next((names for item, names in regions if item == part.worst), None)
-        if known is not None:
-            known.append(part.name)
-        elif part.worst is not None:
-            regions.append((part.worst, [part.name]))
-    return [
-        (
-            item,
-            ", ".join(names),
-            each.short_replay(record, run, item, index=item.origin.index) or replay_command(item.origin),
-        )
-        for item, names in regions
-    ]
+    listed: list[Worst] = []
+    for item in (*each.result.worst, *(part.worst for part in each.result.regimes)):
+        listed += [item] if item is not None and item not in listed else []
+    found = []
+    for item in listed:
+        names = ", ".join(part.name for part in each.result.regimes if part.worst == item)
+        short = each.short_replay(record, run, item, index=item.origin.index)
+        found.append((item, names, short or replay_command(item.origin)))
+    return found
 
 
 def _foldable(text: str) -> Markup:
@@ -163,32 +159,24 @@ def _groups(kernels: list[KernelFacts]) -> list[tuple[str, list[KernelFacts]]]:
     peers = [kernel for kernel in kernels if kernel.run.peer]
     if len(peers) <= CROWD or len(peers) == len(kernels):
         return [("", kernels)] if kernels else []
-    calls: dict[str, list[KernelFacts]] = {}
-    for kernel in peers:
-        calls.setdefault(kernel.call, []).append(kernel)
+    calls = grouped(peers, lambda kernel: kernel.call).items()
     found = [("", [kernel for kernel in kernels if not kernel.run.peer])]
-    return found + [(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls.items()]
+    return found + [(f"{words.plural(len(some), 'peer')} of {call}", some) for call, some in calls]
 
 
 def _sections(sections: dict[str, str], first: str) -> tuple[dict[str, str], dict[str, str]]:
     """Divides the sections into written and compressed ones. The section that is open at first is written first."""
     order = sorted(sections, key=lambda anchor: anchor != first)
-    written: dict[str, str] = {}
-    room = INLINE
-    for anchor in order:
-        room -= len(sections[anchor])
-        if room < 0:
-            break
-        written[anchor] = sections[anchor]
+    ends = itertools.accumulate(len(sections[anchor]) for anchor in order)
+    written = {anchor: sections[anchor] for anchor, end in zip(order, ends, strict=True) if end <= INLINE}
     return written, {anchor: text for anchor, text in sections.items() if anchor not in written}
 
 
 def _machine(run: Run) -> str:
     """Returns the machine of the run: the GPU and its driver, PyTorch, Triton."""
     known = {name: value for name, value in run.environment.items() if isinstance(value, str) and value != "absent"}
-    device = "gpu" if "gpu" in known else "cpu"
-    names = (("", device), ("driver ", "driver"), ("torch ", "torch"), ("Triton ", "triton"))
-    return ", ".join(f"{label}{known[name]}" for label, name in names if name in known)
+    names = {"gpu" if "gpu" in known else "cpu": "", "driver": "driver ", "torch": "torch ", "triton": "Triton "}
+    return ", ".join(f"{label}{known[name]}" for name, label in names.items() if name in known)
 
 
 def templates() -> Environment:
@@ -225,15 +213,10 @@ def asset(name: str) -> str:
 
 def policy(style: str, script: str = "") -> str:
     """Returns the Content-Security-Policy: nothing is fetched, and only the page's own style and script apply."""
-
-    def hashed(text: str) -> str:
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        return f"'sha256-{digest}'"
-
-    return (
-        f"default-src 'none'; style-src {hashed(style)}; script-src {hashed(script)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
+    digests = (hashlib.sha256(text.encode()).digest() for text in (style, script))
+    own, run = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    others = "img-src data:; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; style-src {own}; script-src {run}; {others}"
 
 
 def compressed(data: bytes) -> str:

@@ -9,10 +9,12 @@ definition of characters.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from verify.records.grouped import grouped
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import Columns, Document, Section, TableRow, header, is_right
@@ -53,12 +55,7 @@ class Budget:
 
         opening = f"\n{head}\n" if head else "\n"
         used = size(opening) + size(foot) + size(note(len(pieces))) + 2
-        taken = 0
-        for piece in pieces:
-            if used + size(piece) + 1 > room:
-                break
-            used += size(piece) + 1
-            taken += 1
+        taken = sum(used + end <= room for end in itertools.accumulate(size(piece) + 1 for piece in pieces))
         if taken:
             self.parts.append(opening + "\n".join(pieces[:taken]) + "\n" + foot)
         if taken < len(pieces) and len(note(len(pieces))) <= room:
@@ -102,9 +99,8 @@ def figures_row(columns: Columns, row: TableRow, *, regimes: int = 1) -> str:
     """Returns a row of a table, which may be about several regimes. Its word is in the last column."""
     cells = [code(row.kernel)]
     for name in columns[:-1]:
-        cells.append((code if name in ("output", "dtype", "regime") else inert)(row.cells.get(name, "")))
-        if name == "regime" and regimes > 1:
-            cells[-1] += f" and {regimes - 1} more"
+        more = f" and {regimes - 1} more" if name == "regime" and regimes > 1 else ""
+        cells.append((code if name in ("output", "dtype", "regime") else inert)(row.cells.get(name, "")) + more)
     word = f"**{inert(row.word)}**" if row.standing == "wrong" else inert(row.word)
     note = f": {inert(row.note)}" if row.note else ""
     return f"| {' | '.join([*cells, f'{GLYPHS[row.standing]} {word}{note}'])} |"
@@ -174,10 +170,8 @@ _Piece = TypeVar("_Piece")
 
 def _groups(pieces: Sequence[_Piece], name: Callable[[_Piece], str]) -> list[list[_Piece]]:
     """Returns the pieces of each name; one without a name is a group."""
-    found: dict[object, list[_Piece]] = {}
-    for place, piece in enumerate(pieces):
-        found.setdefault(name(piece) or place, []).append(piece)
-    return list(found.values())
+    named = grouped(enumerate(pieces), lambda pair: name(pair[1]) or pair[0]).values()
+    return [[piece for _, piece in some] for some in named]
 
 
 def _fill(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from verify.report import words
 from verify.report.blocks import ReportBlock
@@ -91,15 +91,8 @@ class Page:
 
     def field(self, name: str, value: str, *, width: int = NAME) -> None:
         """Adds `    name    value`, the value folded beside its name."""
-        from rich.padding import Padding
-        from rich.table import Table
-        from rich.text import Text
-
-        row = Table.grid(padding=(0, GAP, 0, 0))
-        row.add_column(width=width, overflow="fold")
-        row.add_column(overflow="fold")
-        row.add_row(Text(name, style="dim"), Text(self._clean(value)))
-        self._console.print(Padding(row, (0, 0, 0, MARGIN)))
+        columns: list[dict[str, Any]] = [{"width": width, "overflow": "fold"}, {"overflow": "fold"}]
+        self._cells(columns, [Cell(name, "dim"), Cell(value)], MARGIN)
 
     def block(self, block: ReportBlock, *, short: bool = False, omitted: str = "") -> None:
         """Adds a heading, a message, facts and commands, without the command `omitted`. `short` shortens the first."""
@@ -183,24 +176,31 @@ class Page:
 
     def _grid(self, columns: Columns, cells: Sequence[Cell], widths: Sequence[int], indent: int) -> None:
         """Adds one line of cells in columns of given widths. Headings may come between the lines."""
+        sides = ["right" if is_right(name) else "left" for name in columns]
+        self._cells([{"width": w, "justify": side} for w, side in zip(widths, sides, strict=True)], cells, indent)
+
+    def _cells(self, columns: Sequence[dict[str, Any]], cells: Sequence[Cell], indent: int) -> None:
+        """Adds one line of cells in columns of rich."""
         from rich.padding import Padding
         from rich.table import Table
-        from rich.text import Text
 
         grid = Table.grid(padding=(0, GAP, 0, 0))
-        for name, width in zip(columns, widths, strict=True):
-            grid.add_column(width=width, justify="right" if is_right(name) else "left")
-        grid.add_row(*(Text.assemble((self._clean(cell.text), cell.style)) for cell in cells))
+        for settings in columns:
+            grid.add_column(**settings)
+        grid.add_row(*(self._joined([cell]) for cell in cells))
         self._console.print(Padding(grid, (0, 0, 0, indent)))
 
     def _stacked(self, columns: Columns, cells: Sequence[Cell], indent: int) -> None:
         """Adds two lines: the left-aligned cells, and the right-aligned ones after their headers."""
-        named = [cell for name, cell in zip(columns, cells, strict=True) if not is_right(name) and cell.text]
-        self.line(*(piece for cell in named for piece in (cell, "  ")), indent=indent)
-        numbers = [pair for pair in zip(columns, cells, strict=True) if is_right(pair[0]) and pair[1].text]
+        named, numbers = list[Cell | str](), list[Cell | str]()
+        for name, cell in zip(columns, cells, strict=True):
+            if cell.text and is_right(name):
+                numbers += [Cell(f"{header(name)} ", "dim"), cell, "  "]
+            elif cell.text:
+                named += [cell, "  "]
+        self.line(*named, indent=indent)
         if numbers:
-            told = (piece for name, cell in numbers for piece in (Cell(f"{header(name)} ", "dim"), cell, "  "))
-            self.line(*told, indent=indent + MARGIN)
+            self.line(*numbers, indent=indent + MARGIN)
 
     def text(self) -> str:
         """Returns the page, which ends in a newline."""
@@ -250,12 +250,18 @@ def render(document: Document, terminal: Terminal) -> str:
 
 def lay_out(page: Page, sections: Sequence[Section], next_: str = "") -> None:
     """Adds sections. The command `next_`, which ends the page, is not said of a kernel that failed."""
-    first = True  # only the first block has its command in full
+    short = False  # only the first block has its command in full
     for section in sections:
-        _table(page, section)
+        if section.rows:
+            if section.title:
+                page.blank()
+                page.line(section.title)
+            columns = page.rows(section.layouts, section.rows)
+            for note in section.notes(columns):
+                page.line(Cell(note, "dim"))
         for block in section.blocks[: section.most]:
-            page.block(block, short=not first, omitted=next_ if block.message else "")
-            first = False
+            page.block(block, short=short, omitted=next_ if block.message else "")
+            short = True
         page.more(len(section.blocks) - section.most, section.noun)
         if section.lines:
             page.blank()
@@ -263,14 +269,3 @@ def lay_out(page: Page, sections: Sequence[Section], next_: str = "") -> None:
         for line in section.lines[: section.most]:
             page.line(line.text, indent=MARGIN)
         page.more(len(section.lines) - section.most, section.noun)
-
-
-def _table(page: Page, section: Section) -> None:
-    """Adds the table of a section, below its title if it is not the first of the page, and the notes."""
-    if section.rows:
-        if section.title:
-            page.blank()
-            page.line(section.title)
-        columns = page.rows(section.layouts, section.rows)
-        for note in section.notes(columns):
-            page.line(Cell(note, "dim"))
