@@ -28,7 +28,6 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
-from typing import Literal
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
@@ -37,7 +36,6 @@ from verify.declare.target import Target
 from verify.measure.bench import Bench, bench
 from verify.measure.session import Session
 from verify.report import bench_words
-from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -52,24 +50,18 @@ def main(options: argparse.Namespace) -> int:
         dtypes=tuple(options.dtype),
         progress=(progress := screen.Progress()),
     )
-    directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
-    if options.forward != options.backward:
-        directions = ("forward",) if options.forward else ("backward",)
+    both = options.forward == options.backward
     settings = Bench(
         wanted=tuple(wanted),
         pool=_configured_targets(found, Path.cwd()),
         shapes=tuple(dict.fromkeys(options.shape)),
-        directions=directions,
+        directions=tuple(name for name in Bench.directions if both or getattr(options, name)),
         rounds=options.rounds,
         accuracy=not options.no_accuracy,
     )
     result = bench(settings, session, given.again(options))
     progress.clear()
-
-    def table() -> str:
-        return text_page.render(bench_words.document(result), screen.terminal())
-
-    sinks.deliver_run(options, result, table)
+    sinks.deliver_run(options, result, lambda: sinks.pages(bench_words.document(result)))
     screen.complain(session.usage)
     if result.verdict == "fail":
         return exits.WRONG

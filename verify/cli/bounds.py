@@ -55,9 +55,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import os
-from collections.abc import Callable
 
-from verify.cli import exits, given, screen, sinks
+from verify.cli import exits, given, sinks
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records.bounds import changes, committed, waivers
@@ -66,8 +65,6 @@ from verify.records.bounds.verdict import BREACH
 from verify.records.bounds.worktree import book_at, waivers_at
 from verify.records.files import load
 from verify.report import bounds_words, gate_data
-from verify.report.document import Document
-from verify.report.terminal import text_page
 
 
 def propose(options: argparse.Namespace) -> int:
@@ -76,17 +73,11 @@ def propose(options: argparse.Namespace) -> int:
         _may_write(options, "propose")
     book = _book(options)
     found = changes.propose([load(path) for path in options.records], book, kernels=options.kernel)
-    written: list[str] = []
-    if not options.dry_run:
-        written = [
-            waivers.shown(path) for path in committed.save(book, [item.new for item in found.changes if item.new])
-        ]
+    made = [] if options.dry_run else [change.new for change in found.changes if change.new]
+    written = [waivers.shown(path) for path in committed.save(book, made)]
     left = [{"key": str(row.key), "status": row.status, "reason": row.reason} for row in found.left]
-    sinks.deliver_data(
-        options,
-        {"changes": gate_data.of_changes(found.changes), "written": written, "left": left},
-        _page(bounds_words.proposal(found, written=written, dry=options.dry_run)),
-    )
+    data = {"changes": gate_data.of_changes(found.changes), "written": written, "left": left}
+    sinks.deliver_data(options, data, bounds_words.proposal(found, written=written, dry=options.dry_run))
     return exits.WRONG if any(row.status in BREACH for row in found.left) else exits.PASS
 
 
@@ -96,11 +87,8 @@ def review(options: argparse.Namespace) -> int:
     found = changes.review(book_at(options.base, book.folder), book)
     excused = waivers.changed(waivers_at(options.base, book.folder), waivers.load(book.folder))
     moved = [{"change": kind, **gate_data.of_waiver(waiver)} for kind, waiver in excused]
-    sinks.deliver_data(
-        options,
-        {"base": options.base, "changes": gate_data.of_changes(found), "waivers": moved},
-        _page(bounds_words.review(found, options.base, waivers=excused)),
-    )
+    data = {"base": options.base, "changes": gate_data.of_changes(found), "waivers": moved}
+    sinks.deliver_data(options, data, bounds_words.review(found, options.base, waivers=excused))
     approved = changes.needs_approval(found) or any(kind in waivers.APPROVED for kind, _ in excused)
     return exits.WRONG if approved else exits.PASS
 
@@ -114,16 +102,8 @@ def accept(options: argparse.Namespace) -> int:
     change = changes.accept(options.key, options.reason, runs, book, today=today)
     assert change.new is not None
     written = [waivers.shown(path) for path in committed.save(book, [change.new])]
-    sinks.deliver_data(
-        options,
-        {"changes": gate_data.of_changes([change]), "written": written},
-        _page(bounds_words.accepted(change, written=written)),
-    )
-    return exits.PASS
-
-
-def _page(document: Document) -> Callable[[], str]:
-    return lambda: text_page.render(document, screen.terminal())
+    data = {"changes": gate_data.of_changes([change]), "written": written}
+    return sinks.deliver_data(options, data, bounds_words.accepted(change, written=written))
 
 
 def _book(options: argparse.Namespace) -> Book:
@@ -133,7 +113,5 @@ def _book(options: argparse.Namespace) -> Book:
 
 def _may_write(options: argparse.Namespace, step: str) -> None:
     if os.environ.get("CI", "").lower() not in ("", "0", "false") and not options.on_ci:
-        raise UsageError(
-            "bounds are changed by people and reviewed, so nothing is written on a CI machine; CI is set here",
-            hint=f"verify bounds {step} on your own machine with the record, or --on-ci",
-        )
+        rule = "bounds are changed by people and reviewed, so nothing is written on a CI machine; CI is set here"
+        raise UsageError(rule, hint=f"verify bounds {step} on your own machine with the record, or --on-ci")

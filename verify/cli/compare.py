@@ -19,12 +19,11 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from verify.cli import screen, sinks
+from verify.cli import sinks
 from verify.records.compare import Comparison, compare
 from verify.records.files import load
 from verify.report import compare_words, gate_data
 from verify.report.markdown import comment
-from verify.report.terminal import text_page
 
 MOST_SPECIAL = 12  # special inputs on the screen; --json has all
 
@@ -34,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
     found = compare(load(options.base), load(options.head))
 
     def text() -> str:
-        shown = text_page.render(compare_words.document(found, everything=options.all), screen.terminal())
+        shown = sinks.pages(compare_words.document(found, everything=options.all))
         again = [f"next: verify run --like {options.base} --json {options.head}"] if found.other_cases else []
         return sinks.lines(*about(found)) + shown + sinks.lines(*again)
 
@@ -69,14 +68,8 @@ def data(found: Comparison) -> dict[str, Any]:
         "beneath": {name: {"base": before, "head": after} for name, before, after in found.beneath},
         "special tried": found.special_tried,
         "special": [
-            {
-                "kernel": item.kernel,
-                "output": item.output,
-                "dtype": item.dtype,
-                "inputs": item.head.inputs,
-                "base": {"got": item.base.got, "status": item.base.status},
-                "head": {"got": item.head.got, "status": item.head.status},
-            }
+            {"kernel": item.kernel, "output": item.output, "dtype": item.dtype, "inputs": item.head.inputs}
+            | {name: {"got": of.got, "status": of.status} for name, of in (("base", item.base), ("head", item.head))}
             for item in found.special
         ],
     }

@@ -21,12 +21,11 @@ from __future__ import annotations
 
 import argparse
 
-from verify.cli import exits, replay, sinks
+from verify.cli import replay
 from verify.diagnose.requests import FindContract
 
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    found = replay.ask(options, FindContract(options.target, options.layer, options.dtype, options.gradients))
-    sinks.deliver_data(options, found, str(found).splitlines())
-    return exits.PASS
+    request = FindContract(options.target, options.layer, options.dtype, options.gradients)
+    return replay.report(options, request, lambda found: str(found).splitlines())

@@ -45,16 +45,9 @@ def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     wants_triton = backends.named(options.backend).triton if options.backend else backends.gpu_expected()
     needed = (*_NEEDED, "triton") if wants_triton else _NEEDED
-    missing = [
-        {"name": name, "why": why, "how": how, "needed": name in needed}
-        for name, why, how in _PACKAGES
-        if importlib.util.find_spec(name) is None
-    ]
-    missing += [
-        {"name": name, "why": why, "how": how, "needed": False}
-        for name, why, how in _TOOLS
-        if shutil.which(name) is None
-    ]
+    lacking = [each for each in _PACKAGES if importlib.util.find_spec(each[0]) is None]
+    lacking += [each for each in _TOOLS if shutil.which(each[0]) is None]
+    missing = [{"name": name, "why": why, "how": how, "needed": name in needed} for name, why, how in lacking]
     about: dict[str, Any] = {"backend": None}
     broken = any(item["needed"] for item in missing)
     if not broken:

@@ -15,7 +15,7 @@ import msgspec
 
 from verify import __version__
 from verify.cli import exits
-from verify.cli.tools import TOOLS, Answer, described, options_of, schema_of, schema_of_answer
+from verify.cli.tools import TOOLS, Answer, described, options_of
 from verify.errors import UsageError, VerifyError
 from verify.workers.lanes import Lanes, Stopped, Task
 from verify.workers.requests import Failure
@@ -69,7 +69,7 @@ class Door:
         if self._speaks_mcp:
             self._rpc_error(None, -32700, error.message)
         else:
-            self.send({"id": None, **_failed(error)})
+            self.send({"id": None, **_found(error)})
 
     def send(self, message: dict[str, Any]) -> None:
         """Writes one line."""
@@ -133,17 +133,7 @@ class Door:
                 "instructions": INSTRUCTIONS,
             },
             "ping": dict,
-            "tools/list": lambda: {
-                "tools": [
-                    {
-                        "name": name,
-                        "description": described(name),
-                        "inputSchema": schema_of(name),
-                        "outputSchema": schema_of_answer(name),
-                    }
-                    for name in TOOLS
-                ]
-            },
+            "tools/list": lambda: {"tools": list(map(described, TOOLS))},
         }
         self._speaks_mcp |= method == "initialize"
         if method not in results:
@@ -161,7 +151,9 @@ class Door:
 
         def reply(outcome: Any) -> None:
             if not isinstance(outcome, Stopped) or outcome.args[0] != "cancelled":  # the client waits for no answer
-                self.send({"jsonrpc": "2.0", "id": identity, "result": _content(outcome)})
+                is_answer, text = isinstance(outcome, Answer), getattr(outcome, "text", str(outcome))
+                content = {"content": [{"type": "text", "text": text}], "structuredContent": _found(outcome)}
+                self.send({"jsonrpc": "2.0", "id": identity, "result": content | {"isError": not is_answer}})
 
         def progress(text: str) -> None:
             nonlocal at
@@ -186,26 +178,11 @@ def _is_id(value: Any) -> bool:
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
-def _found(outcome: Any) -> dict[str, Any]:
+def _found(outcome: Answer | VerifyError) -> dict[str, Any]:
     """Returns an answer as it is sent, or an error with its rule, the received value and the next step."""
     if isinstance(outcome, Answer):
         return {"exit_code": outcome.exit_code, "result": outcome.result}
-    return _failed(outcome)
-
-
-def _failed(error: VerifyError) -> dict[str, Any]:
-    failure = Failure("stopped", str(error)) if isinstance(error, Stopped) else Failure.of(error)
+    failure = Failure("stopped", str(outcome)) if isinstance(outcome, Stopped) else Failure.of(outcome)
     rule, _, received = failure.text.partition("; received ")
     told = {"kind": failure.kind, "rule": rule, "received": received, "hint": failure.hint or ""}
     return {"exit_code": exits.USAGE if failure.kind in ("usage", "kernel") else exits.INCOMPLETE, "error": told}
-
-
-def _content(outcome: Any) -> dict[str, Any]:
-    """Returns the result of a tool: the text of the command for the reader, and its JSON beside it."""
-    found = _found(outcome)
-    text = outcome.text if isinstance(outcome, Answer) else str(outcome)
-    return {
-        "content": [{"type": "text", "text": text}],
-        "structuredContent": found,
-        "isError": not isinstance(outcome, Answer),
-    }

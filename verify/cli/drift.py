@@ -18,15 +18,13 @@ from __future__ import annotations
 
 import argparse
 
-from verify.cli import exits, replay, sinks
+from verify.cli import replay
 from verify.diagnose.requests import Drift, FindDrift
 
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    found = replay.ask(options, FindDrift(options.target, options.dtype, options.layers))
-    sinks.deliver_data(options, found, lines_of(found))
-    return exits.PASS
+    return replay.report(options, FindDrift(options.target, options.dtype, options.layers), lines_of)
 
 
 def lines_of(found: Drift) -> list[str]:

@@ -26,6 +26,11 @@ MEANING = {
 }
 
 
+def worse(code: int) -> int:
+    """Returns the sort key of the exit codes of several verdicts: the worst of them counts."""
+    return (PASS, INCOMPLETE, USAGE, WRONG).index(code)
+
+
 @contextlib.contextmanager
 def terminated_as_interrupted() -> Iterator[None]:
     """Treats SIGTERM as Ctrl-C: a scheduler sends it, and the finished measurements are then shown."""

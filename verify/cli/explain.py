@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from verify.cli import exits, replay, sinks
+from verify.cli import replay
 from verify.diagnose.requests import Explain, Explanation, FindOrders, Order
 from verify.records.figure import UNIT, shown, signed
 
@@ -29,21 +29,21 @@ from verify.records.figure import UNIT, shown, signed
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
     if options.order:
-        return _orders(options)
+        request = FindOrders(options.target, options.dtype or "", options.case or "")
+        return replay.report(options, request, lines_of_orders)
+    return replay.report(options, request_of(options), lines_of)
+
+
+def request_of(options: argparse.Namespace) -> Explain:
+    """Returns the request about the element that the options name, which may be that of a record."""
     replay.place(options)
-    request = Explain(options.target, options.case, options.result, options.index, options.law or "")
-    found = replay.ask(options, request)
-    sinks.deliver_data(options, found, lines_of(found))
-    return exits.PASS
+    return Explain(options.target, options.case, options.result, options.index, options.law or "")
 
 
-def _orders(options: argparse.Namespace) -> int:
-    """Prints the orders of a kernel's sums."""
-    found = replay.ask(options, FindOrders(options.target, options.dtype or "", options.case or ""))
+def lines_of_orders(found: list[Order]) -> list[str]:
+    """Returns the orders of a kernel's sums as lines for the screen."""
     lines = [line for order in found for line in lines_of_order(order)]
-    empty = "no operand has rows that can be probed: nothing is known of the order"
-    sinks.deliver_data(options, found, lines or [empty])
-    return exits.PASS
+    return lines or ["no operand has rows that can be probed: nothing is known of the order"]
 
 
 def lines_of_order(order: Order) -> list[str]:
@@ -99,9 +99,14 @@ def lines_of(found: Explanation) -> list[str]:
         lines.append(f"  input     half an ulp of x moves the exact result by {shown(float(found.sensitivity))} ULP")
     if found.steps:
         whose = "the kernel" if found.owner == "kernel" else "the definition"
-        lines += ["", f"what rounding one step of {whose} does:", "", *_steps(found), "", *_wholes(found, whose, unit)]
-    lines += ["", f"cause: {found.cause}"]
-    return lines
+        lines += ["", f"what rounding one step of {whose} does:", "", *_steps(found), "", f"{whose} as a whole"]
+        if found.formula is not None:  # else it is zero by definition
+            lines.append(f"  {_figure(found.formula):>12}{unit}  no step rounded")
+        for whole in found.wholes:
+            same = f"same bits in {whole.same:,} of {found.compared:,}"
+            text = f"every step rounded to {whole.format}, each sum once: {same}"
+            lines.append(f"  {_figure(whole.error):>12}{unit}  {text}")
+    return [*lines, "", f"cause: {found.cause}"]
 
 
 def _steps(found: Explanation) -> list[str]:
@@ -114,18 +119,6 @@ def _steps(found: Explanation) -> list[str]:
     for step in found.steps:
         moves = "".join(f"  {_figure(step.moves[name]):>18}" for name in formats)
         lines.append(f"  {step.text:<{width}}  {step.value:>{digits}}{moves}")
-    return lines
-
-
-def _wholes(found: Explanation, whose: str, unit: str) -> list[str]:
-    """Returns the error with no step rounded, unless it is zero by definition, and with every step rounded."""
-    lines = [f"{whose} as a whole"]
-    if found.formula is not None:
-        lines.append(f"  {_figure(found.formula):>12}{unit}  no step rounded")
-    for whole in found.wholes:
-        same = f"same bits in {whole.same:,} of {found.compared:,}"
-        text = f"every step rounded to {whole.format}, each sum once: {same}"
-        lines.append(f"  {_figure(whole.error):>12}{unit}  {text}")
     return lines
 
 

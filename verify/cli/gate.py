@@ -39,7 +39,6 @@ from verify.report import compare_words, gate_data, gate_words
 from verify.report.checks import of_verdict
 from verify.report.document import Document
 from verify.report.markdown import comment
-from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -54,9 +53,8 @@ def main(options: argparse.Namespace) -> int:
         if options.targets:  # only these targets were requested; a kernel that only the base has is missed
             kernels = kernels or judged_kernels([base, judged])
     elif unused:
-        raise UsageError(
-            f"only --base measures; received {', '.join(unused)} without it", hint="verify gate --base REF"
-        )
+        said = f"only --base measures; received {', '.join(unused)} without it"
+        raise UsageError(said, hint="verify gate --base REF")
     elif not options.targets:
         raise UsageError("no record to judge", hint="verify run --json run.json, then verify gate run.json")
     else:
@@ -72,7 +70,7 @@ def main(options: argparse.Namespace) -> int:
 
     sinks.deliver(
         options,
-        lambda: "\n".join(text_page.render(page, screen.terminal()) for page in reversed(pages(options.all))),
+        lambda: sinks.pages(*pages(options.all)),
         checks=lambda: of_verdict(done.judged, done.bounds),
         json=lambda: sinks.as_json(done.data() | against),
         markdown=lambda: comment.render(*pages()).encode(),
@@ -84,10 +82,8 @@ def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
     """Measures base and head one after the other. Returns their records, and the head's file if it is kept."""
     targets = _targets(options)
     arguments = [*targets, "--seed", str(options.seed), "--timeout", f"{options.timeout:g}"]
-    for name in options.dtype:
-        arguments += ["--dtype", name]
-    if options.backend:
-        arguments += ["--backend", options.backend]
+    arguments += [word for name in options.dtype for word in ("--dtype", name)]
+    arguments += ["--backend", options.backend] if options.backend else []
     progress = screen.Progress()
     with worktree.checkout(options.base) as found, tempfile.TemporaryDirectory(prefix="verify-gate-") as spare:
         folder = Path(options.output).resolve() if options.output else Path(spare)
@@ -106,8 +102,6 @@ def _both(options: argparse.Namespace) -> tuple[Run, Run, list[str]]:
 def _targets(options: argparse.Namespace) -> list[str]:
     """Returns the targets to measure on both sides: the head's own configuration unless some are named."""
     if records := [item for item in options.targets if item.endswith((".json", ".json.gz"))]:
-        raise UsageError(
-            f"--base measures anew and takes targets, as `verify run` does; received the record {records[0]}",
-            hint="verify compare BASE.json HEAD.json",
-        )
+        said = f"--base measures anew and takes targets, as `verify run` does; received the record {records[0]}"
+        raise UsageError(said, hint="verify compare BASE.json HEAD.json")
     return given.targets(options, config.find())

@@ -20,11 +20,8 @@ def targets(options: argparse.Namespace, settings: Config) -> list[str]:
     if options.targets:
         return list(options.targets)
     if not settings.kernels:
-        name = options.command.prog
-        raise UsageError(
-            "no target given and no [tool.verify] kernels in pyproject.toml",
-            hint=f"{name} FILE.py, where FILE.py declares a kernel with @verify.kernel",
-        )
+        then = f"{options.command.prog} FILE.py, where FILE.py declares a kernel with @verify.kernel"
+        raise UsageError("no target given and no [tool.verify] kernels in pyproject.toml", hint=then)
     enter(options, settings.root)
     return list(settings.kernels)
 
@@ -85,13 +82,10 @@ def words(options: argparse.Namespace, *, everything: bool = False) -> list[str]
 
 
 def _typed(action: argparse.Action, value: Any) -> list[str]:
-    values = value if isinstance(value, list) else [value]
-    texts = [_text(action, item) for item in values]
-    if not action.option_strings:
-        return texts
-    flag = action.option_strings[0]
-    if action.nargs == 0:
-        return [flag]
+    texts = [_text(action, item) for item in (value if isinstance(value, list) else [value])]
+    flag = next(iter(action.option_strings), "")
+    if action.nargs == 0 or not flag:
+        return [flag] if flag else texts
     # After an equals sign, a value that begins with a minus, such as -1:0.5, is not taken for an option.
     pairs = [[f"{flag}={text}"] if text.startswith("-") else [flag, text] for text in texts]
     return [word for pair in pairs for word in pair]

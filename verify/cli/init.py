@@ -18,16 +18,15 @@ import argparse
 import itertools
 import json
 import os
-import subprocess
 import textwrap
 from collections import Counter
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from subprocess import DEVNULL
+from subprocess import DEVNULL, CalledProcessError, check_output
 from urllib.parse import unquote, urlsplit
 
-from verify.cli import exits, sinks
+from verify.cli import sinks
 from verify.declare.package import Definition, LaunchingFunction, definition_of, functions_in
 from verify.errors import UsageError, WriteError
 
@@ -68,15 +67,12 @@ def main(options: argparse.Namespace) -> int:
     lines = [f"{'filled' if name in filled else 'found '} {name}" for name in names]
     lines += [f"wrote  {path}" for path in written]
     lines += [f"kept   {path}: it exists, and was not changed" for path in kept]
-    lines += [
-        f"to do  install {package}: importing {count} of these needs it" for package, count in sorted(missing.items())
-    ]
+    lines += [f"to do  install {name}: importing {count} of these needs it" for name, count in sorted(missing.items())]
     if WORKFLOW in written and not origin:
         lines.append(f"to do  set VERIFY in {WORKFLOW}: pip does not know where this verify came from")
     then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
     end = f"functions to declare: {len(names)}, of these filled in: {len(filled)}"
-    sinks.deliver_data(options, data, [*lines, *sinks.ending(end, f"{then}verify run {DECLARATION}")])
-    return exits.PASS
+    return sinks.deliver_data(options, data, [*lines, *sinks.ending(end, f"{then}verify run {DECLARATION}")])
 
 
 def _origin() -> str:
@@ -84,16 +80,14 @@ def _origin() -> str:
     wheels = sorted(Path().glob("*/verify_kernels-*.whl"))
     if wheels:
         return wheels[-1].as_posix()
-    with suppress(PackageNotFoundError, ValueError, OSError, subprocess.CalledProcessError):
+    with suppress(PackageNotFoundError, ValueError, OSError, CalledProcessError):
         known = json.loads(distribution("verify-kernels").read_text("direct_url.json") or "{}")
         if vcs := known.get("vcs_info"):
             return f"{vcs['vcs']}+{known['url']}@{vcs['commit_id']}"
         if (url := urlsplit(known.get("url", ""))).scheme == "file":
             git = ["git", "-C", unquote(url.path)]
             asked = ("remote", "get-url", "origin"), ("rev-parse", "HEAD")
-            remote, commit = (
-                subprocess.check_output([*git, *each], text=True, stderr=DEVNULL).strip() for each in asked
-            )
+            remote, commit = (check_output([*git, *each], text=True, stderr=DEVNULL).strip() for each in asked)
             return f"git+{remote}@{commit}" if remote.startswith("https://") else ""
     return ""
 

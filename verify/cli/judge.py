@@ -69,10 +69,8 @@ def main(options: argparse.Namespace) -> int:
 def _one(options: argparse.Namespace, given: dict[str, Any]) -> int:
     """Prints one judgement."""
     if not options.solution:
-        raise UsageError(
-            "a problem and a solution are judged; received " + (options.problem or "neither"),
-            hint="verify judge PROBLEM SOLUTION, or verify judge --many LIST",
-        )
+        said = f"a problem and a solution are judged; received {options.problem or 'neither'}"
+        raise UsageError(said, hint="verify judge PROBLEM SOLUTION, or verify judge --many LIST")
     with using(None, options.backend) as pool:
         pool.begin(1)  # its worker imports PyTorch while this process imports the rest
         from verify import api
@@ -102,11 +100,8 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
     found, pairs = _before(options, _pairs(options.many), given["profile"])
     files, written = {each for each in (options.resume, options.json) if each and each != "-"}, 0.0
 
-    def ranked() -> list[CompletedJudgement]:
-        return sorted(found, key=lambda each: each.rank)
-
     def as_json() -> bytes:
-        return sinks.as_json([each.data() for each in ranked()])
+        return sinks.as_json([each.data() for each in sorted(found, key=lambda each: each.rank)])
 
     try:
         for done in api.judge_many(pairs, jobs=options.jobs or 1, **given):
@@ -118,10 +113,9 @@ def _many(options: argparse.Namespace, given: dict[str, Any]) -> int:
                 written = time.monotonic()
     finally:  # also at Ctrl-C
         sinks.write(dict.fromkeys(files, as_json))
-    sinks.deliver(options, lambda: "", checks=lambda: checks_of(each.judgement for each in ranked()), json=as_json)
-    return max(
-        (each.exit_code for each in found), key=(exits.PASS, exits.INCOMPLETE, exits.WRONG).index, default=exits.PASS
-    )
+    found.sort(key=lambda each: each.rank)
+    sinks.deliver(options, lambda: "", checks=lambda: checks_of(each.judgement for each in found), json=as_json)
+    return max((each.exit_code for each in found), key=exits.worse, default=exits.PASS)
 
 
 def _pairs(path: str) -> list[tuple[str, str]]:
@@ -130,10 +124,8 @@ def _pairs(path: str) -> list[tuple[str, str]]:
         text = Path(path).read_text("utf-8")
         pairs = [pair for line in text.splitlines() if (pair := shlex.split(line, comments=True))]
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--many names a file of text with PROBLEM SOLUTION in each line; cannot read {path}: {error}",
-            hint="verify judge --many list.txt",
-        ) from error
+        said = f"--many names a file of text with PROBLEM SOLUTION in each line; cannot read {path}: {error}"
+        raise UsageError(said, hint="verify judge --many list.txt") from error
     if not pairs:
         raise UsageError(f"{path} has no pair to judge", hint="a line is PROBLEM SOLUTION")
     if bad := next((pair for pair in pairs if len(pair) != 2), None):

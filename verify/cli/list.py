@@ -37,12 +37,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _models(options: argparse.Namespace) -> int:
     found = [{"name": each.name, "source": each.source, "dtype": each.dtype, **each.sizes} for each in MODELS.values()]
-    lines = [
-        line for each in MODELS.values() for line in (f"{each.name}  {each.source}, {each.dtype}", f"    {each.words}")
-    ]
+    lines = []
+    for each in MODELS.values():
+        lines += [f"{each.name}  {each.source}, {each.dtype}", f"    {each.words}"]
     lines += ["", *(f"{role}: {', '.join([role, *forms])}" for role, forms in FORMS.items())]
-    sinks.deliver_data(options, found, lines + sinks.ending(f"{len(found)} models", "verify run FILE.py --model NAME"))
-    return exits.PASS
+    end = sinks.ending(f"{len(found)} models", "verify run FILE.py --model NAME")
+    return sinks.deliver_data(options, found, lines + end)
 
 
 def _kernels(options: argparse.Namespace) -> int:
@@ -74,8 +74,7 @@ def _declared(found: list[Declared]) -> list[str]:
 def _ops(options: argparse.Namespace) -> int:
     with process.Worker() as worker:
         found = worker.ask(ListOps(options.op or ""), timeout=process.START_SECONDS)
-    sinks.deliver_data(options, found, _known(found, whole=bool(options.op)))
-    return exits.PASS
+    return sinks.deliver_data(options, found, _known(found, whole=bool(options.op)))
 
 
 def _known(found: list[OpAbout], *, whole: bool) -> list[str]:

@@ -38,13 +38,11 @@ from verify.declare import config
 from verify.errors import UsageError
 from verify.laws.profiles import seed_of_today
 from verify.records.bounds import committed, waivers
-from verify.records.bounds.verdict import Verdict, judged_kernels
+from verify.records.bounds.verdict import judged_kernels
 from verify.records.files import encode
-from verify.records.record import Run
 from verify.report.checks import of_night
 from verify.report.html import record_html
 from verify.report.markdown import comment
-from verify.report.terminal import text_page
 from verify.workers.pool import using
 
 
@@ -86,23 +84,26 @@ def main(options: argparse.Namespace) -> int:
     progress.clear()
     try:
         asked = [record] if options.targets else []  # without targets, every bound of this machine is judged
-        bounds = given.bounds_folder(options, settings, created=True)
-        verdict = _judge(record, bounds, asked)
+        book = committed.load(bounds := given.bounds_folder(options, settings, created=True))
+        verdict = waivers.judge([record], book, kernels=judged_kernels(asked)) if book.bounds else None
     except UsageError:  # bounds that cannot be read
         sinks.write({folder / "run.json": lambda: encode(record)})
         raise
-    found = pages(record, str(folder / "run.json"), None, verdict)
+    path = folder / "run.json"
+    found = pages(record, str(path), None, verdict)
     makes: dict[str | Path, sinks.Make] = {
-        folder / "run.json": lambda: encode(record),
+        path: lambda: encode(record),
         folder / "report.md": lambda: comment.render(*found).encode(),
         folder / "report.html": lambda: record_html.render(record, beside=found[:-1], record="run.json").encode(),
     }
-    labels = ["record", "report", "report"]
-    listed = [f"{label}: {Path(path).resolve()}" for label, path in zip(labels, makes, strict=True)]
-    code = _exit(record, verdict)
+    listed = [f"{'record' if file == path else 'report'}: {Path(file).resolve()}" for file in makes]
+    codes = [exits.OF_VERDICT[record.verdict], *([verdict.exit_code] if verdict is not None else [])]
+    code = max(codes, key=exits.worse)
+    # `again` continues in the same folder, which the record's own command does not name
+    named = msgspec.structs.replace(record, command=again)
     sinks.deliver(
         options,
-        lambda: sinks.lines(*listed) + _text(record, verdict, folder / "run.json", again),
+        lambda: sinks.lines(*listed) + sinks.pages(*pages(named, str(path), None, verdict)),
         kind="record",
         checks=lambda: of_night(record, verdict, bounds),
         json=lambda: encode(record),
@@ -110,24 +111,3 @@ def main(options: argparse.Namespace) -> int:
     screen.complain([*night.usage, *([f"finished parts are not saved: {night.lost}"] if night.lost else [])])
     sinks.write({**makes, folder / "exit": f"{code}\n".encode})
     return code
-
-
-def _judge(record: Run, folder: Path, asked: list[Run]) -> Verdict | None:
-    """Returns the gate's verdict, None if the project has no bounds. Omits bounds of kernels that `asked` lacks."""
-    book = committed.load(folder)
-    if not book.bounds:
-        return None
-    return waivers.judge([record], book, kernels=judged_kernels(asked))
-
-
-def _exit(record: Run, verdict: Verdict | None) -> int:
-    codes = [exits.OF_VERDICT[record.verdict]]
-    if verdict is not None:
-        codes.append(verdict.exit_code)
-    return exits.WRONG if exits.WRONG in codes else max(codes)
-
-
-def _text(record: Run, verdict: Verdict | None, path: Path, again: str) -> str:
-    """Returns the report. `again` continues in the same folder, which the record's own command does not name."""
-    found = pages(msgspec.structs.replace(record, command=again), str(path), None, verdict)
-    return "\n".join(text_page.render(page, screen.terminal()) for page in reversed(found))

@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,10 +87,8 @@ def outcome(options: argparse.Namespace, pool: Pool | None = None) -> Outcome:
 def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
     asked = given.words(argparse.Namespace(**{**vars(options), "shrink": False, "pin": False, "reason": ""}))
     recorded = place(options)
-    request = ReplayElement(
-        options.target, options.case, options.result or "y", options.index or 0, shrink=options.shrink
-    )
-    found = ask(options, request, pool)
+    result, index = options.result or "y", options.index or 0
+    found = ask(options, ReplayElement(options.target, options.case, result, index, shrink=options.shrink), pool)
     if found.smaller is not None:
         recorded = None  # it is about another element
     if found.within:
@@ -97,9 +96,8 @@ def _element(options: argparse.Namespace, pool: Pool | None) -> Outcome:
         end = sinks.ending(said, _run_again(options))
     else:
         then = replay_command(found.worst.origin).replace("verify replay", "verify explain", 1)
-        end = sinks.ending(
-            "wrong: beyond its limit", then if found.smaller else f"verify explain {shlex.join(asked[1:])}"
-        )
+        then = then if found.smaller else f"verify explain {shlex.join(asked[1:])}"
+        end = sinks.ending("wrong: beyond its limit", then)
     data: dict[str, Any] = dict(msgspec.to_builtins(found))
     if recorded is not None:
         data["recorded"] = {"got_hex": recorded.worst.got_hex, "backend": recorded.backend}
@@ -115,16 +113,12 @@ def _run_again(options: argparse.Namespace) -> str:
 def place(options: argparse.Namespace) -> Recorded | None:
     """Fills in the options from a record, and returns the record's finding about the element. None without a record."""
     if (options.dtype or options.regime) and (options.case or not options.run):
-        raise UsageError(
-            "--dtype and --regime choose an element of the record in --run; a case names its own",
-            hint="verify replay KERNEL --run RUN.json --result R --dtype D --regime NAME",
-        )
+        rule = "--dtype and --regime choose an element of the record in --run; a case names its own"
+        raise UsageError(rule, hint="verify replay KERNEL --run RUN.json --result R --dtype D --regime NAME")
     if not options.run:
         if not options.target or not options.case:
-            raise UsageError(
-                "an element is named by TARGET and CASE, or by the record of a run",
-                hint="copy the replay command of a failure message, or give --run RUN.json",
-            )
+            rule = "an element is named by TARGET and CASE, or by the record of a run"
+            raise UsageError(rule, hint="copy the replay command of a failure message, or give --run RUN.json")
         return None
 
     run = load(options.run)
@@ -133,15 +127,11 @@ def place(options: argparse.Namespace) -> Recorded | None:
         if known is None:
             raise UsageError(f"{options.run} does not show this element; it shows the worst of each result")
     else:
-        known = worst_of_run(
-            run, options.target, dtype=options.dtype, result=options.result, regime=options.regime, index=options.index
-        )
+        chosen = {name: getattr(options, name) for name in ("dtype", "result", "regime", "index")}
+        known = worst_of_run(run, options.target, **chosen)
         if known.origin.law:
-            shown = f"{known.got} for {known.truth}"
-            raise UsageError(
-                f"the worst result, {shown}, shows only in the law of {known.origin.law}",
-                hint=replay_command(known.origin),
-            )
+            said = f"the worst result, {known.got} for {known.truth}, shows only in the law of {known.origin.law}"
+            raise UsageError(said, hint=replay_command(known.origin))
         options.target, options.case = known.origin.target, known.origin.case
         options.result, options.index = known.origin.result, known.origin.index
     options.backend = options.backend or known.origin.backend or None
@@ -153,12 +143,16 @@ def ask(options: argparse.Namespace, request: Request[R], pool: Pool | None = No
     if pool is not None and options.backend:
         here = pool.ask(Environment(), timeout=START_SECONDS).backend
         if here != options.backend:
-            raise UsageError(
-                f"the record's finding is of the backend {options.backend}; these processes run on {here}",
-                hint=f"verify serve --backend {options.backend}",
-            )
+            said = f"the record's finding is of the backend {options.backend}; these processes run on {here}"
+            raise UsageError(said, hint=f"verify serve --backend {options.backend}")
     with using(pool, options.backend) as answers:
         return ask_about(answers, request, options.target, timeout=options.timeout)
+
+
+def report(options: argparse.Namespace, request: Request[R], lines_of: Callable[[R], list[str]]) -> int:
+    """Shows what a worker found about the target. That is no verdict: the exit code is 0."""
+    found = ask(options, request)
+    return sinks.deliver_data(options, found, lines_of(found))
 
 
 def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
@@ -175,40 +169,38 @@ def element_lines(found: Replay, recorded: Recorded | None) -> list[str]:
         f"  truth     {worst.truth}",
     ]
     if not found.counts:
-        scaled = "" if worst.scaled_ulp is None else f", {_scaled(found, worst.scaled_ulp)}"
+        in_noise, scaled, limit = found.gate == "noise", "", f"{found.limit:g} ULP ({found.gate})"
+        if worst.scaled_ulp is not None:
+            scaled = f", {_signed(worst.scaled_ulp)}" + (UNIT["noise"] if in_noise else " ULP of scale")
         if found.gate == "plain" and found.error != worst.ulp:
-            scaled = f", counted as {_ulp(found.error)} beside its noise"
-        lines += [
-            f"  rounded   {found.right} ({found.right_hex})",
-            f"  error     {_ulp(worst.ulp)}{scaled}",
-            f"  limit     {_limit(found)}",
-        ]
-    if baseline is not None and found.counts:
-        lines.append(f"  PyTorch   {baseline.got}")
-    elif baseline is not None:
-        lines.append(f"  PyTorch   {baseline.got} ({baseline.got_hex}), {_ulp(baseline.ulp)}")
+            scaled = f", counted as {_signed(found.error)} ULP beside its noise"
+        limit = f"{found.limit:g}{UNIT['noise']}" if in_noise else limit
+        if found.unpromised:  # the element has no limit of its own
+            limit = f"none on {found.unpromised}; {limit} on ordinary ones"
+        lines.append(f"  rounded   {found.right} ({found.right_hex})")
+        lines += [f"  error     {_signed(worst.ulp)} ULP{scaled}", f"  limit     {limit}"]
+    if baseline is not None:
+        bits = "" if found.counts else f" ({baseline.got_hex}), {_signed(baseline.ulp)} ULP"
+        lines.append(f"  PyTorch   {baseline.got}{bits}")
     lines.append(f"  repeat    {'same bits' if found.repeatable else 'DIFFERENT bits on a second call'}")
     if recorded is not None:
         same = "the same bits" if recorded.worst.got_hex == worst.got_hex else "OTHER bits now"
         lines.append(f"  recorded  {recorded.worst.got_hex} on {recorded.backend}: {same}")
-    lines.append(f"  case      {found.case}")
-    lines.append(f"  replay    {replay_command(worst.origin)}")
-    if smaller and smaller.original is not None and smaller.original != worst.origin:
-        lines.append(f"  original  {replay_command(smaller.original)}")
-    return lines
+    lines += [f"  case      {found.case}", f"  replay    {replay_command(worst.origin)}"]
+    return lines + _original(smaller, worst.origin, 9)
 
 
-def _limit(found: Replay) -> str:
-    """Returns the limit, and where it applies if the element has none of its own."""
-    limit = f"{found.limit:g}{UNIT['noise']}" if found.gate == "noise" else f"{found.limit:g} ULP ({found.gate})"
-    return f"none on {found.unpromised}; {limit} on ordinary ones" if found.unpromised else limit
+def _original(smaller: Smaller | None, origin: Origin, width: int) -> list[str]:
+    """Returns the line of the case that was made smaller, if it was."""
+    if smaller is None or smaller.original in (None, origin):
+        return []
+    return [f"  {'original':<{width}} {replay_command(smaller.original)}"]
 
 
 def _effort(smaller: Smaller, origin: Origin | None) -> str:
-    spent = f"{smaller.evaluations} evaluations"
-    if smaller.original == origin:
-        return f"nothing smaller breaks in the same way, in {spent}"
-    return f"found in {spent}" + (", the most it may use" if smaller.exhausted else "")
+    same = smaller.original == origin
+    found = "nothing smaller breaks in the same way, in" if same else "found in"
+    return f"{found} {smaller.evaluations} evaluations" + ", the most it may use" * (smaller.exhausted and not same)
 
 
 def _law(options: argparse.Namespace, pool: Pool | None) -> Outcome:
@@ -233,18 +225,9 @@ def _law_lines(options: argparse.Namespace, reply: LawReplayed) -> list[str]:
     replayed = replay_command(found.origin)
     lines += [f"  {name:<12} {value}" for name, value in found.facts.items()]
     lines += [f"  {'case':<12} {found.case}", f"  {'replay':<12} {replayed}"]
-    if smaller and smaller.original is not None and smaller.original != found.origin:
-        lines.append(f"  {'original':<12} {replay_command(smaller.original)}")
+    lines += _original(smaller, found.origin, 12)
     explained = replayed.replace("verify replay", "verify explain", 1)
     return lines + sinks.ending("wrong: the law is broken", explained if smaller else f"{replayed} --shrink")
-
-
-def _scaled(found: Replay, value: Any) -> str:
-    return f"{_signed(value)}{UNIT['noise']}" if found.gate == "noise" else f"{_ulp(value)} of scale"
-
-
-def _ulp(value: Any) -> str:
-    return f"{_signed(value)} ULP"
 
 
 def _signed(value: Any) -> str:

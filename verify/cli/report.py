@@ -26,7 +26,7 @@ from __future__ import annotations
 import argparse
 import shlex
 
-from verify.cli import exits, given, screen, sinks
+from verify.cli import exits, given, sinks
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records import files
@@ -42,7 +42,6 @@ from verify.report.checks import of_run
 from verify.report.document import EVERY, Document
 from verify.report.html import record_html
 from verify.report.markdown import comment
-from verify.report.terminal import text_page
 
 
 def main(options: argparse.Namespace) -> int:
@@ -54,22 +53,23 @@ def main(options: argparse.Namespace) -> int:
         return exits.PASS
     if options.coverage:
         return _coverage(options)
-    if len(options.records) > 1 and not options.merge:
-        raise UsageError(
-            f"a report shows one record, or with --merge the parts of one; received {len(options.records)} records",
-            hint="verify compare BASE.json HEAD.json",
-        )
+    if (count := len(options.records)) > 1 and not options.merge:
+        said = f"a report shows one record, or with --merge the parts of one; received {count} records"
+        raise UsageError(said, hint="verify compare BASE.json HEAD.json")
     run, path = load(options.records[0]), options.records[0]  # commands may name this file
     if options.merge:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
         run = shards([run, *map(load, options.records[1:])], command)
         path = options.json if options.json and options.json != "-" else "RUN.json"
     base = compare(load(options.compare), run) if options.compare else None
-    found = pages(run, path, base, _gate(options, run))
+    verdict = None
+    if options.bounds is not None:
+        verdict = judge([run], committed.load(given.bounds_folder(options, config.find())))
+    found = pages(run, path, base, verdict)
     asked = any(getattr(options, name) for name in sinks.SINKS)
     sinks.deliver(
         options,
-        lambda: "" if asked else "\n".join(text_page.render(each, screen.terminal()) for each in reversed(found)),
+        lambda: "" if asked else sinks.pages(*found),
         checks=lambda: of_run(run),
         json=lambda: files.encode(run),
         markdown=lambda: comment.render(*found).encode(),
@@ -94,17 +94,11 @@ def _coverage(options: argparse.Namespace) -> int:
     asked = options.html or options.markdown
     sinks.deliver(
         options,
-        lambda: "" if asked else text_page.render(found, screen.terminal()),
+        lambda: "" if asked else sinks.pages(found),
         markdown=lambda: comment.render(found, limit=EVERY).encode(),
         html=lambda: record_html.render(runs[-1], beside=[found]).encode(),
     )
     return exits.PASS
-
-
-def _gate(options: argparse.Namespace, run: Run) -> Verdict | None:
-    if options.bounds is None:
-        return None
-    return judge([run], committed.load(given.bounds_folder(options, config.find())))
 
 
 def pages(run: Run, record: str, base: Comparison | None, verdict: Verdict | None) -> list[Document]:

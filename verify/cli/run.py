@@ -97,13 +97,10 @@ def main(options: argparse.Namespace) -> int:
 def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     """Runs each target alone. Prints a line and writes a line of JSON as each ends; the exit code is the worst."""
     others = ("json", "html", "markdown", "sarif", "junit", "github", "resume", "like", "gpus", "scheduler")
-    for flag in others:
-        if getattr(options, flag):
-            raise UsageError(
-                f"--each writes a record for each target; received --{flag} too",
-                hint="verify run FILE.py ... --each records.jsonl --jobs 4",
-            )
-    path, worst = Path(options.each), 0
+    if flag := next((flag for flag in others if getattr(options, flag)), ""):
+        then = "verify run FILE.py ... --each records.jsonl --jobs 4"
+        raise UsageError(f"--each writes a record for each target; received --{flag} too", hint=then)
+    path = Path(options.each)
     codes = _finished(path)
     arguments = given.arguments(options, api.run, seed=seed)
     arguments = {name: value for name, value in arguments.items() if name not in (*others, "command")}
@@ -111,25 +108,18 @@ def _each(options: argparse.Namespace, targets: list[str], seed: int) -> int:
     with path.open("a", encoding="utf-8") as lines, exits.terminated_as_interrupted():
         for target, done, seconds in api.run_many(waiting, **arguments):
             row: dict[str, Any] = {"target": target, "seconds": round(seconds, 3), "ended": round(time.time(), 3)}
-            row["exit code"] = INCOMPLETE
             if isinstance(done, api.CompletedRun):
-                row |= {
-                    "exit code": done.exit_code,
-                    "verdict": done.verdict,
-                    "record": msgspec.to_builtins(done.record),
-                }
+                row |= {"exit code": done.exit_code, "verdict": done.verdict}
+                row["record"] = msgspec.to_builtins(done.record)
                 why = "; ".join([*done.problems, *(gap.text for gap in done.record.incomplete)])
             else:
-                row |= {"verdict": "incomplete", "problem": str(done)}
-                why = str(done)
+                row |= {"exit code": INCOMPLETE, "verdict": "incomplete", "problem": (why := str(done))}
             codes[target] = row["exit code"]
             lines.write(json.dumps(row) + "\n")
             lines.flush()
             text = f"{target}: {row['verdict']}, {seconds:.1f} s" + (f": {why}" if why else "")
             print(screen.plain(" ".join(text.split())), flush=True)
-    for target in targets:
-        worst = max(worst, codes.get(target, INCOMPLETE), key=(0, 3, 2, 1).index)
-    return worst
+    return max((codes.get(target, INCOMPLETE) for target in targets), key=exits.worse, default=exits.PASS)
 
 
 def _finished(path: Path) -> dict[str, int]:
@@ -143,9 +133,8 @@ def _finished(path: Path) -> dict[str, int]:
         if len(whole) < len(data):
             os.truncate(path, len(whole))
     except (OSError, ValueError, TypeError, KeyError) as error:
-        raise UsageError(
-            f"--each continues a file of its own; cannot read {path}: {error}", hint="name another file"
-        ) from error
+        said = f"--each continues a file of its own; cannot read {path}: {error}"
+        raise UsageError(said, hint="name another file") from error
     return found
 
 
@@ -162,15 +151,11 @@ def _like(options: argparse.Namespace) -> tuple[list[str], int, str]:
     """Returns targets, seed and plan of the record whose cases are to be measured again."""
     record = load(options.like)
     if options.seed not in (None, record.seed):
-        raise UsageError(
-            f"--like takes the seed of the record, which is {record.seed}; received --seed {options.seed}",
-            hint=f"verify run --like {options.like}",
-        )
+        said = f"--like takes the seed of the record, which is {record.seed}; received --seed {options.seed}"
+        raise UsageError(said, hint=f"verify run --like {options.like}")
     judged = [kernel for kernel in record.kernels if not kernel.peer]
     targets = [kernel.target for kernel in judged if any(result.source == "run" for result in kernel.results)]
     if not targets and not options.targets:
-        raise UsageError(
-            f"--like takes a record with kernels that `verify run` judged; {options.like} is of {record.command!r}",
-            hint=f"verify run FILE.py --like {options.like}",
-        )
+        said = f"--like takes a record with kernels that `verify run` judged; {options.like} is of {record.command!r}"
+        raise UsageError(said, hint=f"verify run FILE.py --like {options.like}")
     return options.targets or targets, record.seed, record.backend

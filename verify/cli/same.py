@@ -21,7 +21,7 @@ from __future__ import annotations
 import argparse
 import string
 
-from verify.cli import exits, replay, sinks
+from verify.cli import replay
 from verify.diagnose.requests import FindSettings, SameBits
 
 _SHOWN = 5  # values of a class
@@ -29,9 +29,7 @@ _SHOWN = 5  # values of a class
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    found = replay.ask(options, FindSettings(options.target, options.dtype, options.case))
-    sinks.deliver_data(options, found, lines_of(found))
-    return exits.PASS
+    return replay.report(options, FindSettings(options.target, options.dtype, options.case), lines_of)
 
 
 def lines_of(found: SameBits) -> list[str]:

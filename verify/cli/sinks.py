@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from verify.cli.screen import plain, terminal
-from verify.errors import WriteError
+from verify.errors import PASS, WriteError
 
 if TYPE_CHECKING:
     from verify.records.record import Run
     from verify.report.checks import Check
+    from verify.report.document import Document
 
 Make = Callable[[], bytes]
 SINKS = {  # and the name of the file in messages
@@ -117,9 +118,12 @@ def _unwritten(files: Mapping[str | Path, Make]) -> list[str]:
     return failed
 
 
-def deliver_data(options: argparse.Namespace, data: Any, text: Callable[[], str] | Iterable[str]) -> None:
-    """Delivers a result that is no run record. --json writes `data`. The text is given as a function or as lines."""
-    deliver(options, text if callable(text) else lambda: lines(*text), json=lambda: as_json(data))
+def deliver_data(options: argparse.Namespace, data: Any, text: Document | Iterable[str]) -> int:
+    """Delivers a result that is no run record, as a page or lines. --json writes `data`. Returns the exit code 0."""
+    from verify.report.document import Document
+
+    deliver(options, lambda: pages(text) if isinstance(text, Document) else lines(*text), json=lambda: as_json(data))
+    return PASS
 
 
 def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] | None = None) -> None:
@@ -129,12 +133,11 @@ def deliver_run(options: argparse.Namespace, run: Run, text: Callable[[], str] |
     from verify.report.checks import of_run
     from verify.report.html import record_html
     from verify.report.markdown import comment
-    from verify.report.terminal import text_page
 
     record = options.json if options.json and options.json != "-" else ""
     deliver(
         options,
-        text or (lambda: text_page.render(run_table.document(run, record=record), terminal())),
+        text or (lambda: pages(run_table.document(run, record=record))),
         kind="record",
         checks=lambda: of_run(run),
         json=lambda: encode(run),
@@ -154,6 +157,13 @@ def finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [finite(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def pages(*documents: Document) -> str:
+    """Returns pages as the screen shows them: the first one last, because a reader sees the end of a text."""
+    from verify.report.terminal import text_page
+
+    return "\n".join(text_page.render(each, terminal()) for each in reversed(documents))
 
 
 def ending(verdict: str, then: str) -> list[str]:

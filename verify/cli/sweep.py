@@ -58,7 +58,6 @@ def _range(text: str | None) -> tuple[float, float] | None:
     except ValueError:
         bounds = (1.0, 0.0)
     if not colon or not bounds[0] <= bounds[1]:
-        raise UsageError(
-            f"--range is LO:HI with LO <= HI; received {text!r}", hint="verify sweep FILE.py::KERNEL --range=-1:0.5"
-        )
+        then = "verify sweep FILE.py::KERNEL --range=-1:0.5"
+        raise UsageError(f"--range is LO:HI with LO <= HI; received {text!r}", hint=then)
     return bounds

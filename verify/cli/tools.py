@@ -15,7 +15,6 @@ from verify import api
 from verify.cli import exits, explain, given, options, replay, sinks
 from verify.cli.options import Parser
 from verify.cli.screen import plain
-from verify.diagnose.requests import Explain
 from verify.errors import UsageError, closest
 from verify.records import files
 from verify.workers.pool import Pool
@@ -63,9 +62,7 @@ def _replay(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answ
 
 
 def _explain(options: argparse.Namespace, pool: Pool, progress: Progress) -> Answer:
-    replay.place(options)
-    request = Explain(options.target, options.case, options.result, options.index, options.law or "")
-    found = replay.ask(options, request, pool)
+    found = replay.ask(options, explain.request_of(options), pool)
     return Answer(sinks.finite(msgspec.to_builtins(found)), exits.PASS, "\n".join(explain.lines_of(found)))
 
 
@@ -121,23 +118,17 @@ def options_of(name: str, wanted: Mapping[str, Any], backend: str | None) -> arg
         values = value if isinstance(value, list) else [] if value in (None, False) else [value]
         if action.nargs == 0 and not isinstance(value, bool | None):
             raise UsageError(f"{action.dest} is true or false; received {plain(json.dumps(value)[:80])}")
-        texts = [_text(action.dest, each) for each in values]
+        texts = [json.dumps(each) if isinstance(each, dict) and action.dest == "case" else each for each in values]
+        if wrong := [each for each in texts if not isinstance(each, str | int | float)]:
+            raise UsageError(f"{action.dest} is text or a number; received {plain(json.dumps(wrong[0])[:80])}")
         if not action.option_strings:
-            places += texts or [""] * (action.nargs == "?")
+            places += map(str, texts) if texts else [""] * (action.nargs == "?")
         else:
             flag = action.option_strings[0]
             flags += [flag if action.nargs == 0 else f"{flag}={text}" for text in texts]
     while places and not places[-1]:
         places.pop()
     return PARSERS[name].parse_args([*flags, "--", *places] if places else flags)
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, dict) and name == "case":
-        return json.dumps(value)
-    if not isinstance(value, str | int | float):
-        raise UsageError(f"{name} is text or a number; received {plain(json.dumps(value)[:80])}")
-    return str(value)
 
 
 def _actions(name: str) -> list[argparse.Action]:
@@ -169,9 +160,10 @@ def schema_of_answer(name: str) -> dict[str, Any]:
     return {"type": "object", "properties": fields, "required": ["exit_code"]}
 
 
-def described(name: str) -> str:
-    """Returns the description of a command from its help."""
-    return _of_fields(str(PARSERS[name].description))
+def described(name: str) -> dict[str, Any]:
+    """Returns the description of a command from its help, and the schemas of its requests and answers."""
+    about = {"name": name, "description": _of_fields(str(PARSERS[name].description))}
+    return about | {"inputSchema": schema_of(name), "outputSchema": schema_of_answer(name)}
 
 
 def _of_fields(text: str) -> str:
