@@ -372,13 +372,9 @@ def gate(
     if bounds is not None and not folder.is_dir():
         hint = "verify bounds propose RUN.json"
         raise UsageError(f"the bounds are a folder; there is none at {folder}", hint=hint)
-    records, paths = [], []
-    for each in given:
-        if not isinstance(each, CompletedRun | Run):
-            records.append(load(each).record)
-            paths.append(os.fspath(each))
-        else:
-            records.append(each if isinstance(each, Run) else each.record)
+    loaded = [each if isinstance(each, CompletedRun | Run) else load(each) for each in given]
+    records = [each if isinstance(each, Run) else each.record for each in loaded]
+    paths = [os.fspath(each) for each in given if not isinstance(each, CompletedRun | Run)]
     before = [] if base is None else [base]
     found = waivers.judge(records, committed.load(folder), kernels=list(kernels), base=before)
     return CompletedGate(found, tuple(paths), folder)
@@ -466,10 +462,8 @@ def workers(
 ) -> Iterator[Pool | None]:
     """Yields workers on GPUs of this machine or in a Dask cluster; `pool` without `gpus` and `scheduler`."""
     if process_tree.MARK in os.environ:
-        raise UsageError(
-            "a worker imports the file of a kernel, and importing it measured kernels again",
-            hint='if __name__ == "__main__": above the call',
-        )
+        said = "a worker imports the file of a kernel, and importing it measured kernels again"
+        raise UsageError(said, hint='if __name__ == "__main__": above the call')
     if gpus and scheduler:
         raise UsageError("workers are on GPUs of this machine or in a cluster; received gpus= and scheduler=")
     missing = []
@@ -503,9 +497,8 @@ def _kept(resume: AnyPath | PartStore | None, targets: Sequence[str]) -> PartSto
     if resume is None or isinstance(resume, PartStore):
         return resume
     if any(Path(each).parent == cache("cells") for each in targets):
-        raise UsageError(
-            "resume= needs kernels in files, to find changes; received a function", hint="put it in a file"
-        )
+        said = "resume= needs kernels in files, to find changes; received a function"
+        raise UsageError(said, hint="put it in a file")
     return PartStore(Path(resume))
 
 
@@ -547,9 +540,8 @@ def _targets(
     demand_known(f"verify.{caller.__name__}", declaration, inspect.signature(caller).parameters)
     items = list(given) if isinstance(given, list | tuple | set) else [given]
     if not items:
-        raise UsageError(
-            "targets are files, modules, kernels or functions; received none", hint="verify.run('FILE.py')"
-        )
+        rule = "targets are files, modules, kernels or functions; received none"
+        raise UsageError(rule, hint="verify.run('FILE.py')")
     said: dict[str, Any] = {**declaration, **({"dtypes": list(dtypes)} if declaration and dtypes else {})}
     found = []
     for item in items:
@@ -560,15 +552,11 @@ def _targets(
 
             found.append(written.target_of(item, said))
         else:
-            raise UsageError(
-                f"a target is a path, FILE.py::KERNEL, MODULE, a kernel or a function; received {item!r}",
-                hint="verify.run('FILE.py')",
-            )
+            rule = f"a target is a path, FILE.py::KERNEL, MODULE, a kernel or a function; received {item!r}"
+            raise UsageError(rule, hint="verify.run('FILE.py')")
     if declaration and all(isinstance(item, str | os.PathLike) for item in items):
-        names = ", ".join(declaration)
-        raise TypeError(
-            f"{names}: a declaration belongs to a function that is measured; received only files or modules"
-        )
+        rule = "a declaration belongs to a function that is measured; received only files or modules"
+        raise TypeError(f"{', '.join(declaration)}: {rule}")
     if not (wanted := list(kernels)):
         return found
     if len(found) != 1 or "::" in found[0]:

@@ -151,13 +151,10 @@ def _stage(name: str, record: Run, seconds: float) -> Stage:
     verdicts = {"pass": "ok", "fail": "wrong", "incomplete": "incomplete"}
     results = sum(len(kernel.results) for kernel in record.kernels)
     cases = sum(law.cases for kernel in record.kernels for law in kernel.laws)
+    timed = sum(len(kernel.speed) for kernel in record.kernels)
+    counts = {"results": results, "cases of laws": cases, "timings": timed}
     said = [f"{len(record.kernels):,} kernel{'s' * (len(record.kernels) != 1)}"]
-    if results:
-        said.append(f"{results:,} results")
-    if cases:
-        said.append(f"{cases:,} cases of laws")
-    if timed := sum(len(kernel.speed) for kernel in record.kernels):
-        said.append(f"{timed:,} timings")
+    said += [f"{count:,} {what}" for what, count in counts.items() if count]
     status: Any = verdicts[record.verdict] if record.kernels or record.incomplete else "skipped"
     # a stage whose kernels were all judged elsewhere has no verdict of its own
     if status == "incomplete" and not record.incomplete and not record.unproven:
@@ -181,11 +178,8 @@ def _claim(night: Night) -> PartStore:
 
     Raises UsageError if the folder was begun with other settings.
     """
-    asked = {
-        "targets": list(night.targets),
-        "peers": list(night.peers),
-        "seed": night.seed,
-        "profile": night.profile,
+    asked = {name: getattr(night, name) for name in ("targets", "peers", "seed", "profile")}
+    asked |= {
         "backend": night.backend or "",
         "sources": sources_of(night.pool, (*night.targets, *night.peers), night.known),
         "pinned cases": digest(config.find().corpus, "*.json"),
@@ -309,14 +303,8 @@ def bench(night: Night, until: float | None) -> Run:
     def timings() -> Run:
         own = night.pool.more is not None  # in a cluster, other machines with other caches may measure
         now = time.monotonic()
-        session = Session(
-            backend=night.backend,
-            seed=night.seed,
-            timeout=night.timeout,
-            pool=night.pool if own else None,  # reports the environment
-            until=None if until is None else now + TIMING * max(0.0, until - now),
-            progress=lambda text: night.progress(f"bench {text}"),
-        )
+        until_then = None if until is None else now + TIMING * max(0.0, until - now)
+        session = _session(night, "bench", until_then, night.pool if own else None)  # the pool reports the environment
         wanted = Bench(wanted=(*night.targets, *night.peers), accuracy=False, beside_peers=False)
         timed = time_them(wanted, session, "verify nightly: bench")
         night.usage += session.usage
@@ -336,10 +324,8 @@ def bench(night: Night, until: float | None) -> Run:
 
 def in_brief(kernel: KernelRun) -> KernelRun:
     """Shortens the record of PyTorch's own implementation to figures and one worst input for each result."""
-    results = [
-        msgspec.structs.replace(result, worst=result.worst[:1], regimes=[], curve=None, special=[])
-        for result in kernel.results
-    ]
+    short: dict[str, Any] = {"regimes": [], "curve": None, "special": []}
+    results = [msgspec.structs.replace(each, worst=each.worst[:1], **short) for each in kernel.results]
     return msgspec.structs.replace(kernel, results=results)
 
 
@@ -356,23 +342,19 @@ STAGES = (
 def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
     """Measures kernels as `verify run` does. Skips each dtype of a kernel that an earlier start finished."""
     kept = PartStore(night.folder / f"{stage}.parts")
-    session = Session(
-        backend=night.backend,
-        seed=night.seed,
-        timeout=night.timeout,
-        profile=night.profile,
-        jobs=night.jobs,
-        pool=pool,
-        until=until,
-        by_dtype=True,
-        kept=kept,
-        progress=lambda text: night.progress(f"{stage} {text}"),
-        known=night.known,
+    session = _session(
+        night, stage, until, pool, profile=night.profile, jobs=night.jobs, by_dtype=True, kept=kept, known=night.known
     )
     found = run_kernels(targets, session, f"verify nightly: {stage}")
     night.usage += session.usage
     night.lost = night.lost or kept.lost
     return _as_peers(night, found)
+
+
+def _session(night: Night, stage: str, until: float | None, pool: Pool | None, **more: Any) -> Session:
+    """Returns the settings of measurements of a stage."""
+    own = {name: getattr(night, name) for name in ("backend", "seed", "timeout")}
+    return Session(pool=pool, until=until, progress=lambda text: night.progress(f"{stage} {text}"), **own, **more)
 
 
 def _as_peers(night: Night, record: Run) -> Run:
@@ -432,10 +414,5 @@ def _hunts(night: Night) -> dict[str, Hunts]:
 def _judged(night: Night) -> list[Declared]:
     """Returns every judged kernel of the targets that this backend can run."""
     backend = night.pool.about().backend
-    kernels = {
-        kernel.target: kernel
-        for target in night.targets
-        for kernel in declared_by(night.pool, target, known=night.known)
-        if not kernel.peer and not kernel.unfit(backend, "run")
-    }
-    return list(kernels.values())
+    declared = [each for target in night.targets for each in declared_by(night.pool, target, known=night.known)]
+    return list({each.target: each for each in declared if not each.peer and not each.unfit(backend, "run")}.values())

@@ -60,7 +60,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "verify(like=FUNCTION, ...): arguments of the fixture verify_close")
     if config.option.verify_profile:
         config.option.hypothesis_profile = PREFIX + config.option.verify_profile
-    if _wants_profile(config.option):
+    if (getattr(config.option, "hypothesis_profile", None) or "").startswith(PREFIX):
         register_profiles()
 
 
@@ -86,9 +86,3 @@ def verify_close(request: pytest.FixtureRequest) -> Callable[..., None]:
         verify.assert_close(actual, **{**shared, **given})
 
     return check
-
-
-def _wants_profile(options: Any) -> bool:
-    """True if the command line names one of verify's profiles."""
-    named = (getattr(options, "hypothesis_profile", None) or "").startswith(PREFIX)
-    return named or getattr(options, "verify_profile", None) is not None

@@ -65,9 +65,8 @@ class Session:
     def _ready(self) -> Pool:
         """Returns the workers, which have forgotten the files of earlier calls."""
         if self._pool is None:
-            raise UsageError(
-                "a session has workers inside its with block", hint="with verify.Session() as session: ..."
-            )
+            hint = "with verify.Session() as session: ..."
+            raise UsageError("a session has workers inside its with block", hint=hint)
         for worker in self._pool.workers:
             if isinstance(worker, Worker) and worker.alive:
                 worker.ask(Forget(), timeout=FORGET_SECONDS)

@@ -262,17 +262,13 @@ def _one_case(target: str, text: str, backend: Backend) -> tuple[Kernel, Case]:
     extra = [name for name in kernel.absent if name not in case.absent]
     if extra:
         fields = ",".join(f'"{name}"' for name in sorted({*case.absent, *extra}))
-        raise UsageError(
-            f"kernel {kernel.name!r} takes no {' and no '.join(extra)}, and the case has one",
-            hint=f'add "absent":[{fields}] to the case',
-        )
+        said = f"kernel {kernel.name!r} takes no {' and no '.join(extra)}, and the case has one"
+        raise UsageError(said, hint=f'add "absent":[{fields}] to the case')
     shapes = kernel.op.shapes(case.dims, kernel.op.resolve(case.params))
     held, room = sum(map(math.prod, shapes.values())) * named(case.dtype).bits // 8, total_memory(backend)
     if held > room:
-        raise UsageError(
-            f"the operands of the case take {held:,} bytes, and {backend.device} has {room:,}",
-            hint="copy the case from the failure message or from the report",
-        )
+        said = f"the operands of the case take {held:,} bytes, and {backend.device} has {room:,}"
+        raise UsageError(said, hint="copy the case from the failure message or from the report")
     return kernel, case
 
 
@@ -287,15 +283,9 @@ def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgr
 def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
     from verify.laws import engine, registry
 
-    return engine.try_law(
-        registry.get(request.law),
-        _one(request.target),
-        request.dtype,
-        backend,
-        engine.profile_named(request.profile, request.seed or None),
-        request.target,
-        time.monotonic() + request.seconds,
-    )
+    law, kernel, until = registry.get(request.law), _one(request.target), time.monotonic() + request.seconds
+    profile = engine.profile_named(request.profile, request.seed or None)
+    return engine.try_law(law, kernel, request.dtype, backend, profile, request.target, until)
 
 
 def _explain(request: diagnose.Explain, backend: Backend, progress: OnProgress) -> diagnose.Explanation:

@@ -279,16 +279,12 @@ class Host:
         differ = all(mine != theirs for mine, theirs in zip(inputs, first.inputs, strict=True))
         if differ and any(map(_tells, results)) and not self._agree(first, own):
             seen.replayed = f"call {number} was answered with the bits of call {first.number}, whose arguments differ"
-        alike = {
-            float(each.reshape(-1)[0]) if bool((each == each.reshape(-1)[0]).all()) else None
-            for each in results
-            if each.numel()
-        }
-        shown = {
-            "copies": next((name for name, mark in zip(arguments, inputs, strict=False) if mark in marks[:1]), ""),
-            "constant": repr(alike.pop()) if len(alike) == 1 and None not in alike else "",
-            "narrow": next((kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))), ""),
-        }
+        flat = [each.reshape(-1) for each in results if each.numel()]
+        alike = {float(each[0]) if bool((each == each[0]).all()) else None for each in flat}
+        kinds = [kind for kind in ("bfloat16", "float16") if _fits(results, getattr(torch, kind))]
+        copied = [name for name, mark in zip(arguments, inputs, strict=False) if mark in marks[:1]]
+        constant = repr(alike.pop()) if len(alike) == 1 and None not in alike else ""
+        shown = {"copies": next(iter(copied), ""), "constant": constant, "narrow": next(iter(kinds), "")}
         for name, text in shown.items():  # all answers must show the same
             setattr(seen, name, text if number == 1 or getattr(seen, name) == text else "")
         unwritten = sum(map(_unwritten, results))

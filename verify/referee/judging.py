@@ -248,9 +248,10 @@ class _Judging:
         if seeded and any(each.by_seed for each in seen):
             own = seeded
             run, seen = self._measured(own), self._observed(own)
-        found = _Found(run, seen, None, strict=plan.format == "declaration")
+        strict = plan.format == "declaration"
+        found = _Found(run, seen, None, strict=strict)
         if found.verdict[0] == "accepted" and (hunted := self._hunted(own)):
-            found = _Found(run, seen, hunted, strict=plan.format == "declaration")
+            found = _Found(run, seen, hunted, strict=strict)
         verdict, message = found.verdict
         if verdict != "cheats" and folders.digest(problem) != fixed["problem"]:
             # a solution that is held cannot write there, so this shows nothing about it
@@ -287,10 +288,8 @@ class _Judging:
 
     def _timed(self, names: Sequence[str], verdict: str) -> list[CallTime]:
         """Times the solution of each problem. Only solutions that would be accepted are timed."""
-        if verdict != "accepted":
-            return []
         found = []
-        for name in names:
+        for name in names if verdict == "accepted" else ():
             seconds = min(CLOCK_SECONDS[self.plan.profile], self.left / 2)
             asked = TimeSolution(f"{self.folder / FILE}::{name}", seconds, self._judges)
             try:
@@ -318,11 +317,8 @@ class _Judging:
 
     def _observed(self, names: Sequence[str]) -> list[Observed]:
         """Reads the notes about the kernels with these names. A kernel that ended early has none."""
-        found = []
-        for name in names:
-            with suppress(FileNotFoundError):
-                found.append(msgspec.json.decode((self.folder / "notes" / f"{name}.json").read_bytes(), type=Observed))
-        return found
+        paths = [self.folder / "notes" / f"{name}.json" for name in names]
+        return [msgspec.json.decode(path.read_bytes(), type=Observed) for path in paths if path.exists()]
 
     def _hunted(self, names: Sequence[str]) -> Run | None:
         """Searches for the worst input of a solution. Drops finds where PyTorch is as wrong."""
@@ -360,8 +356,7 @@ class _Judging:
 
     def _wrong(self, runs: Sequence[Run], wrong: Sequence[record.Result]) -> WrongInput | None:
         """Returns the worst input of the first wrong result, made smaller if possible; None if no result is wrong."""
-        kernels = [kernel for run in runs for kernel in run.kernels]
-        results = ((kernel, result) for kernel in kernels for result in kernel.results if result in wrong)
+        results = ((kernel, each) for run in runs for kernel in run.kernels for each in kernel.results if each in wrong)
         for kernel, result in results:
             for worst in result.worst[:1]:
                 origin: record.Origin = worst.origin
@@ -419,25 +414,18 @@ def mostly_known(result: record.Result) -> bool:
 
     Which elements these are follows from the reference and the inputs.
     """
+
+    def is_known(each: record.ClassFigures) -> bool:
+        few = each.name != record.ORDINARY and 0 < each.figures.open <= MOST_OPEN * each.figures.n
+        return few and each.limit is not None and largest(each.figures, result.gate) <= each.limit
+
     open_ = [each for each in result.classes if each.reason]
-    return (
-        result.status == "undecided"
-        and all(
-            each.name != record.ORDINARY
-            and 0 < each.figures.open <= MOST_OPEN * each.figures.n
-            and each.limit is not None
-            and largest(each.figures, result.gate) <= each.limit
-            for each in open_
-        )
-        and bool(open_)
-    )
+    return result.status == "undecided" and bool(open_) and all(map(is_known, open_))
 
 
 def endless(result: record.Result) -> bool:
     """True if PyTorch's error on ordinary inputs is infinite, so that any answer would be excused there."""
-    ordinary = [
-        each.baseline for each in result.classes if each.name == record.ORDINARY and each.reason and each.baseline
-    ]
+    ordinary = [each.baseline for each in result.classes if each.name == record.ORDINARY and each.reason]
     return any(math.isinf(largest(each, result.gate)) for each in ordinary)
 
 
@@ -457,11 +445,8 @@ class _Found:
         self.excused = [result for result in wrong_ones if excused(result)]
         # Of a reference nothing says what it promises at NaN and infinities; a declaration does, as `strict` says. The
         # results of a hunt have no classes.
-        self.special = [
-            each
-            for each in wrong_ones
-            if not strict and each.source == "run" and not any(part.reason for part in each.classes)
-        ]
+        measured = [] if strict else [each for each in wrong_ones if each.source == "run"]
+        self.special = [each for each in measured if not any(part.reason for part in each.classes)]
         self.open = [result for result in results if mostly_known(result)]
         self.wrong = [result for result in wrong_ones if result not in self.excused and result not in self.special]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
@@ -539,14 +524,11 @@ class _Found:
     def facts(self) -> list[str]:
         """Lists observations that decide nothing."""
         seen = self.seen[-1] if self.seen else Observed()
-        found = []
-        if seen.functions:
-            found.append(f"{SAYS}one call calls the functions {', '.join(filter(NAME, seen.functions))} of PyTorch")
+        functions, written = ", ".join(filter(NAME, seen.functions)), ", ".join(seen.changed)
+        found = [f"{SAYS}one call calls the functions {functions} of PyTorch"] if seen.functions else []
         found += [f"{SAYS}it {text}" for text in seen.modes]
-        if seen.changed and not self.tricks:
-            found.append(f"it writes into {', '.join(seen.changed)}")
-        if seen.late and not self.tricks:
-            found.append("it writes into an answer that it gave before")
+        found += [f"it writes into {written}"] if written and not self.tricks else []
+        found += ["it writes into an answer that it gave before"] if seen.late and not self.tricks else []
         found += [f"as wrong as PyTorch: {each.output} {each.dtype}, {each.reason}" for each in self.excused]
         found += [f"{each.output} {each.dtype} is {each.reason}" for each in self.special]
         for kernel in self.others.kernels if self.others else ():

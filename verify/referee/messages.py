@@ -150,9 +150,8 @@ def value_of(template: Template, tensors: Mapping[str, Any]) -> Any:
     if "keys" in template:
         held = [value_of(each, tensors) for each in template["items"]]
         return dict(zip(template["keys"], held, strict=True))
-    kind = "list" if "list" in template else "tuple"
-    values = [value_of(each, tensors) for each in template[kind]]
-    return values if kind == "list" else tuple(values)
+    values = [value_of(each, tensors) for each in template["list" if "list" in template else "tuple"]]
+    return values if "list" in template else tuple(values)
 
 
 def call_by(entry: Entry, function: Callable[..., Any], tensors: Mapping[str, Any], into: Sequence[Tensor] = ()) -> Any:
@@ -163,8 +162,6 @@ def call_by(entry: Entry, function: Callable[..., Any], tensors: Mapping[str, An
 
 def results_in(value: Any) -> list[Any]:
     """Returns the results in a returned value, nested ones in their order. Anything but a container is one result."""
-    if isinstance(value, Mapping):
-        return [each for item in value.values() for each in results_in(item)]
-    if isinstance(value, list | tuple):
-        return [each for item in value for each in results_in(item)]
-    return [value]
+    if not isinstance(value, Mapping | list | tuple):
+        return [value]
+    return [each for item in (value.values() if isinstance(value, Mapping) else value) for each in results_in(item)]

@@ -150,17 +150,11 @@ class Judgement(msgspec.Struct, frozen=True):
 
 
 # in the order in which solutions of one problem are ranked
-EXIT_CODES: dict[SolutionVerdict, int] = {
-    "accepted": PASS,
-    "wrong": WRONG,
-    "cheats": WRONG,
-    "fails": WRONG,
-    "undecided": INCOMPLETE,
-}
+EXIT_CODES: dict[SolutionVerdict, int] = {"accepted": PASS, "wrong": WRONG, "cheats": WRONG, "fails": WRONG}
+EXIT_CODES["undecided"] = INCOMPLETE
 
 
 def schema() -> dict[str, Any]:
     """Returns the JSON schema of a judgement."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "version": SCHEMA} | msgspec.json.schema(
-        Judgement
-    )
+    about = {"$schema": "https://json-schema.org/draft/2020-12/schema", "version": SCHEMA}
+    return about | msgspec.json.schema(Judgement)

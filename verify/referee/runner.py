@@ -180,13 +180,10 @@ class Runner:
         if self._module is None or not names or data == self._state:
             return
         self._state = data
-        if not names[0]:
-            self._function = self._module = self._new(int(values[0]))
-            return
-        self._function = self._module = self._new()
+        self._function = self._module = self._new(None if names[0] else int(values[0]))
         known = _state_of(self._module)
         with torch.no_grad():
-            for name, value in zip(names, values, strict=True):
+            for name, value in zip(names, values, strict=True) if names[0] else ():
                 known[name].copy_(value)
 
     def _placed(self, asked: Call, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
@@ -217,16 +214,15 @@ class Runner:
         del held
 
     def _unwritten(self, form: Form) -> Tensor:
-        size = math.prod(form.shape)
         kind = KINDS[form.dtype]
-        raw = torch.full((size * kind.itemsize,), NEVER_WRITTEN, dtype=torch.uint8, device=self._device)
+        size = math.prod(form.shape) * kind.itemsize
+        raw = torch.full((size,), NEVER_WRITTEN, dtype=torch.uint8, device=self._device)
         return raw.view(kind).reshape(form.shape)
 
 
 def _alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return [(name, value.shape, value.dtype) for name, value in first.items()] == [
-        (name, value.shape, value.dtype) for name, value in second.items()
-    ]
+    one, two = ([(name, value.shape, value.dtype) for name, value in each.items()] for each in (first, second))
+    return one == two
 
 
 def _taken(module: ModuleType, entry: Entry) -> Any:
