@@ -21,7 +21,7 @@ import argparse
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
 from verify.declare.models import FORMS, MODELS
-from verify.declare.requests import ListOps, OpAbout, declared_by
+from verify.declare.requests import ListOps, declared_by
 from verify.declare.target import Declared
 from verify.errors import UsageError
 from verify.report.words import plural
@@ -55,12 +55,6 @@ def _kernels(options: argparse.Namespace) -> int:
                 found += declared_by(worker, target, failed=failed)
             except UsageError as error:
                 failed.append(error)
-    sinks.deliver_data(options, found, _declared(found))
-    screen.complain(map(str, failed))
-    return exits.USAGE if failed else exits.PASS
-
-
-def _declared(found: list[Declared]) -> list[str]:
     lines = []
     for item in found:
         params = ", ".join(f"{k}={v!r}" for k, v in item.params.items())
@@ -68,23 +62,22 @@ def _declared(found: list[Declared]) -> list[str]:
         lines += [f"{item.target}  {item.op}({params}){peer}", f"    {item.promise}"]
     if found:
         lines += sinks.ending(f"{plural(len(found), 'kernel')} declared", f"verify run {found[0].target}")
-    return lines
+    sinks.deliver_data(options, found, lines)
+    screen.complain(map(str, failed))
+    return exits.USAGE if failed else exits.PASS
 
 
 def _ops(options: argparse.Namespace) -> int:
     with process.Worker() as worker:
         found = worker.ask(ListOps(options.op or ""), timeout=process.START_SECONDS)
-    return sinks.deliver_data(options, found, _known(found, whole=bool(options.op)))
-
-
-def _known(found: list[OpAbout], *, whole: bool) -> list[str]:
     lines = []
     for op in found:
         lines.append(f"{op.name}({', '.join(op.operands)}) -> {', '.join(op.outputs)}    {op.summary}")
-        if whole:
+        if options.op:
             lines.append(f"    gradients: {', '.join(op.gradients)}")
             for name, default in op.params.items():
                 choices = op.choices.get(name)
                 lines.append(f"    {name} = {default}" + (f", one of {', '.join(choices)}" if choices else ""))
             lines.append(f"    judged by the {op.gate} error")
-    return lines if whole else lines + sinks.ending(f"{len(found)} ops known", "verify list --op NAME")
+    end = [] if options.op else sinks.ending(f"{len(found)} ops known", "verify list --op NAME")
+    return sinks.deliver_data(options, found, lines + end)

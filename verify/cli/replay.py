@@ -60,23 +60,18 @@ class Outcome(NamedTuple):
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    _unpack(options)
-    done = outcome(options)
-    if options.pin:
-        law, result, index = options.law or "", options.result or "y", options.index or 0
-        entry = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
-        done.lines.insert(0, f"{'pinned' if entry.new else 'pinned before'} {os.path.relpath(entry.path)}")
-    sinks.deliver_data(options, done.data, done.lines)
-    return done.exit_code
-
-
-def _unpack(options: argparse.Namespace) -> None:
-    """Fills in the options from a file of the corpus, if it is the target. Its paths are relative to the project."""
-    if options.target.endswith(".json") and not options.case:
+    if options.target.endswith(".json") and not options.case:  # a file of the corpus, with paths in the project
         entry = read_as(Path(options.target), Entry, "corpus entry", "verify replay TARGET CASE")
         given.enter(options, config.find().root)
         options.target, options.case = entry.target, json.dumps(entry.case)
         options.law, options.result, options.index = entry.law or None, entry.result or None, entry.index
+    done = outcome(options)
+    if options.pin:
+        law, result, index = options.law or "", options.result or "y", options.index or 0
+        pinned = ask(options, Pin(options.target, options.case, options.reason, law, result, index))
+        done.lines.insert(0, f"{'pinned' if pinned.new else 'pinned before'} {os.path.relpath(pinned.path)}")
+    sinks.deliver_data(options, done.data, done.lines)
+    return done.exit_code
 
 
 def outcome(options: argparse.Namespace, pool: Pool | None = None) -> Outcome:

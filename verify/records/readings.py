@@ -231,11 +231,6 @@ def decimal(text: str) -> float:
         return 0.0
 
 
-def rank(basis: Basis) -> tuple[int, int]:
-    """Returns a sort key: bases that prove more come later."""
-    return (STRENGTH[basis.kind], basis.n)
-
-
 def as_strong(basis: Basis, as_: Basis) -> bool:
     """True if a maximum on `basis` proves as much as one on `as_`. Numbers of inputs count only if observed."""
     own, other = STRENGTH[basis.kind], STRENGTH[as_.kind]
@@ -244,7 +239,7 @@ def as_strong(basis: Basis, as_: Basis) -> bool:
 
 def leading(found: list[Reading]) -> Reading:
     """Returns the reading that decides: the largest error. Among equals it takes the strongest basis."""
-    return max(found, key=lambda item: (ordered(item.value), rank(item.basis)))
+    return max(found, key=lambda item: (ordered(item.value), STRENGTH[item.basis.kind], item.basis.n))
 
 
 def date_of(reading: Reading) -> str:

@@ -12,7 +12,6 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -27,19 +26,7 @@ from verify.measure.state import ProcessState
 from verify.measure.tensors import KINDS, announced, bytes_in, bytes_of, form_of, lent, tensors_in
 from verify.referee import chain
 from verify.referee.formats import imported
-from verify.referee.messages import (
-    Answer,
-    Asked,
-    Build,
-    Built,
-    Call,
-    Chained,
-    Entry,
-    Lend,
-    call_by,
-    results_in,
-    value_of,
-)
+from verify.referee.messages import Answer, Asked, Build, Built, Call, Chained, Lend, call_by, results_in, value_of
 from verify.referee.weights import constructed
 from verify.truth.ulp import same_bits
 from verify.workers.calls import WithBytes, receive, send, serve
@@ -88,7 +75,12 @@ class Runner:
         self._entry = asked.entry
         self._began = ProcessState.now()
         self._arguments_of_init = {form.name: tensor for form, tensor in zip(asked.tensors, tensors, strict=True)}
-        self._made = _taken(imported(path := Path(asked.file).resolve(), path.stem), asked.entry)
+        module = imported(path := Path(asked.file).resolve(), path.stem)
+        named = (getattr(module, name, None) for name in asked.entry.names)
+        self._made: Any = next(filter(callable, named), None)
+        if self._made is None:
+            names = " or ".join(asked.entry.names)
+            raise AttributeError(f"a solution defines {names}; this one defines neither of them")
         self._function = self._new()
         self._module = self._function if isinstance(self._function, Module) else None
         forms = tuple(form_of(name, value) for name, value in _state_of(self._module).items())
@@ -223,14 +215,6 @@ class Runner:
 def _alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     one, two = ([(name, value.shape, value.dtype) for name, value in each.items()] for each in (first, second))
     return one == two
-
-
-def _taken(module: ModuleType, entry: Entry) -> Any:
-    """Returns the solution: the first name of the entry that the module defines."""
-    for name in entry.names:
-        if callable(found := getattr(module, name, None)):
-            return found
-    raise AttributeError(f"a solution defines {' or '.join(entry.names)}; this one defines neither of them")
 
 
 def _state_of(module: Module | None) -> dict[str, Tensor]:

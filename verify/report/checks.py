@@ -27,10 +27,7 @@ Level = Literal["none", "note", "warning", "error"]  # as SARIF names them
 MOST_LINES = 12  # of the message of a kernel that failed
 
 
-def _level(status: str) -> Level:
-    if status in BREACH:
-        return "error"
-    return "warning" if status in INCOMPLETE else "note" if status == "waived" else "none"
+LEVELS: dict[str, Level] = {**dict.fromkeys(BREACH, "error"), **dict.fromkeys(INCOMPLETE, "warning"), "waived": "note"}
 
 
 # Rule -> its level, and its meaning. A warning is a missing verdict: exit code 3.
@@ -45,7 +42,7 @@ RULES: dict[str, tuple[Level, str]] = {
     "kernel-failed": ("error", "The kernel raised an error, crashed or exceeded its time."),
     "kernel-skipped": ("none", "The declaration of the kernel rules this machine out."),
     "not-measured": ("warning", "A part of the run did not happen."),
-    **{f"bound-{status}": (_level(status), f"The figure is {MEANING[status]}.") for status in SEVERITY},
+    **{f"bound-{status}": (LEVELS.get(status, "none"), f"The figure is {MEANING[status]}.") for status in SEVERITY},
     "solution-accepted": ("none", "The solution is accepted."),
     "solution-wrong": ("error", "The solution is wrong on an input."),
     "solution-cheats": ("error", "The solution gets its answers by a trick."),

@@ -16,7 +16,7 @@ from verify.declare.models import MODELS
 from verify.laws.profiles import NAMES
 from verify.records.grouped import grouped
 from verify.records.readings import FAILED, arch_of
-from verify.records.record import KernelRun, Result, Run
+from verify.records.record import KernelRun, Run
 from verify.report import words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.words import STANDING
@@ -72,8 +72,11 @@ def _tried(kernel: KernelRun, card: str) -> Iterator[Cell]:
     outcome: Outcome
     of_result: dict[str, Outcome] = {"ok": "passed", "wrong": "wrong"}
     for result in kernel.results:
-        outcome = of_result.get(result.status, "no verdict")
-        yield Cell(card, kernel.name, result.dtype, RESULTS, _sizes(result), outcome, result.figures.n)
+        outcome, label = of_result.get(result.status, "no verdict"), _LABEL.search(result.output)
+        sizes = label[1] if label else DRAWN
+        if result.source != "run":
+            sizes = "every input" if result.source == "sweep" else "searched"
+        yield Cell(card, kernel.name, result.dtype, RESULTS, sizes, outcome, result.figures.n)
     of_law: dict[str, Outcome] = {"ok": "passed", "broken": "wrong", "skipped": "not applicable"}
     for law in kernel.laws:
         unknown = law.status != "broken" and (law.in_error or law.undeclared)
@@ -83,14 +86,6 @@ def _tried(kernel: KernelRun, card: str) -> Iterator[Cell]:
     for dtype in _promised(kernel) if kernel.status in FAILED else ():
         if dtype not in judged:
             yield Cell(card, kernel.name, dtype, RESULTS, DRAWN, "wrong", 0)
-
-
-def _sizes(result: Result) -> str:
-    """Returns the class of sizes of a result."""
-    if result.source != "run":
-        return "every input" if result.source == "sweep" else "searched"
-    label = _LABEL.search(result.output)
-    return label[1] if label else DRAWN
 
 
 def _promised(kernel: KernelRun) -> list[str]:

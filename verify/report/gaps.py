@@ -70,11 +70,6 @@ def refusals(run: Run) -> list[str]:
     return [f"{plural(len(targets), 'kernel')} refused {count:,} of {total} without a declaration"] if targets else []
 
 
-def continuing(run: Run) -> str:
-    """Returns the command to type after a run with gaps."""
-    return clean(run.command) if run.incomplete and run.command else "verify list"
-
-
 def _together(end: str, kinds: dict[str, list[str]]) -> GapLine:
     parts = [f"{name}: {kind}" for kind, names in kinds.items() for name in names]
     owners = dict.fromkeys(name for names in kinds.values() for name in names)

@@ -16,7 +16,7 @@ from verify.records.figure import UNIT, rank
 from verify.records.grouped import grouped
 from verify.records.record import RESULT_STATUSES, UNPROVEN, KernelRun, LawRun, Result, Run, Worst, replay_command
 from verify.report import result_words, words
-from verify.report.gaps import FEW, GapLine, continuing, gathered, refusals
+from verify.report.gaps import FEW, GapLine, gathered, refusals
 from verify.report.words import LOOKS, STATUS_WORDS, clean, listed, plural
 
 FIRST = 100  # characters of the first printed line
@@ -421,7 +421,7 @@ class Facts:
         if run.verdict == "incomplete":
             if "skipped" in found and not run.incomplete:
                 return clean(found["skipped"].run.hint) or "verify doctor"
-            return continuing(run)
+            return clean(run.command) if run.incomplete and run.command else "verify list"
         if record:
             return f"verify bounds propose {shlex.quote(record)}"
         return f"{clean(run.command)} --json run.json --html report.html" if run.command else "verify list"

@@ -243,13 +243,6 @@ def _plain(value: Any) -> str:
     return clean(json.dumps(value))
 
 
-def escaped(text: str) -> str:
-    """Returns clean text for the inside of a drawing."""
-    from markupsafe import escape
-
-    return str(escape(clean(text)))
-
-
 def truth(text: str) -> str:
     """Returns an exact value as in the record. Shortens an exponent that no format holds: -2.774…·10^(-2.5e76)."""
     mantissa, sign, exponent = clean(text).partition("e")

@@ -263,25 +263,23 @@ def _absent(bound: Bound, failures: dict[tuple[str, str], KernelRun], runs: Sequ
     if failed := failures.get((arch, name)):
         return Row(bound.key, "crashed", _why(failed), bound)
     there = [kernel for run in runs if arch_of(run) == arch for kernel in run.kernels if kernel.name == name]
+
+    def lost(kernel: KernelRun) -> bool:  # it gave other results of the dtype to the same command, and not this one
+        place = bound.key.dtype, bound.evidence.source
+        outputs = {each.output for each in kernel.results if (each.dtype, each.source) == place}
+        return bool(outputs) and " (" not in bound.key.output and bound.key.output not in outputs
+
     if not there:
         reason = "the records do not have this kernel"
     elif all(kernel.peer for kernel in there):
         reason = "the kernel is declared a peer, and peers are not judged"
     elif skipped := next((kernel for kernel in there if kernel.status in ("interrupted", "skipped")), None):
         reason = f"the kernel was {skipped.status}: {skipped.message}"
-    elif any(_lost(bound, kernel) for kernel in there):
+    elif any(lost(kernel) for kernel in there):
         return Row(bound.key, "gone", f"the kernel returns its other results, and no {bound.key.output}", bound)
     else:
         reason = "the kernel was measured without it"
     return Row(bound.key, "unused", reason, bound)
-
-
-def _lost(bound: Bound, kernel: KernelRun) -> bool:
-    """True if a kernel gave other results of a dtype to the same command, and not the output of a bound."""
-    outputs = {
-        each.output for each in kernel.results if (each.dtype, each.source) == (bound.key.dtype, bound.evidence.source)
-    }
-    return bool(outputs) and " (" not in bound.key.output and bound.key.output not in outputs
 
 
 def _why(kernel: KernelRun) -> str:

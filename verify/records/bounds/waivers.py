@@ -61,7 +61,10 @@ def applied(
             continue
         places = [place for place, row in enumerate(rows) if _is_about(waiver, row)]
         if not places:
-            raise _unknown(waiver, rows)
+            names = {_name(row.key.kernel) for row in rows} | {str(row.key) for row in rows if row.key.output}
+            said = f"the records and bounds have no key {waiver.key!r}{closest(waiver.key, sorted(names))}"
+            then = "verify gate RUN.json --all --json -  (names the keys); --kernel NAME leaves other kernels out"
+            raise UsageError(f"{waiver.place}: {said}; a waiver excuses one finding", hint=then)
         excused = []
         for place in places:
             # a kernel's waiver excuses only that it does not run, any other only figures
@@ -90,15 +93,6 @@ def _is_about(waiver: Waiver, row: Row) -> bool:
         return wanted[0] == parts[0]
     same = len(wanted) == len(parts) and wanted[0] == parts[0]
     return same and all(one in (ANY, part) for one, part in zip(wanted[1:], parts[1:], strict=True))
-
-
-def _unknown(waiver: Waiver, rows: Sequence[Row]) -> UsageError:
-    known = sorted({str(row.key) for row in rows if row.key.output} | {_name(row.key.kernel) for row in rows})
-    return UsageError(
-        f"{waiver.place}: the records and bounds have no key {waiver.key!r}{closest(waiver.key, known)}; "
-        "a waiver excuses one finding",
-        hint="verify gate RUN.json --all --json -  (names the keys); --kernel NAME leaves other kernels out",
-    )
 
 
 # -- reading --------------------------------------------------------------------------------------------

@@ -50,7 +50,10 @@ def problems(plan: Plan) -> list[Any]:
     module = types.ModuleType("definition")
     exec(compile(definition["reference"], plan.problem, "exec"), vars(module))
     found = list[Any]()
-    for number, workload in enumerate(_workloads(Path(plan.problem)), 1):
+    path = Path(plan.problem).with_suffix(".jsonl")  # of workloads, plain or in traces
+    lines = path.read_text().splitlines() if path.is_file() else ["{}"]
+    given = [json.loads(line) for line in lines if line.strip()]
+    for number, workload in enumerate([each.get("workload", each) for each in given], 1):
         axes = {
             name: workload.get("axes", {}).get(name, axis.get("value", SIZE))
             for name, axis in definition["axes"].items()
@@ -76,11 +79,3 @@ def problems(plan: Plan) -> list[Any]:
         entry = Entry((spec["entry_point"].partition("::")[2],), {}, into=passed)
         found += [replace(each, name=f"own_{number}") for each in problems_of(module.run, [call], entry)]
     return found
-
-
-def _workloads(problem: Path) -> list[dict[str, Any]]:
-    """Returns the workloads in NAME.jsonl for NAME.json, plain or in traces; one empty workload without that file."""
-    path = problem.with_suffix(".jsonl")
-    lines = path.read_text().splitlines() if path.is_file() else ["{}"]
-    given = [json.loads(line) for line in lines if line.strip()]
-    return [each.get("workload", each) for each in given]

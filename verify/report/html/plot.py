@@ -251,6 +251,8 @@ def _crosses(values: Sequence[float], counts: Sequence[int], step: float) -> lis
 
 def _ticks(curve: Curve, step: float) -> list[str]:
     """Returns the axis of the input: zero and whole numbers first, other numbers only if they are powers of two."""
+    from markupsafe import escape
+
     edges = [value_of(edge) for edge in curve.edges]
 
     def importance(place: int) -> tuple[float, float]:
@@ -264,7 +266,8 @@ def _ticks(curve: Curve, step: float) -> list[str]:
 
     round_ones = [importance(at)[0] < 4 or math.log2(abs(edge)).is_integer() for at, edge in enumerate(edges)]
     labels = [_edge(edge) if is_round else "" for edge, is_round in zip(edges, round_ones, strict=True)]
-    operand = f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{CURVE_HEIGHT - 4:g}">{words.escaped(curve.operand)}</text>'
+    name = escape(words.clean(curve.operand))
+    operand = f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{CURVE_HEIGHT - 4:g}">{name}</text>'
     return [*axis(labels, step, CURVE_BOTTOM, importance), operand]
 
 

@@ -120,9 +120,12 @@ class Page:
 
         Names that a layout has no column for stand above their rows. Rows below one heading follow each other.
         """
-        fitting = (columns for columns in layouts if self._indent(columns) + self._room(columns, rows) <= self.width)
-        columns, fits = next(((each, True) for each in fitting), (layouts[-1], False))
-        widths, indent, last = self._widths(columns, rows), self._indent(columns), tuple[tuple[str, str], ...]()
+        last, fits = tuple[tuple[str, str], ...](), False
+        for columns in layouts:
+            indent = GAP * sum(name not in columns for name in ("kernel", "output"))
+            widths = self._widths(columns, rows)
+            if fits := indent + sum(widths) + GAP * (len(columns) - 1) <= self.width:
+                break
         if rows and fits:
             self._grid(columns, [Cell(header(name), "dim") for name in columns], widths, indent)
         places: dict[tuple[tuple[str, str], ...], int] = {}
@@ -161,18 +164,12 @@ class Page:
             state = [] if row.cells else [Cell(f"  {row.text('short', self.signs)}", f"bold {STYLES[row.standing]}")]
             self.line(Cell(names[0], "bold"), about, *state)
 
-    def _indent(self, columns: Columns) -> int:
-        return GAP * sum(name not in columns for name in ("kernel", "output"))
-
     def _widths(self, columns: Columns, rows: Sequence[TableRow]) -> list[int]:
         """Returns the terminal cells that each column needs so that nothing in it is cut."""
         from rich.cells import cell_len
 
         texts = ([header(name), *(self._clean(row.text(name, self.signs)) for row in rows)] for name in columns)
         return [max(map(cell_len, column)) for column in texts]
-
-    def _room(self, columns: Columns, rows: Sequence[TableRow]) -> int:
-        return sum(self._widths(columns, rows)) + GAP * (len(columns) - 1)
 
     def _grid(self, columns: Columns, cells: Sequence[Cell], widths: Sequence[int], indent: int) -> None:
         """Adds one line of cells in columns of given widths. Headings may come between the lines."""
