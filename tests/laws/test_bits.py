@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import verify
+from examples import fused_quantisers as examples
 from tests.laws import silu
 from tests.laws.trial import PROFILE, attempt, breaks, holds, silu_kernel, skips
 from verify import backends
@@ -147,6 +148,8 @@ def test_another_nan_is_no_other_class() -> None:
     found = settings_of(kernel, backends.select(), "", "", lambda text: None)
     assert all(len(each.classes) == 1 for each in found.settings)
     x = torch.full((2, 3), torch.nan)
+    kinds = (torch.float32, torch.float8_e5m2, torch.float8_e4m3fn)
+    assert all(one_nan({"y": x.to(kind).mT})["y"].float().isnan().all() for kind in kinds)
     assert not same_bits([-x], [x]) and same_bits(*(list(one_nan({"y": each}).values()) for each in (-x, x)))
 
 
@@ -203,6 +206,11 @@ def test_a_promise_is_judged_without_a_profile(tmp_path: Path) -> None:
 def test_settings_that_verify_does_not_know_are_refused() -> None:
     with pytest.raises(UsageError, match="same_bits"):
         product(summed, same_bits=["batch"])
+    quantiser = {"quantise": examples.FP8_ROWS, "like": examples.of_norm, "shapes": {"x": "m k", "weight": "k"}}
+    with pytest.raises(UsageError, match="compares numbers; a quantiser returns codes"):
+        verify.kernel(**quantiser, same_bits=["rows"])(examples.norm_fp8_rows.function)
+    with pytest.raises(UsageError, match="norm_fp8_rows returns codes; settings and orders are those of kernels"):
+        settings_of(examples.norm_fp8_rows, backends.select(), "", "", lambda text: None)
     with pytest.raises(UsageError, match="same_bits_as is a function of the same operands"):
         product(summed, same_bits_as=["decode"])
     assert "same bits: rows, as decode" in product(summed, same_bits=["rows"], same_bits_as=decode).promise

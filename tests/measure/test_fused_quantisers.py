@@ -39,6 +39,16 @@ def test_a_right_fused_kernel_passes(name: str, backend: Backend) -> None:
         assert "right under another scale" in run.notes[0]
 
 
+def test_a_row_without_columns_has_no_scale(backend: Backend) -> None:
+    def norm(x, weight):
+        empty = x.to(quantisers.E4M3), torch.ones(len(x), min(x.shape[1], 1))
+        return examples.norm_fp8_rows(x, weight) if x.numel() else empty
+
+    shapes = {"x": "m k", "weight": "k"}
+    run = measured(verify.kernel(quantise=examples.FP8_ROWS, like=examples.of_norm, shapes=shapes)(norm), backend)
+    assert (run.status, run.message) == ("ok", ""), run
+
+
 def no_bias(x, w, bias):
     return examples.linear_mxfp8(x, w, torch.zeros_like(bias))
 

@@ -453,8 +453,7 @@ def kernel(
         beside = *of_operands.values(), *of_outputs.values()
         limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=by_terms)
         noises = promises.noise(about, max_noise, definition.gate, results)
-        settings = promises.strings(about, "same_bits", same_bits, promises.SETTINGS) if same_bits else ()
-        others_of_bits = promises.same_bits_as(about, same_bits_as)
+        settings, others_of_bits = promises.same_bits(about, same_bits, same_bits_as, quantise is not None)
         seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
             limits |= limits_of_results(seeds, promised, of_outputs, STOCHASTIC_LIMIT, demanding=True)

@@ -393,9 +393,16 @@ AS_LIKE, ONCE = "as like", "once"  # where a kernel rounds to 16 bits
 SETTINGS = ("rows", "position", "layout", "configuration")  # that may change no bit of a result
 
 
-def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
-    """Maps `as NAME` to each function that has the same bits."""
+def same_bits(
+    where: str, settings: Any, given: Any, quantises: bool
+) -> tuple[tuple[str, ...], dict[str, Callable[..., Any]]]:
+    """Returns the settings that change no bit, and maps `as NAME` to each function that has the same bits."""
     functions = [given] if callable(given) else list(given)
+    if quantises and (settings or functions):
+        raise UsageError(
+            f"{where}: the law of same bits compares numbers; a quantiser returns codes",
+            hint="leave same_bits= and same_bits_as= out: every right code is known, and a run demands it",
+        )
     found: dict[str, Callable[..., Any]] = {}
     for each in functions:
         if not callable(each):
@@ -404,7 +411,7 @@ def same_bits_as(where: str, given: Any) -> dict[str, Callable[..., Any]]:
         plain = each.func if isinstance(each, functools.partial) else each
         name = f"as {getattr(plain, 'name', '') or getattr(plain, '__name__', type(plain).__name__)}"
         found[name if name not in found else f"{name} {len(found) + 1}"] = getattr(each, "function", each)
-    return found
+    return strings(where, "same_bits", settings, SETTINGS) if settings else (), found
 
 
 def where(about: str, op: Op, text: str) -> str:

@@ -67,6 +67,8 @@ def subject_of(kernel: Kernel, backend: Backend, dtype: str) -> Subject:
     dtype = dtype or kernel.dtypes[0]
     if dtype not in kernel.dtypes:
         raise UsageError(f"{kernel.name} promises {', '.join(kernel.dtypes)}; received the dtype {dtype}")
+    if kernel.encoding is not None:
+        raise UsageError(f"{kernel.name} returns codes; settings and orders are those of kernels that return numbers")
     return Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
 
 

@@ -43,7 +43,7 @@ from verify.laws.configuration import configurations
 from verify.laws.law import Broken, Law, Subject, demand_same, plain_cases
 from verify.laws.locality import Rows, contiguous, separate_rows
 from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors, sent_all
-from verify.truth.ulp import bits_of, same_bits
+from verify.truth.ulp import bits_of, raw, same_bits
 
 Tensors = dict[str, Tensor]
 # Rows of one case, where a kernel may split a sum otherwise. Triton's interpreter takes milliseconds for each.
@@ -164,8 +164,8 @@ def one_nan(results: Tensors) -> Tensors:
     found = dict(results)
     for name, value in results.items():
         if (nan := value.float().isnan()).any():
-            found[name] = value.clone()
-            found[name][nan] = math.nan
+            found[name] = value.clone(memory_format=torch.contiguous_format)
+            raw(found[name])[nan] = raw(torch.full((), math.nan).to(value))  # as bits: float8 has no masks
     return found
 
 

@@ -193,8 +193,8 @@ class Encoding:
         return f"verify.quantised({', '.join([repr(self.data.name), *rest])})"
 
     def block_in(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Returns the rows and columns of a block of a tensor with this shape."""
-        return self.block[0] or shape[0], self.block[1] or shape[1]
+        """Returns the rows and columns of a block of a tensor with this shape, at least one: there may be none."""
+        return self.block[0] or max(shape[0], 1), self.block[1] or max(shape[1], 1)
 
     def grid(self, shape: tuple[int, int]) -> tuple[int, int]:
         """Counts the blocks of a tensor along rows and along columns."""
