@@ -13,7 +13,6 @@ from functools import partial
 from itertools import pairwise
 
 import msgspec
-from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, case_of
@@ -25,14 +24,13 @@ from verify.diagnose.requests import BitClass, SameBits, SettingBits
 from verify.errors import UsageError
 from verify.laws import bits, registry
 from verify.laws.engine import PROFILES
-from verify.laws.law import Subject, first_difference, place, plain_case, show
-from verify.laws.locality import Rows, separate_rows
+from verify.laws.law import Broken, Subject, demand_same, plain_case
+from verify.laws.locality import Rows, contiguous, separate_rows
 from verify.measure.call import Measured, run_kernel
 from verify.measure.digest import digests_of
 from verify.truth.ulp import same_bits
 from verify.workers.requests import OnProgress
 
-AGAIN = "second call"
 _FILLS = ("randn", "spread", "alternating", "mean 1e3", CANCELLING)
 _SEEDS = 2
 _OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension of rows, and of all other dimensions
@@ -55,7 +53,7 @@ def settings_of(
     for rows in all_rows:
         progress(f"{kernel.name} {dtype}, {rows.dimension or 'rows'}")
         found.append(_of_rows(subject, rows, given))
-    for name in (*SETTINGS[1:], AGAIN, *kernel.same_bits_as):
+    for name in (*SETTINGS[1:], bits.AGAIN, *kernel.same_bits_as):
         progress(f"{kernel.name} {dtype}, {name}")
         found += _of_setting(subject, name, given, all_rows)
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
@@ -129,9 +127,9 @@ def _between(rows: Rows, given: Given, found: Sequence[bits.Class]) -> list[str]
     """Returns an element at which the first two classes differ, as lines."""
     (few, made), (many, others) = found[0], found[1]
     common = slice(0, min(few[-1], many[-1]))
-    for (case, _), one, two in zip(given, made, others, strict=True):
-        pairs = {name: [rows.of(name, each[name], common).contiguous() for each in (one, two)] for name in one}
-        if lines := _witness(case, pairs, (f"{few[-1]:,} alone", f"{many[-1]:,}")):
+    for (case, _), *both in zip(given, made, others, strict=True):
+        one, two = (contiguous(rows.local(each, common)) for each in both)
+        if lines := _witness(case, one, two, (f"{few[-1]:,} alone", f"{many[-1]:,}")):
             return lines
     return []
 
@@ -142,14 +140,13 @@ def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows])
     usual, witness = "", list[str]()
     for at, (case, whole) in enumerate(given):
         for rows in all_rows if name == "position" else [None]:
-            for each in _calls(name, subject, case, whole, rows):
+            for each in bits.compared(name, subject, case, whole, rows):
                 expected, got = bits.one_nan(each.expected), bits.one_nan(each.got)
-                pairs = {result: [expected[result], got[result]] for result in expected}
-                equal = same_bits([one for one, _ in pairs.values()], [two for _, two in pairs.values()])
+                equal = same_bits(list(expected.values()), [got[result] for result in expected])
                 usual = each.usual
                 keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else str(digests_of(got)))
                 if not equal and not witness:
-                    witness = _witness(case, pairs, (usual, each.setting))
+                    witness = _witness(case, expected, got, (usual, each.setting))
     groups: dict[tuple[str, ...], list[str]] = {}
     for setting, key in keys.items():
         groups.setdefault(tuple(key), []).append(setting)
@@ -159,21 +156,11 @@ def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows])
         yield SettingBits(name, classes + [BitClass(each, len(each)) for each in groups.values()], witness)
 
 
-def _calls(name: str, subject: Subject, case: Case, whole: Measured, rows: Rows | None) -> Iterator[bits.Compared]:
-    if name != AGAIN:
-        yield from bits.compared(name, subject, case, whole, rows)
-        return
-    again = run_kernel(subject.kernel, case, subject.backend.device)
-    yield bits.Compared("second", again.results, "first", whole.results)
-
-
-def _witness(case: Case, pairs: dict[str, list[Tensor]], labels: tuple[str, str]) -> list[str]:
+def _witness(case: Case, one: bits.Tensors, two: bits.Tensors, labels: tuple[str, str]) -> list[str]:
     """Returns the first element that differs, as lines; [] if none does."""
-    for name, (one, two) in pairs.items():
-        if (index := first_difference(one, two)) is not None:
-            return [
-                f"{name} {place(one, index)}",
-                *(f"{label}: {show(each, index)}" for label, each in zip(labels, (one, two), strict=True)),
-                f"case: {msgspec.json.encode(case).decode()}",
-            ]
+    try:
+        demand_same(case, one, two, "", labels=labels)
+    except Broken as broken:
+        lines = (f"{label}: {broken.facts[label]}" for label in labels)
+        return [broken.facts["at"], *lines, f"case: {msgspec.json.encode(case).decode()}"]
     return []
