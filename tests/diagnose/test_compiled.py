@@ -19,14 +19,17 @@ import torch
 import triton
 import triton.language as tl
 
-from benchmarks import sums
+import verify
+from benchmarks import same, sums
 from kernels.layer_norm import layer_norm
 from kernels.rms_norm import rms_norm
 from tests.oracle import summation
 from verify import backends
+from verify.cases import Case
 from verify.cli.explain import lines_of_order
 from verify.diagnose import compiled
 from verify.diagnose.compiled import proved
+from verify.diagnose.order import orders_of
 from verify.diagnose.requests import Order
 
 HERE = backends.select()
@@ -248,6 +251,28 @@ def test_a_file_of_the_folder_is_not_executed_in_place_of_a_module_of_python(
     monkeypatch.chdir(tmp_path)
     [order] = proved(NAMED, lambda: sums.row_sum(torch.ones(1, 64, device=HERE.device)), HERE, str(sums.__file__))
     assert order.proof is not None and not (tmp_path / "executed").exists()
+
+
+def test_a_probed_order_of_exponentials_is_the_compiled_one() -> None:
+    """The last warp has 8 of 40 exponentials, and padding, which the compiled order adds too."""
+    [order] = of(lambda: sums.softmax(torch.zeros(4, 40, device=HERE.device)))
+    assert order.proof is not None and "1 sums of 56 terms" in checked(order)
+    named = [bool(term) for term in order.proof.sums[0].terms]
+
+    def softmax(x: torch.Tensor) -> torch.Tensor:
+        powers = (x - x.amax(1, keepdim=True)).exp()
+        columns = iter(powers.unbind(1))
+        parts = [next(columns) if each else torch.zeros_like(x[:, 0]) for each in named]
+        for one, two in order.additions:
+            parts.append(parts[one] + parts[two])
+        return powers / parts[-1][:, None]
+
+    shapes, dtypes = {"x": "m n"}, ["float32"]
+    kernel = verify.kernel(like=lambda x: x.softmax(-1), shapes=shapes, dtypes=dtypes, gradients=False)(softmax)
+    case = Case(dtype="float32", dims=(40, 40), fill="randn").to_json()
+    [probed] = orders_of(kernel, HERE, "float32", case, lambda text: None)
+    assert (probed.kind, probed.explained) == ("exponentials", 1)
+    assert same.parts_of(probed) == same.parts_of(order)
 
 
 def test_what_has_no_order_is_refused_by_name() -> None:

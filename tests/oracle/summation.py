@@ -36,6 +36,7 @@ class Known(NamedTuple):
 
     reads: frozenset[Any]
     tree: Tree
+    many: bool  # True: it reads more addresses than name a term, as a maximum does
 
 
 class Trees:
@@ -56,13 +57,12 @@ class Trees:
 
     def known(self, op: str, inputs: tuple[Value, ...]) -> Known:
         """Returns what is known of an expression."""
-        own = (
-            inputs[:1]
-            if op == "memory"
-            else [at for each in inputs if isinstance(each, Node) for at in each.known.reads]
-        )
-        reads = frozenset(own) if len(set(own)) <= _FEW else frozenset()
-        return Known(reads, self._of(op, reads, inputs))
+        parts = [each for each in inputs if isinstance(each, Node)]
+        own = frozenset(inputs[:1] if op == "memory" else [at for each in parts for at in each.known.reads])
+        combined = len(parts) == len(inputs) and all(each.op == op for each in parts)
+        many = len(own) > _FEW or (combined and any(each.known.many for each in parts))
+        reads = frozenset[Any]() if many else own
+        return Known(reads, self._of(op, reads, inputs), many)
 
     def _of(self, op: str, reads: frozenset[Any], inputs: tuple[Value, ...]) -> Tree:
         """Returns the tree of an operation."""

@@ -116,14 +116,21 @@ class Sum(NamedTuple):
 
 
 class _Facts:
-    """Holds what is known of each expression: the addresses that name it as a term, and whether it is zero."""
+    """Holds what is known of each expression: the addresses that name it as a term, and whether it is zero.
+
+    An expression that reads many numbers, such as a maximum, names no term that it is a part of. It stays one of many
+    where it is combined with fewer by the step that made both: the last warp may have few numbers and padding.
+    """
 
     def __init__(self, program: Program) -> None:
-        self.reads, self.zero, self.named = list[list[int]](), list[bool](), list[bool]()
+        self.reads, self.many, self.zero, self.named = list[list[int]](), list[bool](), list[bool](), list[bool]()
         for number, node in enumerate(program.nodes):
             inputs = program.inputs(number)
             own = {node[2]} if node[0] == "memory" else {at for each in inputs for at in self.reads[each]}
-            self.reads.append(sorted(own) if len(own) <= _FEW else [])
+            combined = bool(inputs) and all(program.nodes[each][0] == node[0] for each in inputs)
+            many = len(own) > _FEW or (combined and any(self.many[each] for each in inputs))
+            self.reads.append([] if many else sorted(own))
+            self.many.append(many)
             of_zeros = node[0] in _OF_ZEROS and all(self.zero[at] for at in inputs)
             self.zero.append(of_zeros or node[:2] == ("constant", "0.000000e+00"))
             self.named.append(bool(self.reads[-1]) or (node[0] in ADDITIONS and any(self.named[at] for at in inputs)))
