@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, islice, pairwise, product
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import msgspec
 import torch
@@ -196,10 +196,14 @@ class _Positive:
         return sum(a == b for a, b in zip(expected, got, strict=True)) / len(got)
 
 
+def _is_real(value: Tensor | None) -> TypeGuard[Tensor]:
+    return value is not None and value.is_floating_point()
+
+
 def _without_added(of: _Sum, one: float) -> _Sum:
     """Returns the sum with zeros for the operands that are only added to it, such as a bias."""
     for name, value in of.inputs.items():
-        if name == of.operand or value is None or not value.is_floating_point():
+        if name == of.operand or not _is_real(value):
             continue
         other = replace(of, inputs={**of.inputs, name: torch.zeros_like(value)})
         row = torch.full((1, of.places), one, dtype=torch.float64)
@@ -237,14 +241,9 @@ def orders_of(
     found = []
     for rows in separate_rows(kernel, case):
         drawn = inputs_of(kernel.op, case, backend.device)
-        real = {
-            name: torch.ones_like(value)
-            for name, value in drawn.items()
-            if value is not None and value.is_floating_point()
-        }
-        inputs = {**drawn, **real}
+        inputs = drawn | {name: torch.ones_like(value) for name, value in drawn.items() if _is_real(value)}
         for operand, result in product(kernel.operands, kernel.outputs):
-            if operand in rows.axes and result in rows.axes and operand in real:
+            if operand in rows.axes and result in rows.axes and _is_real(inputs[operand]):
                 progress(f"{kernel.name} {dtype}, {result} over {operand}")
                 found.append(_order(_Sum(kernel, case, rows, operand, result, inputs), dtype, backend.name))
     if backend.triton and target:
