@@ -128,7 +128,7 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         got, expected = belonging.local(part, mine), contiguous(belonging.local(near.results, rows))
 
         def within(alone: Any = alone, got: dict[str, Tensor] = got) -> bool:
-            return alone and subject.sums and not broken_by(subject, case, Measured(*alone, got))
+            return alone and subject.sums and not broken_by(subject, case, Measured(alone[0], alone[1], got))
 
         demand_same(case, got, expected, rule, labels=labels, facts=facts, excused=within)
 
