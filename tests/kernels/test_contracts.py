@@ -31,6 +31,18 @@ def wrong(got, want):
     return (got.view(torch.int16) != want.view(torch.int16)) & ~(got.isnan() & want.isnan())
 
 
+def near(got, library, scale):
+    """True if results differ by two roundings and a few float32 ULP of `scale`, which functions of a library may.
+
+    PyTorch's exp, erf and tanh have other last bits on each processor, which 1 + erf(x) makes large in its tail. Some of
+    its libraries return 0 for subnormal numbers, and infinity where ATen's formula of an infinite x is NaN.
+    """
+    format = torch.finfo(got.dtype)
+    got, library, scale = got.double(), library.double(), scale.double().abs()
+    allowed = scale * 2.0**-18 + library.abs() * 2 * format.eps + 8 * format.smallest_normal
+    return bool(((got - library).abs() <= allowed)[scale.isfinite() & library.isfinite()].all())
+
+
 # --- the formulas of ATen in float32, with functions that are rounded to nearest ---
 
 
@@ -69,7 +81,7 @@ GATES = {
 @BOTH
 @pytest.mark.parametrize("form", GATES)
 def test_gates_have_the_bits_of_two_operators_for_every_number(form, dtype):
-    """But for erf and tanh: PyTorch's of a CPU are off by more than half a float32 ULP where the bits differ."""
+    """They are ATen's formulas, with functions that are rounded to nearest; PyTorch's own functions are near."""
     gate, act = GATES[form]
     x, u = every(dtype), torch.linspace(-3, 5, 65536, device=DEVICE).to(dtype)
     dy = torch.sin(torch.arange(65536.0, device=DEVICE)).to(dtype)
@@ -84,15 +96,11 @@ def test_gates_have_the_bits_of_two_operators_for_every_number(form, dtype):
     wanted = [u * rounded, dy * rounded, slope((dy * u).float()).to(dtype)]
     got = results(lambda u, x: gate(u, x, contract="model"))
     theirs = results(lambda u, x: act(x) * u)
-    once = results(gate)
-    for ours, want, library, other in zip(got, wanted, theirs, once, strict=True):
+    scales = [u.float() * x.float(), dy.float() * x.float(), dy.float() * u.float()]
+    for ours, want, library, once, scale in zip(got, wanted, theirs, results(gate), scales, strict=True):
         assert not wrong(ours, want).any()
-        parted = wrong(ours, library)
-        assert int(parted.sum()) < 300 and int(wrong(other, library).sum()) > 1000
-        if form == "silu":
-            assert not parted.any()
-    in32 = act(x.float())
-    assert not (wrong(got[0], theirs[0]) & (in32 == value)).any()  # the libraries agree: so do the bits
+        assert int(wrong(once, want).sum()) > 1000
+        assert near(ours, library, scale)
 
 
 @BOTH
@@ -102,7 +110,7 @@ def test_gelu_is_pytorchs_for_every_number(form, dtype):
     value, slope = formula(x.float(), form)
     assert not wrong(gelu(x, form, contract="model"), value.to(dtype)).any()
     assert not wrong(gelu_backward(dy, x, form, contract="model"), slope(dy.float()).to(dtype)).any()
-    assert int(wrong(gelu(x, form, contract="model"), F.gelu(x, approximate=form)).sum()) < 300
+    assert near(gelu(x, form, contract="model"), F.gelu(x, approximate=form), x)
     assert torch.equal(gelu(x.float()[:9], form, contract="model"), gelu(x.float()[:9], form))
 
 
