@@ -110,7 +110,8 @@ def _as_it_was() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
+    gpu = torch.cuda.is_available()
     for item in items:
         item.runtest = partial(with_large_stack_chunk, item.runtest)  # type: ignore[method-assign]
-        if not torch.cuda.is_available() and item.get_closest_marker("gpu"):
+        if not gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
