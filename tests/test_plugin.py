@@ -98,6 +98,7 @@ test_raises = verify.laws_for(raises, laws=["accuracy", "shapes"])
 """
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_fixture_compares_with_the_definition_of_the_marker(tmp_path: Path) -> None:
     (tmp_path / "test_close.py").write_text(CLOSE)
     done = run_pytest(tmp_path, "--strict-markers", "-rA")
@@ -109,6 +110,7 @@ def test_the_fixture_compares_with_the_definition_of_the_marker(tmp_path: Path) 
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_a_kernel_that_refuses_every_case_fails(tmp_path: Path) -> None:
     (tmp_path / "test_laws.py").write_text(RAISES)
     done = run_pytest(tmp_path, "--verify-profile=quick", TRITON_INTERPRET="1")

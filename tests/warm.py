@@ -32,7 +32,7 @@ from verify import start
 from verify.backends.backend import told_to_interpret, triton_interprets
 
 _FORKS = multiprocessing.get_context("forkserver")
-_MODULES = ("verify", "verify.worker", "verify.declare.sources")
+_MODULES = ("verify", "verify.worker", "verify.declare.sources", "pytest")
 _ROOT = str(Path(__file__).parents[1])
 _ABOVE = 512  # descriptors are moved above this number while those below it are closed
 _KEPT: list[object] = []  # streams of the process that forked: another thread of it may have held their locks
@@ -40,7 +40,7 @@ _GIVEN = inspect.signature(subprocess.Popen._execute_child)  # type: ignore[attr
 
 
 class Popen(subprocess.Popen[Any]):
-    """Runs a command of Python with `-m verify` in a fork, and every other command as `subprocess` does."""
+    """Runs `python -m verify` and `python -m pytest` in a fork, and every other command as `subprocess` does."""
 
     _fork: BaseProcess | None = None
 

@@ -189,6 +189,7 @@ def test_a_skeleton_is_a_declaration_once_its_comment_signs_and_its_gaps_are_gon
     ]
 
 
+@pytest.mark.usefixtures("warm")
 def test_the_test_file_has_the_laws_of_each_declaration(project: Path) -> None:
     """Also of those that are filled in later."""
     said("init", "toykernels/act.py", cwd=project)
