@@ -43,20 +43,22 @@ def test_each_side_imports_its_own_files_and_our_verify(project: Path, monkeypat
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(project / "src"), packages, "/elsewhere"]))
     (project / "src" / "library.py").write_text("STATE = 'newer'\n")
     with worktree.checkout("HEAD", project / "sub") as found:
-        for side in (found.base, found.head):
+        sides = found.base, found.head
+        asked = ("verify.declare.sources", "", "target")
+        imports = [worktree._started(side, found, *asked, stdout=subprocess.PIPE) for side in sides]
+        for side, done in zip(sides, imports, strict=True):
             environment = worktree._environment(side, found)
-            command = start.command("verify.declare.sources", "", "target")
-            done = subprocess.run(command, cwd=side.here, env=environment, capture_output=True, text=True)
             files = json.loads(done.stdout.splitlines()[-1])
             assert files["library"] == str(side.top / "src" / "library.py"), done.stderr
             assert Path(files["verify"]).resolve() == Path(verify.__file__).resolve()
             path = environment[start.PATH].split(os.pathsep)
             assert path[0] == str(side.top / "src")
             assert path[-2:] == [packages, "/elsewhere"]  # an environment is not the project
-        worktree.check_imports(found, ["target"], None)
-        assert (
-            worktree.measure(found.base, found, ["target"], project / "record.json").kernels == []
-        )  # it declares none
+        with monkeypatch.context() as patch:
+            patch.setattr(worktree, "_started", lambda *given, **streams: imports[0])
+            worktree.check_imports(found, ["target"], None)
+        measured = worktree.measure(found.base, found, ["target"], project / "record.json")
+        assert measured.kernels == []  # it declares none
         assert not (project / "executed").exists()
         tree = found.base.top
         assert (tree / "src" / "library.py").read_text() == "STATE = 'new'\n"
