@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from tests.cli.here import Said, said
+from tests.measure.test_kernel import few_cases
 from verify import backends
 from verify.records import files, record
 
@@ -38,13 +39,19 @@ def scaled_alone(x, weight, *, eps):
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("project")
     (folder / "accuracy.py").write_text(KERNELS)
-    said("run", "accuracy.py::textbook", "--json", "run.json", "--backend", BACKEND, cwd=folder)
+    run_textbook("run.json", BACKEND, folder)
     return folder
+
+
+def run_textbook(path: str, backend: str, folder: Path) -> Said:
+    with pytest.MonkeyPatch.context() as patch:
+        few_cases(patch)
+        return said("run", "accuracy.py::textbook", "--json", path, "--backend", backend, cwd=folder)
 
 
 @pytest.fixture(scope="module")
 def on_cpu(project: Path) -> Said:
-    return said("run", "accuracy.py::textbook", "--json", "cpu.json", "--backend", "cpu", cwd=project)
+    return run_textbook("cpu.json", "cpu", project)
 
 
 def test_the_message_holds_everything(project: Path) -> None:
