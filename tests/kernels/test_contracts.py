@@ -34,8 +34,8 @@ def wrong(got, want):
 def near(got, library, scale):
     """True if results differ by two roundings and a few float32 ULP of `scale`, which functions of a library may.
 
-    PyTorch's exp, erf and tanh have other last bits on each processor, which 1 + erf(x) makes large in its tail. Some of
-    its libraries return 0 for subnormal numbers, and infinity where ATen's formula of an infinite x is NaN.
+    PyTorch's exp, erf and tanh have other last bits on each processor, which 1 + erf(x) makes large in its tail. Some
+    of its libraries return 0 for subnormal numbers, and infinity where ATen's formula of an infinite x is NaN.
     """
     format = torch.finfo(got.dtype)
     got, library, scale = got.double(), library.double(), scale.double().abs()
