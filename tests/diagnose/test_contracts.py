@@ -31,9 +31,9 @@ def planted(name: str, contract: dict[str, str], dtype: torch.dtype = BF16) -> A
 
 
 def test_seeded_contracts_are_recovered_in_every_bit() -> None:
-    rows = list(seeded(12, seed=7))
-    assert [row["unseen"] for row in rows] == [1.0] * 12, rows
-    assert sum(row["same"] for row in rows) >= 9, "others are equivalents with fewer roundings"
+    rows = list(seeded(6, seed=7))
+    assert [row["unseen"] for row in rows] == [1.0] * 6, rows
+    assert sum(row["same"] for row in rows) >= 4, "others are equivalents with fewer roundings"
 
 
 def test_the_rounding_of_llamas_norm_is_found_and_where_a_fused_one_parts() -> None:
