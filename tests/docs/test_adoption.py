@@ -37,21 +37,10 @@ def test_the_commands_of_workflows_exist_with_their_options() -> None:
         name: [parser().parse_args(words).command.prog for words in commands_of(document)]
         for name, document in WORKFLOWS.items()
     }
-    assert found == {
-        "all-tests.yml": [],
-        "ci.yml": [],
-        "gate.yml": [],
-        "nightly.yml": ["verify nightly"],
-        "release.yml": [],
-    }
+    assert {name: commands for name, commands in found.items() if commands} == {"nightly.yml": ["verify nightly"]}
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
-    made = [
-        word
-        for document in WORKFLOWS.values()
-        for text in scripts(document)
-        for word in re.findall(r"make (\S+)", text)
-    ]
-    assert set(made) <= {*targets, ".venv/.installed"}
+    texts = [text for document in WORKFLOWS.values() for text in scripts(document)]
+    assert set(re.findall(r"make (\S+)", "\n".join(texts))) <= {*targets, ".venv/.installed"}
     assert (ROOT / ".ci" / "run").exists()
 
 
@@ -89,7 +78,29 @@ def test_the_hook_runs_the_gate() -> None:
         assert (options.command.prog, bool(options.base)) == ("verify gate", True)
 
 
-# -- the comment --------------------------------------------------------------------------------------------
+# -- the steps of the action as they stand, with programs that answer from files ----------------------------
+
+
+def step_named(**named: str) -> str:
+    """Returns the script of the step whose id or beginning of a name is given."""
+    [(key, text)] = named.items()
+    [step] = [step for step in ACTION["runs"]["steps"] if step.get(key, "").startswith(text)]
+    return str(step["run"])
+
+
+def ran(script: str, **environment: object) -> subprocess.CompletedProcess[str]:
+    command = ["/bin/bash", "-eo", "pipefail", "-c", script]
+    env = {name: str(value) for name, value in environment.items()}
+    return subprocess.run(command, env=env, capture_output=True, text=True)
+
+
+def path_with(folder: Path, name: str, text: str) -> str:
+    """Returns a PATH that begins with a program."""
+    (folder / "bin").mkdir()
+    (folder / "bin" / name).write_text(text)
+    (folder / "bin" / name).chmod(0o755)
+    return f"{folder / 'bin'}:{os.environ['PATH']}"
+
 
 GH = """#!/bin/sh
 echo "$@" >> "$LOG"
@@ -113,28 +124,16 @@ MARK = "<!-- verify gate -->"
 def test_a_comment_is_overwritten_only_where_this_account_wrote_it(
     tmp_path: Path, comments: list[tuple[int, bool, str]], call: str
 ) -> None:
-    """The step of the action as it stands, with a `gh` that answers from files, a comment on each page."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "gh").write_text(GH)
-    (tmp_path / "bin" / "gh").chmod(0o755)
+    """`gh` answers with a comment on each page."""
     (tmp_path / "pages").mkdir()
     for place, (number, own, body) in enumerate(comments or [(0, False, "")]):
         node = {"databaseId": number, "viewerDidAuthor": own, "body": body}
         page = {"data": {"repository": {"pullRequest": {"comments": {"nodes": [node]}}}}}
         (tmp_path / "pages" / f"{place}.json").write_text(json.dumps(page))
     (tmp_path / "comment.md").write_text("### ✓ verify gate\n")
-    [step] = [step for step in ACTION["runs"]["steps"] if step.get("name", "").startswith("One comment")]
-    environment = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "LOG": str(tmp_path / "log"),
-        "PAGES": str(tmp_path / "pages"),
-        "OUTPUT": str(tmp_path),
-        "GITHUB_REPOSITORY": "o/n",
-        "NUMBER": "7",
-    }
-    done = subprocess.run(
-        ["bash", "-eo", "pipefail", "-c", step["run"]], env=environment, capture_output=True, text=True
-    )
+    numbers = {"GITHUB_REPOSITORY": "o/n", "NUMBER": 7, "OUTPUT": tmp_path}
+    files = {"LOG": tmp_path / "log", "PAGES": tmp_path / "pages"}
+    done = ran(step_named(name="One comment"), PATH=path_with(tmp_path, "gh", GH), **numbers, **files)
     assert done.returncode == 0, done.stderr
     log = (tmp_path / "log").read_text()
     assert f"api {call} -F body=@{tmp_path}/body.md" in log and log.count("--method") == 1
@@ -156,23 +155,10 @@ exit "$CODE"
 def test_the_step_of_the_gate_finds_its_base_and_reports_what_there_is(
     tmp_path: Path, given: str, base: str, code: int
 ) -> None:
-    """The step as it stands, with a `verify` that writes files; a push of a new branch names zeros."""
-    [step] = [step for step in ACTION["runs"]["steps"] if step.get("id") == "gate"]
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "verify").write_text(VERIFY)
-    (tmp_path / "bin" / "verify").chmod(0o755)
-    environment = {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "LOG": str(tmp_path / "log"),
-        "CODE": str(code),
-        "GITHUB_OUTPUT": str(tmp_path / "outputs"),
-        "OUTPUT": str(tmp_path / "gate"),
-        "TARGETS": "a.py b.py",
-        "BASE": given,
-        "BACKEND": "cuda",
-    }
-    script = ["bash", "-eo", "pipefail", "-c", step["run"]]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True)
+    """`verify` writes files; a push of a new branch names zeros."""
+    given_to_it = {"CODE": code, "TARGETS": "a.py b.py", "BASE": given, "BACKEND": "cuda"}
+    files = {"LOG": tmp_path / "log", "GITHUB_OUTPUT": tmp_path / "outputs", "OUTPUT": tmp_path / "gate"}
+    done = ran(step_named(id="gate"), PATH=path_with(tmp_path, "verify", VERIFY), **given_to_it, **files)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "log").read_text().startswith(f"gate a.py b.py --base {base} --backend cuda ")
     outputs = (tmp_path / "outputs").read_text().splitlines()
@@ -180,10 +166,8 @@ def test_the_step_of_the_gate_finds_its_base_and_reports_what_there_is(
 
 
 def test_the_comment_is_left_to_the_summary_where_the_runner_has_no_gh(tmp_path: Path) -> None:
-    [step] = [step for step in ACTION["runs"]["steps"] if step.get("name", "").startswith("One comment")]
     (tmp_path / "comment.md").write_text("### ✓ verify gate\n")
-    script = ["/bin/bash", "-eo", "pipefail", "-c", step["run"]]
-    done = subprocess.run(script, env={"PATH": str(tmp_path), "OUTPUT": str(tmp_path)}, capture_output=True, text=True)
+    done = ran(step_named(name="One comment"), PATH=tmp_path, OUTPUT=tmp_path)
     assert done.returncode == 0 and done.stdout == "::notice::gh is not here: only the summary has the comment\n"
     assert not (tmp_path / "body.md").exists()
 
@@ -191,4 +175,4 @@ def test_the_comment_is_left_to_the_summary_where_the_runner_has_no_gh(tmp_path:
 def test_the_verdict_of_the_action_is_that_of_the_gate() -> None:
     script = ACTION["runs"]["steps"][-1]["run"]
     for status, code in (("0", 0), ("1", 1), ("", 3)):
-        assert subprocess.run(["bash", "-eo", "pipefail", "-c", script], env={"STATUS": status}).returncode == code
+        assert ran(script, STATUS=status).returncode == code
