@@ -118,7 +118,6 @@ LAYERS = {activation: partial(linear_act, activation=activation) for activation 
 LAYERS |= {
     f"gated_{act}": partial(linear_geglu, approximate=form) for act, form in (("gelu", "none"), ("gelu_tanh", "tanh"))
 }
-SLOPED = [activation for activation in LAYERS if "gelu" in activation]
 
 
 def leaves_of(activation, dtype, device, m=6, k=37, n=9, seed=0):
