@@ -159,13 +159,29 @@ class Choices:
         return {key: tie for key, tie in self._equal.items() if key in forward}
 
     @cached_property
-    def _sided(self) -> dict[int, Tensor]:
-        """Those of comparisons of size, where some direction moves the numbers apart: relu(-1) stays 0."""
-        compared = {id(step) for step in self.deciding if getattr(step, "function", "") in ("lt", "le", "gt", "ge")}
-        ties = {key: tie for key, tie in self._equal.items() if key in compared}
-        ways = list(self._at_random(_ALONE)) if ties else []
-        seen = {key: torch.stack([each.decisions[key] for each in ways]) for key in ties}
-        return {key: tie & (seen[key].any(0) & ~seen[key].all(0)) for key, tie in ties.items()}
+    def _sided(self) -> dict[tuple[int, float], Tensor]:
+        """Maps ids of comparisons and a side to masks: there the first of two equal numbers may lie on that side.
+
+        Some direction moves it there. So relu(-1) stays 0. All that equal one computed number need the same direction:
+        no element of a is less than a.max() in all of a >= a.max().
+        """
+        steps = [s for s in self.deciding if getattr(s, "function", "") in ("lt", "le", "gt", "ge")]
+        steps = [s for s in steps if id(s) in self._equal]
+        ways = [*self._at_random(_ALONE)] if steps else []
+        found = {}
+        for step, side in product(steps, (1.0, -1.0)):
+            tie = self._equal[id(step)]
+            seen = torch.stack([each.decisions[id(step)] for each in ways])
+            apart = tie & (seen != _at_side(step, torch.full_like(tie, side, dtype=torch.float64)))
+            free = seen.any(0) & ~seen.all(0)
+            for number in step.inputs:
+                if (source := moved_from(number)[-1]).on_operands:
+                    places = places_of(number, source, self.run).expand(tie.shape).reshape(-1)
+                    counts = torch.zeros(len(ways), math.prod(source.shape), device=tie.device)
+                    counts.index_add_(1, places, apart.reshape(len(ways), -1).to(counts.dtype))
+                    free = free & (counts[:, places] == 0).any(0).reshape(tie.shape)
+            found[id(step), side] = tie & free
+        return found
 
     def _at_random(self, count: int) -> Iterator[Proposal]:
         """Yields random directions. In every second one equal operands stay equal."""
@@ -432,9 +448,9 @@ class Choices:
                 elif id(step) in decided:
                     run.decisions[id(step)] = decided[id(step)]
             value = step.value(run, given)
-            if side and isinstance(step, Map) and (tie := self._sided.get(id(step))) is not None:
-                above = step.evaluated([torch.full_like(given[0], side), torch.zeros_like(given[0])])
-                run.decisions[id(step)] = torch.where(tie, above, run.decisions[id(step)])
+            if side and isinstance(step, Map) and (free := self._sided.get((id(step), side))) is not None:
+                aside = _at_side(step, torch.full_like(given[0], side))
+                run.decisions[id(step)] = torch.where(free, aside, run.decisions[id(step)])
                 value = step.value(run, given)
             if (stays := self._stays(step, given, decided)) is not None:
                 own = self.run.decisions[id(step)]
@@ -580,6 +596,11 @@ def _noting(run: Run, kept: set[int], numbers: dict[int, Tensor]) -> Make:
         return value, value
 
     return make
+
+
+def _at_side(step: Map, side: Tensor) -> Tensor:
+    """Returns what a comparison decides if the first of two equal numbers lies above (1) or below (-1) the second."""
+    return step.evaluated([side, torch.zeros_like(side)])
 
 
 def _breaks_ties(step: Step) -> bool:
