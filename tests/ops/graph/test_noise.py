@@ -553,6 +553,39 @@ def test_what_a_backward_stores_is_no_noise_of_an_operator_that_computes_it_insi
     assert written["y"] > 1e-4
 
 
+def test_numbers_of_16_bits_are_not_rounded_again() -> None:
+    """The cast rounds a gradient once. What selects it, adds zeros to it or halves it does not."""
+    x = torch.tensor([[2.5, 1.5], [1.5, 1.5], [-0.5, -1.0]], dtype=torch.bfloat16)
+    dy = torch.tensor([1.1793594, -0.0194812, -0.27713], dtype=torch.float64)
+    given = Problem(inputs={"x": x}, params={}, upstream={"y": dy}, results=("y", "dx"))
+
+    def like(x: Tensor) -> Tensor:
+        return x.amin(-1).cummin(-1).values.clamp(min=0.5).double()
+
+    dx = Definition(like, ["x"], examples=[(x,)]).op().fast(given)["dx"].noise
+    assert dx is not None
+    once = dy[:2] * 2.0**-8 / math.sqrt(3)
+    assert bool((dx[[0, 1], [1, 1]] < torch.tensor([1.2, 0.7]) * once.abs()).all()) and bool(dx[0, 1] > 0.4 * once[0])
+
+
+def test_the_last_rounding_to_16_bits_is_no_noise_before_a_selection() -> None:
+    x, w = drawn(64, dtype=torch.bfloat16), drawn(64, seed=1, dtype=torch.bfloat16)
+
+    def of(like: Function) -> Tensor:
+        meaning = Definition(like, ["x", "w"], examples=[(x, w)]).op().meaning
+        return meaning.deviation(problem_of({"x": x, "w": w}, None, "y"), "y")
+
+    plain, selected = of(lambda x, w: (x * w).exp()), of(lambda x, w: -torch.where(x > 0, (x * w).exp(), x))
+    torch.testing.assert_close(selected, torch.where(x > 0, plain, 0.0), rtol=0.5, atol=0.0)
+
+
+def test_the_largest_of_equal_scores_has_the_noise_of_one_rounding() -> None:
+    """float64 leaves 1e-16 of s - max(s). A rounding of s is no multiple of that."""
+    x = drawn(4, 2) + 1.0
+    found = noise(lambda x: functional.cosine_similarity(x, x, -1).softmax(-1), {"x": x}).deviation
+    assert float(found.max()) < 1e-6
+
+
 def test_numbers_beside_codes_have_the_noise_of_16_bits() -> None:
     """Codes count no 16-bit steps of their definition. What else a function returns does."""
 

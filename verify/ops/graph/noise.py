@@ -39,7 +39,7 @@ from verify.ops.graph.forms import (
     softmax_gradient,
 )
 from verify.ops.graph.program import Make, Program
-from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
+from verify.ops.graph.reducing import Contract, Reduce, Spread
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import (
     EXPONENTIALS,
@@ -47,7 +47,6 @@ from verify.ops.graph.rounding import (
     Rounding,
     Terms,
     deviation_of,
-    is_exact,
     lost_in,
     size_of_rounding,
     terms_of,
@@ -57,6 +56,7 @@ from verify.ops.graph.steps import Leaf, Plain, Run, Step, ends_of, moved_from
 NEAR = 8.0  # largest error of a kernel's number, in units of its noise
 SPACINGS = 8  # of a format: where errors reach further, a rounding to the format decides nothing
 RUNS = 16
+_ROUNDED_RUNS = 2  # a number that is not rounded by luck is rounded in the other
 _MORE_RUNS, _OTHER_SEED = 48, 1009  # used before elements are called wrong
 _STEP = 2.0**-30  # size of a disturbance, relative to the number
 _FEW = 1 << 14  # most elements for which `together` is measured and additional runs are made
@@ -159,7 +159,7 @@ class Samples:
         self.held: dict[int, Tensor] = {}  # id(step) -> value in the base run, of those that are `remembered`
         self.roundings: dict[int, Tensor | float] = {}  # id(step) -> deviation; a float is relative to the numbers
         self.stored: dict[int, Tensor] = {}  # id(stored result) -> mask of the elements that its format rounds
-        self.kept: set[int] = set()  # ids of steps whose numbers are all of the 16-bit format
+        self.computed: dict[int, Tensor] = {}  # id(stored step) -> share of its deviation before it is stored
         self.fixed: dict[int, Tensor | None] = {}  # id(step that no disturbance reaches) -> value; None if it is large
         # id(deciding step), -id(comparison) -> root of the squared changes of all runs; 0 -> of the least sure exponent
         self.lengths: dict[int, Tensor] = {}
@@ -169,6 +169,8 @@ class Samples:
         self.truth = self._results(self._evaluate_base)
         self.chains = {}  # no run needs them
         self.device = next(iter(self.truth.values())).device if self.truth else run.device
+        if format.stored:
+            self._omit_repeated()
         self.deviations = {name: torch.zeros_like(value) for name, value in self.truth.items()}
         # largest rms of the changes by the roundings of `round` and `round_alike`, as `together`
         self.stepwise = dict.fromkeys(self.truth, 1.0)
@@ -208,41 +210,54 @@ class Samples:
         if id(step) in self.remembered:
             self.held[id(step)] = value
         if id(step) in self.format.stored:
-            if deviation is not None or not self._is_kept(step):
-                self._store(step, value, deviation)
-            self.kept.add(id(step))
-        elif deviation is None and self._is_kept(step):
-            self.kept.add(id(step))
+            self._store(step, value, deviation)
         if id(step) in self.below and isinstance(known := self.roundings.get(id(step)), Tensor):
-            self.roundings[id(step)] = (known / value).nan_to_num(0.0, 0.0, 0.0)
+            self.roundings[id(step)] = (known / value.abs()).nan_to_num(0.0, 0.0, 0.0).clamp(max=1.0)
         disturbed = id(step) in self.roundings or id(step) in self.stored
         if not disturbed and all(id(each) in self.fixed for each in step.inputs):
             self.fixed[id(step)] = value if value.numel() <= (_HELD if isinstance(step, Leaf) else _FEW) else None
         return value, value
 
-    def _is_kept(self, step: Step) -> bool:
-        """True if a step moves or selects numbers that are of the 16-bit format, or not computed.
-
-        Sums and products of 16-bit numbers may fit float32, so that they have no deviation, but not 16 bits.
-        """
-        if isinstance(step, Contract | Running | Spread) or (isinstance(step, Reduce) and step.function == "sum"):
-            return False
-        if isinstance(step, Map) and step.rounds and not is_exact(step, self.run):
-            return False
-        return all(isinstance(each, Leaf | Plain) or id(each) in self.kept for each in step.inputs if each.real)
-
     def _store(self, step: Step, value: Tensor, deviation: Tensor | float | None) -> None:
         """Adds the rounding that storing a step causes, for the elements that its format cannot represent."""
         format = self.format.stored[id(step)]
         rounded = value.to(format).to(value.dtype) != value
+        if deviation is None and not bool(rounded.any()):
+            return
         if id(step) in self.ends:
             self.stored[id(step)] = rounded
         else:  # later steps see only the stored number, so both roundings become one
+            first = torch.as_tensor(0.0 if deviation is None else deviation)
+            first = value.abs() * first if isinstance(deviation, float) else first
             stored = (size_of_rounding(format, value) / _ROOT3).masked_fill(~rounded, 0.0)
-            if deviation is not None:
-                first = value.abs() * deviation if isinstance(deviation, float) else deviation
-                stored = torch.hypot(first, stored).nan_to_num(0.0, 0.0, 0.0)
-            self.roundings[id(step)] = stored
+            self.roundings[id(step)] = both = torch.hypot(first, stored).nan_to_num(0.0, 0.0, 0.0)
+            self.computed[id(step)] = (first / both).nan_to_num(0.0, 0.0, 0.0)
+
+    def _omit_repeated(self) -> None:
+        """Omits the roundings to 16 bits that change no number, whichever way those before them went.
+
+        A number of 16 bits is selected, negated, doubled or added to 0 without another rounding.
+        """
+        rounds: dict[int, Tensor] = {}
+
+        def make(step: Step, given: list[Tensor]) -> tuple[Tensor, Tensor]:
+            value = _plainly(step, self.run, given) if id(step) in self.bent else self._again(step, given)
+            if (format := self.format.stored.get(id(step))) is None:
+                return value, value
+            changes = value.to(format).to(value.dtype) != value
+            rounds[id(step)] = changes | rounds.get(id(step), torch.zeros_like(changes))
+            moved = torch.addcmul(value, size_of_rounding(format, value), self.coins.like(value))
+            return value, torch.where(changes, moved.to(format).to(value.dtype), value)
+
+        self.coins = Coins(_OTHER_SEED, self.device)
+        for _ in range(_ROUNDED_RUNS):
+            self._results(make)
+        stored = {key: mask & rounds[key] for key, mask in self.stored.items()}
+        self.stored = {key: mask for key, mask in stored.items() if bool(mask.any())}
+        for key, share in self.computed.items():
+            rounding = self.roundings.pop(key) * torch.where(rounds[key], 1.0, share)
+            self.roundings |= {key: rounding} if bool(rounding.any()) else {}
+        self.computed = {}
 
     def measure(self, runs: int, seed: int) -> None:
         """Finds `deviations` by disturbances, and by roundings."""

@@ -33,7 +33,7 @@ from verify.ops.graph.real import Real
 from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
-from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, ends_of, moved_from
+from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, copies, ends_of, moved_from
 from verify.ops.graph.stored import computes_narrowly, in_order, kinds_of, note_narrow, stored_in, widens
 from verify.ops.op import Problem
 
@@ -161,7 +161,7 @@ class Program:
         for step, inputs, is_end, last in self._order_of(wanted):
             self.at = step
             own, used[id(step)] = make(step, [used[each] for each in inputs])
-            if shown and isinstance(step, Move) and any(each in shown for each in inputs):
+            if shown and copies(step) and any(each in shown for each in inputs):
                 own = step.value(run, [shown.get(each, used[each]) for each in inputs])
             if own is not used[id(step)]:
                 shown[id(step)] = own

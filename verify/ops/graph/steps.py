@@ -304,9 +304,14 @@ def reached(first: Iterable[Step], onward: Callable[[Step], Iterable[Step]]) -> 
             ahead += onward(each)
 
 
+def copies(step: Step) -> bool:
+    """True if a step only moves, selects or negates numbers, which no format rounds."""
+    return isinstance(step, Move) or getattr(step, "function", "") in ("where", "negative")
+
+
 def ends_of(step: Step) -> set[int]:
-    """Returns the ids of a step and, before steps that only move numbers, of those that make or move these."""
-    return set(map(id, reached([step], lambda each: each.inputs if isinstance(each, Move) else ())))
+    """Returns the ids of a step and, before steps that only copy numbers, of those that make or copy these."""
+    return set(map(id, reached([step], lambda each: each.inputs if copies(each) else ())))
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
