@@ -259,12 +259,10 @@ class Verdicts:
         """
         tried = self.program.right if len(self.program.right) == 1 else self.program.right[1:4]
         for at, each in enumerate(tried):
-            given = candidate(self.program, each)
-            if len(self.program.right) > 1:  # PyTorch's numbers belong to no other choice than its own
-                unclear = {name for name in given if self.unclear[name].any()}
-                if not unclear.isdisjoint(self.program.outputs):
-                    continue
-                given = {name: value for name, value in given.items() if name not in unclear}
+            unclear = {name for name in self.program.own if self.unclear[name].any()}
+            if not unclear.isdisjoint(self.program.outputs):  # PyTorch's numbers belong to no other choice than its own
+                continue
+            given = {name: v for name, v in candidate(self.program, each).items() if name not in unclear}
             said = asked(self.program, given)
             if said.whole:
                 return self.finding("crash" if said.whole == "crash" else "right result fails", f"{at}: {said.text}")

@@ -411,11 +411,12 @@ def side_of(a: Number, b: Number) -> tuple[int, bool]:
 
 
 def chosen(among: Sequence[Number], winner: Number, near: bool) -> Number:
-    """Returns the winner; if roundings may choose another, one whose slopes are open."""
+    """Returns the winner. Its slopes are open if roundings may choose another, and itself if one of all is open."""
     Run.now.nears += near
-    return (
-        made(winner.value, [(each, int(each is winner)) for each in among], rounds=False, kink=True) if near else winner
-    )
+    unclear = any(each.open for each in among)
+    if not near and not unclear:
+        return winner
+    return made(winner.value, [(each, int(each is winner)) for each in among], rounds=False, kink=True, open=unclear)
 
 
 def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple[Number, int, bool]:
@@ -444,6 +445,8 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
     level = not Run.now.directed if Run.now.choice is None else Run.now.choice.level
     if len(tied) > 1 and shared and level:
         winner = made(winner.value, [(each, mpf(1) / len(tied)) for each in tied], rounds=False)
+    elif len(tied) > 1 and shared and Run.now.choice is None:  # computed numbers that the direction leaves equal
+        near = near or len({each.place for each in tied}) > 1
     return chosen(row, winner, near), place, near
 
 
@@ -456,8 +459,8 @@ def _precedes(later: Number, number: Number) -> bool:
 
 def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]]:
     """Returns the places of a row in order, equal ones by the direction, and the ranks that roundings may exchange."""
-    if any(mp.isnan(each.value) for each in row):
-        raise Oracled("NaN in a sort")
+    if any(mp.isnan(each.value) or each.open for each in row):
+        raise Oracled("NaN or an open number in a sort")
     way = -1 if descending else 1
     places = sorted(range(len(row)), key=lambda i: row[i].place if Run.now.directed else 0)
     places = places[:: -1 if Run.now.last else 1]
