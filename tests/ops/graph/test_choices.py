@@ -336,6 +336,45 @@ def test_a_largest_number_is_not_less_than_itself() -> None:
         assert passes(like, x, like(x), dx, dy) is right
 
 
+def test_zeros_of_one_row_come_in_an_order_of_their_own() -> None:
+    """The search starts at the order of copies that is best so far, and changes one row of it."""
+
+    def places(x: Tensor) -> Tensor:
+        a = torch.sinh(x)
+        d = (b := a.to(torch.int32) * a).argsort(-1) * b
+        return d.argmax(-2, keepdim=True) + d
+
+    x = T([[-0.43, -1.58, -1.67, -0.48, -0.08], [-1.1, -0.99, 0.41, -0.65, 0.52], [0.7, 0.3, 1.46, -0.99, 0.1]])
+    y = places(x)
+    order = T([3, 4, 2])  # of the zeros
+    right = y.clone()
+    right[1, :2] += (order[:2] - T([2, 3])) * (a := torch.sinh(x[1, :2])) * a.to(torch.int32)
+    assert passes(places, x, y) and passes(places, x, right)
+    assert not passes(places, x, right + 1.0)
+
+
+@pytest.mark.parametrize("rounded", [1, -1])
+def test_rounded_numbers_come_in_an_order_of_their_own(rounded: int) -> None:
+    """No x + tiny p moves round(x). So its copies may keep their order where equal operands change theirs."""
+
+    def like(x: Tensor) -> Tensor:
+        return T([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]) * torch.maximum(x.round(), x).argsort(-1)
+
+    x = T([[0.75, 0.25, 0.75, 0.25, 1.75, 1.75]]) - T([[0.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
+    equal = T([[3, 1, 0, 2, 4, 5]] if rounded > 0 else [[1, 3, 2, 0, 5, 4]])
+    assert passes(like, x, T([1.0, 2.0, 4.0, 8.0, 16.0, 32.0]) * equal)
+
+
+@pytest.mark.parametrize(("kept", "right"), [([1, 0, 1, 1], True), ([0, 1, 0, 0], True), ([0, 0, 0, 0], False)])
+def test_some_of_several_equal_computed_numbers_stay_equal(kept: list[int], right: bool) -> None:
+    def like(x: Tensor) -> Tensor:
+        c = functional.cosine_similarity(x, x, -1)
+        return (c == c.amax()) * c
+
+    x = T([[-0.65, 0.28], [1.17, -1.83], [1.55, 0.11], [-0.65, 0.28]])
+    assert passes(like, x, T(kept).float()) is right
+
+
 def test_what_breaks_ties_of_zeros_stays_below_a_small_constant() -> None:
     def like(x: Tensor) -> Tensor:
         return functional.normalize(x, p=1, dim=-1).abs()

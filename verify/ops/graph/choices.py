@@ -34,7 +34,7 @@ from verify.ops.graph.parts import Parts
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.rounded import GRIDS
 from verify.ops.graph.rounding import is_held
-from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked
+from verify.ops.graph.selecting import First, Order, in_lines, in_order_of, is_sorted, ramp, ranked, scores_of
 from verify.ops.graph.steps import Leaf, Plain, Run, Step, moved_from, places_of
 from verify.ops.graph.stored import in_order
 
@@ -51,7 +51,7 @@ class Proposal:
     """The decisions that a program takes at moved numbers. So they do not contradict each other."""
 
     decisions: Decisions
-    numbers: dict[int, Tensor]  # id(source) -> its moved numbers
+    numbers: dict[int, Tensor]  # id(source) -> its moved numbers, -id(order) -> scores that give the order
     moved: Mapping[int, Tensor] = field(default_factory=dict, kw_only=True)  # what it adds to numbers
     side: float = field(default=0.0, kw_only=True)  # see `Choices.proposed`
 
@@ -463,6 +463,8 @@ class Choices:
                 value = value.to(rounded).to(torch.float64)
             if id(step) in sources:
                 numbers[id(step)] = value
+            elif isinstance(step, Order):
+                numbers[-id(step)] = scores_of(step, given[0], run.decisions[id(step)])
             return value, value
 
         self._before.values(run, list(self._before.results), make)
@@ -516,8 +518,7 @@ class Choices:
         for name, value in got.items():
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
-        kinds = {id(step): 0 if _breaks_ties(step) else 2 if isinstance(step, Order) else 1 for step in sources}
-        for moved in in_lines(kinds, ramps):
+        for moved in in_lines({id(step): _kind_of(step) for step in sources}, ramps):
             yield self.proposed({key: sizes[key] * line for key, line in moved.items()})
         for side, sign in product((1.0, -1.0) if self._sided else (), (0.0, 1.0, -1.0) if self.orders else (0.0,)):
             scores = {id(step): sizes[id(step)] * ramps[id(step)] * sign for step in self.orders if sign}
@@ -571,11 +572,7 @@ class Choices:
             row = step.inputs[0]
             places = shown.clamp(0, max(row.shape[-1] - 1, 0))
             yield self.proposed({}, decided={id(step): places})
-            places = places[..., None] if isinstance(step, First) else places
-            count = places.shape[-1]
-            rank = torch.arange(count, 0, -1, dtype=torch.float64, device=got.device) / max(count, 1)
-            wins = torch.full(row.shape, -1.0, dtype=torch.float64, device=got.device)
-            wins = wins.scatter(-1, places, rank.expand(places.shape))
+            wins = scores_of(step, torch.empty(row.shape, device=got.device), places)
             yield self.proposed(toward(row, wins if step.largest else -wins) | {id(step): wins})
         elif isinstance(step, Map) and step.function in COMPARISONS:
             one, none = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
@@ -606,6 +603,11 @@ def _at_side(step: Map, side: Tensor) -> Tensor:
 def _breaks_ties(step: Step) -> bool:
     """True for operands, and for rounded numbers: what breaks the ties of operands does not reach those."""
     return isinstance(step, Leaf) or _is_rounded(step)
+
+
+def _kind_of(step: Step) -> int:
+    """Returns the kind of a source for `in_lines`."""
+    return 0 if isinstance(step, Leaf) else 2 if isinstance(step, Order) else 3 if _is_rounded(step) else 1
 
 
 def _is_rounded(step: Step) -> bool:

@@ -9,7 +9,7 @@ closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import islice, zip_longest
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken
 from verify.ops.graph.parts import Parts
-from verify.ops.graph.selecting import First, Order, ramp
+from verify.ops.graph.selecting import First, Order, ramp, scores_of
 from verify.ops.graph.steps import Leaf, Step, moved_from
 from verify.ops.graph.wording import words
 from verify.ops.op import Slopes
@@ -70,7 +70,9 @@ class _Search:
     def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
         self.choices, self.got = choices, got
         own = {id(step): choices.run.decisions[id(step)] for step in choices.deciding}
-        self.found = self.own = Proposal(own, choices.numbers)
+        orders = [step for step in choices.deciding if isinstance(step, Order)]
+        scores = {-id(s): scores_of(s, choices.numbers[id(s.inputs[0])], own[id(s)]) for s in orders}
+        self.found = self.own = Proposal(own, choices.numbers | scores)
         # the least and the greatest value of each element so far
         self.low = {name: choices.base[name].to(torch.float64) for name in got}
         self.high = dict(self.low)
@@ -85,8 +87,8 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            for afresh, averaged in ((False, False), (True, False), (False, True)):
-                self._exchange(parts, afresh, averaged)
+            for start, out in ((self._found, 2.0), (lambda size, _: ramp(size), 2.0), (self._level, 0.25)):
+                self._exchange(parts, start, out)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -122,21 +124,20 @@ class _Search:
                 break
         return cost, than
 
-    def _exchange(self, parts: Parts, afresh: bool, averaged: bool) -> None:
+    def _exchange(self, parts: Parts, start: Callable[[Tensor, int], Tensor], out: float) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
-        at least one of them into its place. It is tried in all parts at once. With `afresh`, the first of equal
-        numbers wins at first, else those that win in what is best so far. With `averaged` equal operands stay equal: of
-        those the definition may average.
+        at least one of them into its place. It is tried in all parts at once. `start` says where numbers are at first:
+        as in what is best so far, or the first of equal ones wins, or equal ones stay equal, and of those the
+        definition may average. `out` is how far a single number moves from there.
         """
         choices = self.choices
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
-        sources = [step for step in choices.sources if not (averaged and isinstance(step, Leaf))]
-        every = {id(step): choices.size(step) for step in sources}
+        every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
         sizes = {key: size for key, size in every.items() if bool(size.any()) and parts.holds(key)}
-        at = {key: parts.of(key, ramp(size) if afresh else self._start(key, size)) for key, size in sizes.items()}
+        at = {key: parts.of(key, start(size, key)) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
             moved = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
@@ -154,7 +155,7 @@ class _Search:
             if vain == len(moves) or self._is_settled(cost, parts):
                 break
             self.exchanges += 1
-            line, end = at[key].clone(), way * (2.0 + number / _TRIED)  # further out than each before it
+            line, end = at[key].clone(), way * (out + number / _TRIED / 2)  # further out than each before it
             line[:, one], line[:, other] = (end, end) if one == other else (at[key][:, other], at[key][:, one])
             found, new = judged({**at, key: line})
             better = found < cost
@@ -163,11 +164,19 @@ class _Search:
             cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
         self.found = _mixed(parts, cost < best, turned, self.found)
 
-    def _start(self, key: int, size: Tensor) -> Tensor:
+    def _found(self, size: Tensor, key: int) -> Tensor:
         """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
         real = self.choices.numbers.get(key, torch.zeros_like(size))
-        moved = ((self.found.numbers.get(key, real) - real) / size).nan_to_num(0.0, 0.0, 0.0)
+        moved = ((self.found.numbers[key] - real) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
+
+    def _level(self, size: Tensor, key: int) -> Tensor:
+        """Returns where equal numbers are equal: rounded to float32, so without the roundings of float64."""
+        if key < 0:  # copies, which come in some order
+            return self._found(size, key)
+        real = self.choices.numbers[key]
+        moved = ((real.to(torch.float32).to(real.dtype) - real) / size).nan_to_num(0.0, 0.0, 0.0)
+        return moved.masked_fill(moved.abs() > 0.5, 0.0)
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and the end that a single number goes to. The likeliest first.

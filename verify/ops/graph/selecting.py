@@ -189,6 +189,16 @@ def in_order_of(step: Order, x: Tensor, scores: Tensor) -> Tensor:
     return places[..., 0] if isinstance(step, First) else places[..., : step.shape[-1]]
 
 
+def scores_of(step: Order, x: Tensor, places: Tensor) -> Tensor:
+    """Returns scores of numbers that put equal ones into the given order."""
+    places = places[..., None] if isinstance(step, First) else places
+    count = places.shape[-1]
+    falling = torch.arange(count, 0, -1, dtype=torch.float64, device=x.device) / max(count, 1)
+    return torch.full(x.shape, -1.0, dtype=torch.float64, device=x.device).scatter(
+        -1, places, falling.expand(places.shape)
+    )
+
+
 _LEAST = 2.0**-8  # share of a dimension in what breaks ties: the steps along it stay well above float64's spacing
 # signs by which ties are broken, errors point, and copies of one number come first; 0: not at all
 _SIGNS = ((1, 1, 1), (-1, -1, -1), *product((1, -1), (0,), (1, -1)), *product((0,), (1, -1, 0), (1, -1)))
@@ -198,16 +208,19 @@ _SIGNS += (*product((1, -1), (1, -1), (1, -1)),)[1:-1]
 def in_lines(kinds: Mapping[int, int], ramps: Mapping[int, Tensor]) -> Iterator[dict[int, Tensor]]:
     """Yields where numbers move if the first or the last of equal ones wins.
 
-    Operands (kind 0) move to both sides, or all to one. Errors are of kind 1, scores of copies of kind 2.
+    Operands (kind 0) move to both sides, or all to one. Errors are of kind 1, scores of copies of kind 2. Rounded
+    numbers (kind 3) move as operands do, against them, or not at all.
     """
-    for above, (ties, errors, copies) in product((False, True), _SIGNS):
+    ways = (1, -1, 0) if 3 in kinds.values() else (1,)
+    for way, above, (ties, errors, copies) in product(ways, (False, True), _SIGNS):
         if above and errors:
             continue
         found = {}
         for key, line in ramps.items():
             curve = line * line * (ties * ties * copies / 8)  # the middle of a line is its mean: on either side
             side = 1 + line * (1 - 2 / (line.numel() + 1))
-            found[key] = (ties * side if above else ties * line + curve, line * errors, line * copies)[kinds[key]]
+            tied = ties * side if above else ties * line + curve
+            found[key] = (tied, line * errors, line * copies, tied * way)[kinds[key]]
         yield found
 
 
