@@ -165,7 +165,7 @@ class Choices:
         Some direction moves it there. So relu(-1) stays 0. All that equal one computed number need the same direction:
         no element of a is less than a.max() in all of a >= a.max().
         """
-        steps = [s for s in self.deciding if getattr(s, "function", "") in ("lt", "le", "gt", "ge")]
+        steps = [s for s in self.deciding if isinstance(s, Map) and s.function in ("lt", "le", "gt", "ge")]
         steps = [s for s in steps if id(s) in self._equal]
         ways = [*self._at_random(_ALONE)] if steps else []
         found = {}
