@@ -69,17 +69,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 def test_what_is_lent_to_a_process_is_a_copy_of_its_own(driver: Driver) -> None:
     """Whatever it writes there, the tensor stays; at the end the memory is free."""
-    loans, own = lending.Loans(), torch.arange(10.0)
-    forms, parts = lending.announced([("x", own)], loans.add)
-    assert forms[0].lent is None and bytes(parts[0]) == own.numpy().tobytes()  # small: its bytes follow
-    assert loans.add(own) == Lent(b"this one".ljust(64, b"\0"), 0)
-    [(_, copy)] = driver.allocated.items()
-    assert len(copy) == 1 << 21  # no other tensor lies there
-    assert torch.equal(copy[:40].view(torch.float32), own)
-    copy.zero_()
-    assert torch.equal(own, torch.arange(10.0))
-    loans.end()
-    assert not driver.allocated
+    own = torch.arange(10.0)
+    with lending.Loans() as loans:
+        forms, parts = lending.announced([("x", own)], loans.add)
+        assert forms[0].lent is None and bytes(parts[0]) == own.numpy().tobytes()  # small: its bytes follow
+        assert loans.add(own) == Lent(b"this one".ljust(64, b"\0"), 0)
+        [copy] = driver.allocated.values()
+        assert len(copy) == 1 << 21  # no other tensor lies there
+        assert torch.equal(copy[:40].view(torch.float32), own)
+        copy.zero_()
+        assert torch.equal(own, torch.arange(10.0))
+    assert not driver.allocated and lending.Loans(on=False).add(own) is None
 
 
 @pytest.mark.parametrize(

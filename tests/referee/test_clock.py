@@ -425,7 +425,7 @@ def test_large_tensors_stay_on_the_gpu(tmp_path: Path) -> None:
     state["linear.bias"] = torch.ones(1024, device="cuda")
     try:
         host.build([])
-        assert host._loans is not None and kernel.function.problem.tensors["x"].is_cuda
+        assert host.lends and kernel.function.problem.tensors["x"].is_cuda
         x = torch.randn(5000, 1024, device="cuda").abs()
         [answer] = host.call(state, {"x": x}, alone=True)
         assert answer.is_cuda and torch.equal(answer, x)

@@ -128,17 +128,25 @@ def _lent_at(driver: Any, base: ctypes.c_uint64, offset: int = 0) -> Lent | None
 
 
 class Loans:
-    """Copies of tensors on a GPU that another process may read and change until `end`.
+    """Copies of tensors on a GPU that another process may read and change inside a `with` block; none if not `on`.
 
     Each has an allocation of its own, which PyTorch does not know: a handle opens all of an allocation.
     """
 
-    def __init__(self) -> None:
-        self._bases: list[ctypes.c_uint64] = []
+    def __init__(self, *, on: bool = True) -> None:
+        self._on, self._bases = on, list[ctypes.c_uint64]()
+
+    def __enter__(self) -> Loans:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._bases:
+            with suppress(Exception):
+                _driver().cuMemFree_v2(self._bases.pop())
 
     def add(self, tensor: Tensor) -> Lent | None:
         """Lends a copy of a contiguous tensor; None if it is on no GPU, or if there is no memory for the copy."""
-        driver = _driver() if _is_away(tensor) and tensor.numel() else None
+        driver = _driver() if self._on and _is_away(tensor) and tensor.numel() else None
         if driver is None:
             return None
         torch.cuda.synchronize(tensor.device)
@@ -151,12 +159,6 @@ class Loans:
             return None
         torch.cuda.synchronize(tensor.device)
         return _lent_at(driver, base)
-
-    def end(self) -> None:
-        """Frees the copies."""
-        while self._bases:
-            with suppress(Exception):
-                _driver().cuMemFree_v2(self._bases.pop())
 
 
 def borrowed(held: Lent, like: Tensor) -> Tensor:

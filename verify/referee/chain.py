@@ -190,15 +190,11 @@ class Watch:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self._marks: list[Any] = []
+        self.marks: list[Any] = []
         self._flushed: Tensor | None = None
         if device != "cpu":
             cache = torch.cuda.get_device_properties(device).L2_cache_size
             self._flushed = torch.empty(FLUSHED * cache, dtype=torch.uint8, device=device)
-
-    def clear(self) -> None:
-        """Forgets the calls so far."""
-        self._marks.clear()
 
     def start(self, given: Inputs) -> None:
         """Begins a call, with an empty L2 cache. Before that some words of its inputs are wrong."""
@@ -212,11 +208,11 @@ class Watch:
     def mark(self) -> None:
         """Keeps the present time: the beginning or the end of a call."""
         if self._flushed is None:
-            self._marks.append(perf_counter())
+            self.marks.append(perf_counter())
         else:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
-            self._marks.append(event)
+            self.marks.append(event)
 
     def wait(self) -> None:
         """Waits for all streams of the device."""
@@ -225,7 +221,7 @@ class Watch:
 
     def seconds(self) -> float:
         """Returns the time of one call: the mean of all."""
-        pairs = list(zip(self._marks[::2], self._marks[1::2], strict=True))
+        pairs = list(zip(self.marks[::2], self.marks[1::2], strict=True))
         if self._flushed is None:
             each = [end - begin for begin, end in pairs]
         else:

@@ -92,10 +92,8 @@ class _Clock:
         if not self._varied:
             raise UsageError("no argument is a tensor of numbers that can differ in each call")
         self._stored = {OWN: own}
-        self._state: Tensors = {
-            problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state
-        }
-        self._state = self._state or solution.weights()
+        held = {problem.state[name]: each for name, each in problem.tensors.items() if name in problem.state}
+        self._state: Tensors = held or solution.weights()
         self._reference = problem.reference(backend.device)  # it is timed; answers are compared with another one
         self._beside = problem.reference(backend.device, problem.layout) if backend.gpu else self._reference
         # seconds of one call in each round that counts

@@ -13,8 +13,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from verify.records.files import write_atomically
 from verify.referee import chain, messages
 from verify.referee.messages import Tensors
 from verify.referee.plan import GAVE_NONE, RULES, SAYS, Observed
+from verify.truth.ulp import raw
 from verify.workers.calls import Parts
 from verify.workers.requests import Failure, Late, R, Reply, Request
 from verify.workers.sandbox.confine import NEVER_WRITTEN
@@ -108,7 +109,7 @@ class _Answered:
 
     number: int
     inputs: tuple[int, ...]
-    given: tuple[Tensors, Tensors] | None
+    given: list[Tensors]
 
 
 class Host:
@@ -125,10 +126,9 @@ class Host:
         self._built = False
         self._random = random.Random(secrets.randbits(64))
         self.reference: Callable[[str], Callable[..., list[Tensor]]] | None = None  # by device
-        self.lends = False  # True: its tensors are large and on a GPU
+        self.lends = False  # True: its tensors are large and on a GPU, and can stay there
         self._answers: dict[tuple[int, ...], _Answered] = {}  # by fingerprints of results
         self._secret = secrets.randbits(63)  # of fingerprints
-        self._loans: Loans | None = None  # if large tensors can stay on the GPU
 
     def build(self, tensors: Sequence[Tensor]) -> None:
         """Makes the process import the solution. Raises KernelError if that fails."""
@@ -138,8 +138,7 @@ class Host:
         if self._built:
             return
         self.observed.limits = self.process.confined()
-        if self.lends:
-            self._try_lending()
+        self.lends = self.lends and self._can_lend()
         try:
             built, _ = self.process.ask(self._build, [view_of(each) for each in tensors], self._build_seconds)
         except KernelError as error:
@@ -150,26 +149,15 @@ class Host:
         self.state, self.prepared = built.state, built.prepared
         self._save()
 
-    def _try_lending(self) -> None:
-        """Lends a tensor to the process before it imports the solution, which lends it back."""
-        loans, device = Loans(), self._build.device
-        with suppress(Exception):
+    def _can_lend(self) -> bool:
+        """True if the process, which imported nothing yet, lends a tensor back that is lent to it."""
+        device = self._build.device
+        with suppress(Exception), Loans() as loans:
             own = torch.arange(LARGE // 8, device=device)
             asked = messages.Lend(0, device, (form_of("own", own, loans.add(own)),))
             reply, [back] = self.process.ask(asked, (), self._build_seconds, lambda size: 2 * LARGE, device)
-            if reply.tensors[0].lent and torch.equal(own, back):
-                self._loans = Loans()
-        loans.end()
-
-    @contextmanager
-    def _announced(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[tuple[Form, ...], list[memoryview]]]:
-        """Yields the forms of tensors and the bytes of those that are not lent, and ends the loans."""
-        loans = self._loans
-        try:
-            yield announced(tensors, loans.add if loans else None)
-        finally:
-            if loans:
-                loans.end()
+            return bool(reply.tensors[0].lent) and torch.equal(own, back)
+        return False
 
     def _demand(self) -> None:
         if self.observed.failed:
@@ -197,7 +185,8 @@ class Host:
         most = functools.partial(self._honest_bytes, arguments, state, 1)
         seconds = self._seconds * (SLOW if seen.calls == 1 else 1)
         try:
-            with self._announced(given.items()) as (forms, parts):
+            with Loans(on=self.lends) as loans:
+                forms, parts = announced(given.items(), loans.add)
                 # a solution cannot guess the number
                 request = messages.Call(secrets.randbits(50), forms, tuple(state), again, watched)
                 answer, results = self.process.ask(request, parts, seconds, most, self._build.device)
@@ -227,10 +216,8 @@ class Host:
         with suppress(Exception), torch.no_grad():
             assert self.reference is not None
             device = self._build.device
-            placed, held = (
-                {name: each.to(device, copy=True) for name, each in of.items()} for of in (arguments, state)
-            )
-            return 2 * calls * sum(each.nbytes for each in self.reference(device)(placed, held))
+            placed = [{name: each.to(device, copy=True) for name, each in of.items()} for of in (arguments, state)]
+            return 2 * calls * sum(each.nbytes for each in self.reference(device)(*placed))
         # the reference refuses these numbers, or the problem is a declaration
         return max(UNKNOWN_BYTES, 16 * calls * sum(each.nbytes for each in arguments.values()))
 
@@ -253,7 +240,8 @@ class Host:
             ended, text = time.perf_counter(), last
 
         most = functools.partial(self._honest_bytes, stored, state, count)
-        with self._announced((*state.items(), *sealed.items())) as (forms, parts):
+        with Loans(on=self.lends) as loans:
+            forms, parts = announced((*state.items(), *sealed.items()), loans.add)
             asked = messages.Chained(secrets.randbits(50), forms, tuple(state), of_stored, kinds, count)
             own = {"kernel": give, "progress": hear}
             answer, results = self.process.ask(asked, parts, CHAIN * self._seconds, most, self._build.device, **own)
@@ -273,7 +261,8 @@ class Host:
         inputs = tuple(self._mark(each) for each in (arguments or state).values())
         marks = tuple(map(self._mark, results))
         small = sum(each.nbytes for each in (*state.values(), *arguments.values())) <= KEPT_BYTES
-        own = _Answered(number, inputs, (_on_host(arguments), _on_host(state)) if small else None)
+        kept: list[Tensors] = [{name: each.cpu() for name, each in of.items()} for of in (arguments, state) if small]
+        own = _Answered(number, inputs, kept)
         first = self._answers.setdefault(marks, own)
         # an honest solution may ignore what differs, if not every argument does
         differ = all(mine != theirs for mine, theirs in zip(inputs, first.inputs, strict=True))
@@ -299,14 +288,14 @@ class Host:
 
         The first are tiny arguments beside a bias, and constant ones.
         """
-        if self.reference is None or first.given is None or second.given is None:
+        if self.reference is None or not first.given or not second.given:
             return False
         pairs = [(a, second.given[0][name]) for name, a in first.given[0].items()]
         if any(a.shape == b.shape and a.numel() and float((a == b).double().mean()) > 0.5 for a, b in pairs):
             return True
         with suppress(Exception), torch.no_grad():
             call = self.reference("cpu")
-            answers = zip(*(call(*each.given) for each in (first, second)), strict=True)  # type: ignore[misc]
+            answers = zip(*(call(*each.given) for each in (first, second)), strict=True)
             return all(float((a - b).abs().max()) <= ALIKE * float(a.abs().max()) for a, b in answers)
         return False
 
@@ -328,10 +317,6 @@ def judging_functions(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if name in RULES["judges"]["names"] or name.startswith("verify."))
 
 
-def _on_host(tensors: Tensors) -> Tensors:
-    return {name: each.cpu() for name, each in tensors.items()}
-
-
 def _tells(result: Tensor) -> bool:
     """True if equal bits of two answers cannot be chance: finite numbers, of which many differ, more if all are whole.
 
@@ -351,9 +336,6 @@ def _fits(results: Sequence[Tensor], kind: torch.dtype) -> bool:
 
 
 def _unwritten(result: Tensor) -> int:
-    raw = result.contiguous().reshape(-1)
-    if not result.is_floating_point() or not raw.numel():
+    if not result.is_floating_point() or not result.numel():
         return 0
-    size = result.element_size()
-    kind = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
-    return int((raw.view(kind) == int.from_bytes([NEVER_WRITTEN] * size, signed=True)).sum())
+    return int((raw(result) == int.from_bytes([NEVER_WRITTEN] * result.element_size(), signed=True)).sum())

@@ -10,7 +10,7 @@ import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,7 @@ WANTED = {"quick": 10.0, "ci": 30.0}
 AT_ONCE = 4  # with more judgements at a time, each has this multiple of its seconds
 SECONDS = {"quick": 240.0, "ci": 600.0, "nightly": 3600.0, "exhaustive": 14400.0}  # of one problem of a file
 # by profile: how long to search for the worst input of each result
-HUNTS = {"ci": hunt.Settings(seconds=5.0), "nightly": hunt.Settings(seconds=60.0)}
-HUNTS |= {"exhaustive": hunt.Settings(seconds=300.0)}
+HUNTS = {name: hunt.Settings(seconds=each) for name, each in (("ci", 5.0), ("nightly", 60.0), ("exhaustive", 300.0))}
 CLOCK_SECONDS = {"quick": 0.5, "ci": 5.0, "nightly": 20.0, "exhaustive": 20.0}  # after which no further round begins
 SHARE = 0.7  # of the remaining seconds: for the cases of the problem
 LEAST_SECONDS = 1.0
@@ -81,13 +80,11 @@ BROKEN = ("error", "crashed", "timeout")
 NEEDS_GPU = ". Triton runs on a GPU or, with --backend interpreter, without one"
 BUSY = 1.5  # processes for each core, beyond which a solution that is late may have waited for others
 COLUMNS = ("kernel", "result", "dtype", "unit", "limit", "status", *record.CLASSES, "pytorch", "elements")
-DECLARATION = '''\
-"""Written by verify judge."""
-
+DECLARATION = """\
 from verify.referee.formats import kernels_of
 
 globals().update({{each.name: each for each in kernels_of({plan!r}, __name__, __file__)}})
-'''
+"""
 
 
 @dataclass(frozen=True)
@@ -122,7 +119,10 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
         if not os.path.lexists(place):
             raise UsageError(f"no such {what}: {given}", hint="verify judge PROBLEM SOLUTION")
     problem = f"{Path(path).resolve()}{separator}{kernel}"
-    with _folder() as folder, using(pool, settings.backend) as workers:
+    folder = Path(tempfile.mkdtemp(prefix="tmp")).resolve()
+    with ExitStack() as after:
+        after.callback(remove, str(folder))
+        workers = after.enter_context(using(pool, settings.backend))
         starts = starter.address(RUNNER, settings.backend)  # it imports PyTorch beside the worker, not after it
         about = workers.known or workers.ask(Environment(probed=None), timeout=START_SECONDS)
         name = formats.format_of(problem)
@@ -189,16 +189,6 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
 def _unjudged(problem: str, solution: str, message: str) -> Judgement:
     """Returns the judgement of a solution that could not be measured: undecided, with the reason."""
     return _clean(Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"]))
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    """Yields a temporary folder and deletes it at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="tmp")).resolve()
-    try:
-        yield folder
-    finally:
-        remove(str(folder))
 
 
 @dataclass(frozen=True)

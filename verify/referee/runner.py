@@ -101,7 +101,7 @@ class Runner:
         lazy, functions, given = set[str](), set[str](), list[Tensor]()
         self._load(asked.state, tensors[: len(asked.state)])
         watch = self._watch = self._watch or chain.Watch(self._device)
-        watch.clear()
+        watch.marks.clear()
         arguments = {} if isinstance(asked, Chained) else self._placed(asked, tensors)
         before = {name: value.clone() for name, value in arguments.items()}
         count = asked.count if isinstance(asked, Chained) else 1
@@ -184,7 +184,7 @@ class Runner:
         """
         count = len(asked.state)
         given = dict(zip((form.name for form in asked.tensors[count:]), tensors[count:], strict=True))
-        old = next((each for each in reversed(self._held) if asked.again and _alike(each, given)), None)
+        old = next((each for each in reversed(self._held) if asked.again and _forms(each) == _forms(given)), None)
         if old is not None:
             for name, value in given.items():
                 old[name].data.copy_(value)
@@ -212,9 +212,8 @@ class Runner:
         return raw.view(kind).reshape(form.shape)
 
 
-def _alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    one, two = ([(name, value.shape, value.dtype) for name, value in each.items()] for each in (first, second))
-    return one == two
+def _forms(tensors: dict[str, Tensor]) -> list[tuple[Any, ...]]:
+    return [(name, value.shape, value.dtype) for name, value in tensors.items()]
 
 
 def _state_of(module: Module | None) -> dict[str, Tensor]:

@@ -18,11 +18,7 @@ from verify.referee.formats import copied, imported
 from verify.referee.plan import Plan
 
 COMPILED = (".cu", ".cpp")
-LOADER = """\
-from torch.utils.cpp_extension import load
-
-forward = load(name="solution_extension", sources=[{name!r}]).forward
-"""
+LOADER = "from torch.utils import cpp_extension as c\nforward = c.load('solution_extension', [{name!r}]).forward\n"
 
 
 def place(problem: str, solution: Path, scratch: Path) -> str:

@@ -99,9 +99,8 @@ def _value(node: ast.expr, generator: Any) -> Any:
         case ast.List(items):
             return [_value(each, generator) for each in items]
         case ast.Dict(keys, items):
-            return {
-                ast.literal_eval(key): _value(each, generator) for key, each in zip(keys, items, strict=True) if key
-            }
+            pairs = zip(keys, items, strict=True)
+            return {ast.literal_eval(key): _value(each, generator) for key, each in pairs if key}
         case ast.Name(kind) | ast.Attribute(ast.Name("torch"), kind):
             return getattr(torch, KINDS.get(kind, kind))
     return ast.literal_eval(node)

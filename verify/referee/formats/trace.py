@@ -25,9 +25,7 @@ def place(problem: str, solution: Path, scratch: Path) -> str:
     for source in given["sources"]:
         path = (scratch / source["path"]).resolve()
         if not path.is_relative_to(scratch.resolve()):
-            raise UsageError(
-                f"{solution.name}: a source is below the folder of the solution; received {source['path']!r}"
-            )
+            raise UsageError(f"{solution.name}: a source is below the solution's folder; received {source['path']!r}")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(source["content"])
     (scratch / CONTENT).write_text(json.dumps(given["spec"]))
@@ -54,10 +52,8 @@ def problems(plan: Plan) -> list[Any]:
     lines = path.read_text().splitlines() if path.is_file() else ["{}"]
     given = [json.loads(line) for line in lines if line.strip()]
     for number, workload in enumerate([each.get("workload", each) for each in given], 1):
-        axes = {
-            name: workload.get("axes", {}).get(name, axis.get("value", SIZE))
-            for name, axis in definition["axes"].items()
-        }
+        known = {name: axis.get("value", SIZE) for name, axis in definition["axes"].items()}
+        axes = {name: workload.get("axes", {}).get(name, size) for name, size in known.items()}
 
         def sized(about: dict[str, Any], axes: dict[str, int] = axes) -> tuple[int, ...]:
             return tuple(size if isinstance(size, int) else axes[size] for size in about["shape"])
@@ -70,9 +66,7 @@ def problems(plan: Plan) -> list[Any]:
             elif kind.is_floating_point:
                 call.append(torch.randn(sized(about), generator=generator).to(kind))
             else:
-                raise UsageError(
-                    f"{plan.problem}: {name} is {about['dtype']}; verify draws floating-point inputs alone"
-                )
+                raise UsageError(f"{plan.problem}: {name} is {about['dtype']}; verify draws floating-point inputs")
         outputs = definition["outputs"].items()
         into = tuple(Form(name, f"torch.{about['dtype']}", sized(about)) for name, about in outputs)
         passed = into if spec.get("destination_passing_style", True) else ()
