@@ -1,4 +1,4 @@
-"""Defines the errors that a user meets. Each gives the rule, what was received, and the next command."""
+"""Defines the errors that a user meets. Each gives the rule, the received value, and the next command."""
 
 from __future__ import annotations
 

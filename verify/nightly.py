@@ -358,7 +358,7 @@ def _session(night: Night, stage: str, until: float | None, pool: Pool | None, *
 
 
 def _as_peers(night: Night, record: Run) -> Run:
-    """Marks the kernels of the peers' files as peers, whatever they declare: they are shown and never judged."""
+    """Marks the kernels of the peers' files as peers: they are shown and never judged."""
     files = {Target.parse(target).source for target in night.peers}
     kernels = [
         msgspec.structs.replace(kernel, peer=True) if Target.parse(kernel.target).source in files else kernel
@@ -383,7 +383,7 @@ def _shrink(night: Night) -> None:
 
 
 def _spaces(night: Night) -> dict[str, tuple[str, ...]]:
-    """Maps each kernel that can be swept here to its dtypes, those of few inputs first."""
+    """Maps each kernel that can be swept here to its dtypes, few inputs first."""
     if night.spaces is not None:
         return night.spaces
     unary: dict[str, tuple[str, ...]] = {}

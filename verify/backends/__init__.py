@@ -58,7 +58,7 @@ def named(name: str) -> type[Backend]:
 
 
 def known() -> list[str]:
-    """Returns the names of all backends, including those that packages add."""
+    """Returns the names of all backends, and of the backends in packages."""
     return [*BACKENDS, *sorted(_added().names)]
 
 

@@ -103,7 +103,7 @@ class Cpu(Backend):
         return cls("cpu", "CPU (PyTorch)")
 
     def environment(self) -> dict[str, str]:
-        """Returns the instruction set by which PyTorch picks its code, such as cpu_avx2; figures depend on it."""
+        """Returns the instruction set of PyTorch's code, such as cpu_avx2; figures depend on it."""
         import torch
 
         picked = torch.backends.cpu.get_cpu_capability()

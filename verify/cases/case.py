@@ -183,7 +183,7 @@ def inputs_of(
     With `blank` only a few whole numbers with a structure, such as lengths, have values. Other operands are on "meta".
 
     With `shared` the caller must not write to them, because other callers may have the same tensors. If all are small,
-    they are then in CPU memory, whatever the device.
+    they are then in CPU memory, for any device.
     """
     params = op.resolve(case.params)
     shapes = op.shapes(case.dims, params)

@@ -48,7 +48,7 @@ def words(seed: int, stream: str, count: int, *, device: torch.device | str = "c
 def _fused(device: torch.device) -> Callable[[Tensor, int], Tensor] | None:
     """Returns a function that makes many numbers in one pass on a GPU.
 
-    Returns None if Triton does not compile it, or if its numbers differ from those of a CPU.
+    Returns None if Triton does not compile it, or if it gives other numbers than a CPU.
     """
     if device.type != "cuda":
         return None

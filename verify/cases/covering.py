@@ -158,7 +158,7 @@ class Covering:
 
 
 def factors_of(kernel: Kernel, recipes: Sequence[str]) -> dict[str, Sequence[str]]:
-    """Returns what a case has beside its sizes: a recipe, the one operand that it is for, and one layout."""
+    """Returns the choices of a case beside its sizes: a recipe, the one operand that it is for, and one layout."""
     names = [each.name for each in kernel.op.operands if each.role == "data" and each.name in kernel.operands]
     factors: dict[str, Sequence[str]] = {"recipe": recipes, "only": ("", *names) if len(names) > 1 else ("",)}
     arriving = kernel.outputs if kernel.differentiable and not kernel.contiguous else ()

@@ -272,7 +272,7 @@ def _graph(kernel: Kernel, dtype: str, scale: str, seed: int) -> list[Group]:
         chosen += [Chosen(dims, {"recipe": recipe}) for recipe in of_long for dims in long]
         chosen += [Chosen(dims, {"recipe": ROW_REGIMES[0]}) for dims in empty_sizes(kernel) if dims not in plain]
         covered = pairs_of(kernel, dtype, scale)
-        # other numbers of the same sizes show what a kernel keeps from call to call
+        # other numbers of the same sizes show state that a kernel keeps from call to call
         chosen, pairs = [*chosen, *covered.cases, chosen[0]], (covered.covered, covered.pairs)
         chosen += [Chosen(dims, {"recipe": recipe}) for recipe in endless if recipe != MASKED for dims in long]
     for recipe in SCORE_RECIPES if kernel.op.scores else ():

@@ -34,7 +34,7 @@ _RISES = (6.0, 12.0, 48.0, 192.0)
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Holds what a recipe needs: float64 numbers of one operand, in the shape (others, tokens, features)."""
+    """Holds the needs of a recipe: float64 numbers of one operand, in the shape (others, tokens, features)."""
 
     role: str
     shape: tuple[int, int, int]

@@ -64,7 +64,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Describes what a recipe makes: rows of a width in float64, or `count` numbers of the format, of width 1.
+    """Describes the numbers of a recipe: rows of a width in float64, or `count` numbers of the format, of width 1.
 
     `landmarks` are the op's boundaries.
     """
@@ -440,7 +440,7 @@ def _signs(wanted: Wanted) -> Tensor:
 def _endless(name: str, *chosen: str) -> Recipe:
     """Returns rows of these kinds in turn: ordinary, with a NaN or an infinity, of -inf alone or with -inf in front.
 
-    Rows of several operands have the same kind: -inf means what is empty, in all of them. After each turn of all
+    Rows of several operands have the same kind: -inf marks empty rows in all of them. After each turn of all
     kinds, the next rows have kinds at random, so that one operand is ordinary where another is not. Elements of a
     vector take turns like rows.
     """

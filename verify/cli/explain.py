@@ -1,7 +1,7 @@
 """Show which step of the computation makes the error of one element.
 
 Show what rounding each step of a computation does to one element. The steps are those of the kernel, if it is
-written in PyTorch and runs on a CPU, else those of the PyTorch function that it is judged against. Takes the
+written in PyTorch and runs on a CPU, else of the PyTorch function that it is judged against. Takes the
 arguments of a replay command as they are. Without --index: the worst element of the result; without a case: the
 worst of the record in --run. This is a report and no verdict: the exit code is 0 whatever the error is.
 

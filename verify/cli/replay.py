@@ -51,7 +51,7 @@ class Recorded(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Holds what a replay found: for programs, as an exit code, and as lines for people."""
+    """Holds the finding of a replay: for programs, as an exit code, and as lines for people."""
 
     data: dict[str, Any]
     exit_code: int
@@ -145,7 +145,7 @@ def ask(options: argparse.Namespace, request: Request[R], pool: Pool | None = No
 
 
 def report(options: argparse.Namespace, request: Request[R], lines_of: Callable[[R], list[str]]) -> int:
-    """Shows what a worker found about the target. That is no verdict: the exit code is 0."""
+    """Shows a worker's findings about the target. That is no verdict: the exit code is 0."""
     found = ask(options, request)
     return sinks.deliver_data(options, found, lines_of(found))
 

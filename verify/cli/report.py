@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _coverage(options: argparse.Namespace) -> int:
-    """Shows what was judged in all records. The HTML page is that of the last record, with the coverage above it."""
+    """Shows the judged parts of all records. The HTML page is that of the last record, with the coverage above it."""
     others = ("merge", "json", "sarif", "junit", "github", "compare", "bounds")
     if given_too := [f"--{name}" for name in others if getattr(options, name)]:
         said = f"--coverage is a page in the terminal, --html or --markdown; received {', '.join(given_too)} too"

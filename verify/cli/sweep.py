@@ -44,7 +44,7 @@ def main(options: argparse.Namespace) -> int:
         print(f"\nverify: interrupted; finished chunks are in {interrupted.path}\n  next: {again}", file=sys.stderr)
         return exits.INCOMPLETE
     progress.clear()
-    sinks.deliver_run(options, done.record)  # the record also lists what was not swept
+    sinks.deliver_run(options, done.record)  # the record also lists the rest
     return done.exit_code
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class HuntDeclaration(TypedDict, total=False):
-    """The arguments of `verify.kernel`, which explains them, without those that `verify.hunt` has itself."""
+    """The arguments of `verify.kernel`, which explains them, except the arguments that `verify.hunt` has itself."""
 
     op: str | Op | None
     like: Callable[..., Any] | None

@@ -191,7 +191,7 @@ class Calling:
         @functools.wraps(self.function)
         def call(*operands: Any, **keywords: Any) -> Any:
             given = self.received(dict(zip(self.operands, operands, strict=True)))
-            # cases hold these in another form, and do not see what is written into them
+            # cases hold these in another form, and do not see any write into them
             watched = () if torch.compiler.is_compiling() else self.raw
             before = {name: given[name].clone() for name in watched}
             arguments, others = self.placed(given)
@@ -267,7 +267,7 @@ def by_operand(
         for name, each in (shapes or {}).items()
         for one, text in ([(name, each)] if isinstance(each, str) else zip(members[name], each, strict=True))
     }
-    # an operand may be None if both the kernel and the definition say so by their default
+    # an operand may be None if it is None by default in the kernel and in the definition
     without = {each.name for each in _parameters(like) if each.default is None}
     optional = () if derive else tuple(each.name for each in own if each.default is None and each.name in without)
     return Declared(calling.adapted(), _of_flat(like, members), flat if shapes is not None else None, hidden, optional)

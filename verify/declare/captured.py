@@ -5,7 +5,7 @@
 
     @verify.kernel(like=norm, shapes={"x": "n d", "weight": "d"}, inputs="norm.safetensors")
 
-A file has the operands by name: "x", or "2/x" for those of the third call. Operands without a number belong to all
+A file has the operands by name: "x", or "2/x" in the third call. Operands without a number belong to all
 calls. "2/dy" is the gradient that arrives at the output y. The formats are safetensors (a length of 8 bytes, a JSON
 header, raw bytes) and npz. Nothing is unpickled.
 """
@@ -204,7 +204,7 @@ def _written(path: Path, tensors: Mapping[str, Tensor]) -> bytes:
 
 @contextmanager
 def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[None]:
-    """Writes what a module is called with inside the block, as a file for inputs=: at most so many calls.
+    """Writes the arguments of a module's calls inside the block, as a file for inputs=: at most so many calls.
 
     Operands have the names of the arguments of `forward`, and parameters theirs with `_` for dots. An output is y, or
     y1 and y2. The gradients that arrive there are written too. An error in the block leaves no file.

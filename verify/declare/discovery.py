@@ -120,7 +120,7 @@ def _import_file(path: Path, shown: str) -> ModuleType:
             raise UsageError(f"{shown} changed while it was imported", hint="the same command again")
     except Exception:
         del sys.modules[label]
-        if refused[label]:  # the file goes on with what was to be a kernel
+        if refused[label]:  # the file goes on with an object in the kernel's place
             raise next(iter(refused[label].values())) from None
         raise
     return module

@@ -31,7 +31,7 @@ def implemented_at(target: Target) -> Place | None:
     if (found := _declaration(tree, target)) is None:
         return None
     inner = [*ast.walk(found)]
-    for call in reversed([each for each in inner if isinstance(each, ast.Call)]):  # those of decorators come first
+    for call in reversed([each for each in inner if isinstance(each, ast.Call)]):  # the lines of decorators come first
         for called in (call.func, *call.args):
             named = ast.unparse(called) if isinstance(called, ast.Name | ast.Attribute) else ""
             place = _defined([*inner, *tree.body], named)

@@ -241,7 +241,7 @@ def _read(path: Path) -> _Source | None:
 
 
 def _missing(module: str, needs: dict[str, set[str]]) -> frozenset[str]:
-    """Returns the packages that are not installed among those that importing a module imports.
+    """Returns the packages that a module imports and that are not installed.
 
     Follows the modules of the package, with the packages around them. Imports in a function or in `try` do not count.
     """

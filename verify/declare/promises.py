@@ -257,7 +257,7 @@ def operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, .
 
 
 def outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
-    """Returns the outputs of a kernel, by default those that the op requires."""
+    """Returns the outputs of a kernel, by default the required ones of the op."""
     return op.required_outputs if outputs is None else _some_of(where, op, "outputs", op.all_outputs, outputs)
 
 

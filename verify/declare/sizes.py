@@ -38,9 +38,9 @@ def models_and_roles(about: str, given: Any, op: Op) -> tuple[tuple[str, ...], d
 
 
 def free_dims(geometry: NamedDims, said: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    """Maps dimensions to roles in a model, as `said` or by the names of those that where= makes equal.
+    """Maps dimensions to roles in a model, as `said` or by the names of dimensions that where= makes equal.
 
-    Omits those that where= computes from others. Lists those without a role.
+    Omits dimensions that where= computes from others. Lists those without a role.
     """
     related, named = Related.by(geometry.dims, geometry.where), named_by(geometry.dims, said)
     found = {related.group[name]: role for name, role in reversed(named.items())}

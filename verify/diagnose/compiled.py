@@ -116,7 +116,7 @@ class Sum(NamedTuple):
 
 
 class _Facts:
-    """Holds what is known of each expression: the addresses that name it as a term, and whether it is zero.
+    """Holds facts about each expression: the addresses that name it as a term, and whether it is zero.
 
     An expression that reads many numbers, such as a maximum, names no term that it is a part of. It stays one of many
     where it is combined with fewer by the step that made both: the last warp may have few numbers and padding.

@@ -262,7 +262,7 @@ def _is_good(found: FoundContract) -> bool:
 
 @dataclass(frozen=True)
 class _Evidence:
-    """Holds what a function returns for the inputs of a search, for others that may refute its contract, and for unseen
+    """Holds a function's results for the inputs of a search, for others that may refute its contract, and for unseen
     ones.
     """
 
@@ -380,7 +380,7 @@ class _Search:
         """Changes so many near places at once, and then single ones, until nothing brings the bits closer.
 
         While bits are far off, chance brings some closer. So the changes that gain most are made first, and those of a
-        small part of that gain wait. A change that no longer gains what it gained alone is explained by another one.
+        small part of that gain wait. A change that gains less than it gained alone is explained by another one.
         """
         while held.off and self.evaluations < _EVALUATIONS:
             flips = [each for group in self._groups(size) for each in self._changes(held.values.contract, group)]

@@ -329,7 +329,7 @@ def _terms(part: _Part) -> str:
 
 
 def _equal_parts(nodes: Sequence[_Part], whole: _Part) -> tuple[list[_Part], _Part | None]:
-    """Returns the parts of one form that are added last, one after the other, and what they are added to."""
+    """Returns the parts of one form that are added last, one after the other, and the sum before them."""
     found: list[_Part] = []
     part: _Part | None = whole
     while part and part.parts:

@@ -83,7 +83,7 @@ def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[s
 
 
 def _drop_casts(graph: fx.Graph) -> None:
-    """Removes casts, but for those to a narrower format of numbers with other uses, and those of results."""
+    """Removes casts, but for those to a narrower format of numbers with other uses, and casts of results."""
     for node in graph.nodes:
         if _is_place(node):
             node.meta["stored"] = _format(node)

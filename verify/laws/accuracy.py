@@ -160,7 +160,7 @@ def _subnormal_weights(subject: Subject) -> tuple[Case, ...]:
 def accuracy(subject: Subject, case: Case) -> float | None:
     """Every result is within the declared limit of the exact answer.
 
-    Judges the results of one case, and those of inference and of single gradients if their bits differ.
+    Judges the results of one case, and the results of inference and of single gradients if their bits differ.
     """
     kernel = subject.kernel
     try:

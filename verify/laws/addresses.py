@@ -3,9 +3,9 @@
 No memory of these sizes is needed. The kernel's launches are recorded with tensors without memory, except for whole
 numbers, which addresses depend on. A few programs of each launch, those at the corners of the grid, run twice on its
 integers: as 32 bits have them, and exactly. Where a lane that loads or stores then has another address, or another
-lane does, the kernel is wrong at these sizes. What depends on unknown data claims nothing.
+lane does, the kernel is wrong at these sizes. An address that depends on unknown data claims nothing.
 
-A loop runs its first turns and its last one. What it carries must grow by the same step in each turn, or is unknown.
+A loop runs its first turns and its last one. A number that it carries grows by equal steps, or is unknown.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Addresses(Program):
         return np.zeros(np.broadcast_shapes(*(each.shape for each in inputs)), EXPRESSION)
 
     def wrapped(self, value: Any, element: str) -> Array:
-        """Returns integers as those of their width are, or exactly."""
+        """Returns integers wrapped to their width, or exactly."""
         return super().wrapped(value, "i64" if self._exact and element == "i32" else element)
 
     def _unknown(self, op: Op) -> list[Array]:
@@ -132,7 +132,7 @@ class Addresses(Program):
         return turn(-1, np.array(turns[-1], np.int64), last)
 
     def _after(self, steps: int, kind: str, first: Array, second: Array, third: Array) -> Array:
-        """Returns what a loop carries `steps` turns later, if it grows by equal steps; else unknown numbers."""
+        """Returns a loop's numbers `steps` turns later, if they grow by equal steps; else unknown ones."""
         if EXPRESSION in (first.dtype, second.dtype, third.dtype) or third.dtype == bool:
             return np.zeros(third.shape, EXPRESSION)
         one, two, three = (each.astype(np.int64) for each in (first, second, third))
@@ -188,7 +188,7 @@ def _width(element: str) -> int:
 class Wrap(NamedTuple):
     """Holds an access that 32 bits make wrong: where, of which operand, and its exact offset in elements."""
 
-    key: tuple[str, str, str]  # what it has at other sizes too: function, operand, place
+    key: tuple[str, str, str]  # its facts at all sizes: function, operand, place
     program: tuple[int, ...]
     exact: int
 
@@ -260,7 +260,7 @@ class _Blank(Tensor):
 
 
 class _NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives PyTorch's functions tensors without memory. What follows from few whole numbers alone is computed."""
+    """Gives PyTorch's functions tensors without memory. Numbers made of few whole numbers alone are computed."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -300,7 +300,7 @@ def _memory(tensor: Tensor) -> int:
 
 
 class Found(NamedTuple):
-    """Holds the smallest sizes that 32 bits make wrong, those of which one was made longer, and where."""
+    """Holds the smallest sizes that 32 bits make wrong, the sizes of which one was made longer, and where."""
 
     base: tuple[int, ...]
     dims: tuple[int, ...]

@@ -165,7 +165,7 @@ def classes(
 
 
 def one_nan(results: Tensors) -> Tensors:
-    """Returns results in which every NaN has the same bits: which of them it is, is no difference."""
+    """Returns results in which every NaN has the same bits: their payloads do not count."""
     found = dict(results)
     for name, value in results.items():
         if (nan := value.float().isnan()).any():

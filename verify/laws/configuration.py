@@ -5,7 +5,7 @@ the same bits each time, other ops results within the kernel's limit.
 
 Details:
 
-The law finds each autotuner that the kernel launches. The numbers of warps are those of the first configuration. An
+The law finds each autotuner that the kernel launches. The first configuration gives the numbers of warps. An
 elementwise op splits no sum, so nothing excuses other bits.
 """
 

@@ -61,7 +61,7 @@ def _elsewhere(tensor: Tensor) -> Tensor:
 
 
 def _seen(subject: Subject) -> list[str]:
-    """Lists the operands of which a call may have another value: none that are derived, or that no kernel receives."""
+    """Lists the operands of which a call may have another value: no derived ones, and none that no kernel receives."""
     unseen = [each.name for each in subject.kernel.op.operands if each.derive is not None or each.hidden]
     return [name for name in subject.kernel.operands if name not in unseen]
 
@@ -177,7 +177,7 @@ def _with_mistake(subject: Subject, case: Case, good: Inputs, mistake: Mistake) 
         if own or span(changed) != span(case.dims) or not torch.equal(span.arranged(held, changed), held):
             return None
     integers = any(each.name == name and each.range is not None for each in op.operands)
-    with suppress(UsageError):  # lengths of one sequence more give other shapes; what was derived remains
+    with suppress(UsageError):  # lengths of one sequence more give other shapes; derived operands remain
         return derive_all(op, case, given, subject.backend.device) if op.derived and integers else given
     return given
 

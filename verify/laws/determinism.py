@@ -1,4 +1,4 @@
-"""Run-to-run determinism: the same call gives the same bits, however often, and whatever was called in between.
+"""Run-to-run determinism: the same call gives the same bits each time, also after other calls.
 
 The law repeats a call, and repeats it again after a call on another shape. All must have the same bits, gradients
 included. One case of three elements is called 300 times first, so that state which builds up over many calls shows.
@@ -60,7 +60,7 @@ def _check(subject: Subject, case: Case) -> None:
 
 
 def _check_same_buffers(subject: Subject, case: Case, writing: Writing) -> None:
-    """Makes a second call on the buffers of the first. Its bits must be those of a call on copies of these buffers."""
+    """Makes a second call on the buffers of the first. It must have the bits of a call on copies of these buffers."""
     kernel = subject.kernel
     given = [inputs_of(kernel.op, case, subject.backend.device)[name] for name in kernel.operands]
     buffers = writing.buffers(given)
@@ -107,7 +107,7 @@ def _check_dtypes(subject: Subject, case: Case) -> None:
         same, new = plain_case(now, case.dims), plain_case(now, alone)
         broken = broken_by(now, same, run_kernel(kernel, same, device))
         if broken is None or broken.excess is None or broken.excess.at_most(2):
-            continue  # small errors, and errors in a new shape, are left to the law of accuracy
+            continue  # small errors, and errors in a new shape, belong to the law of accuracy
         if not broken_by(now, new, run_kernel(kernel, new, device)):
             rule = f"{broken.rule} in {dtype}, where another dtype had the shape before"
             raise broken.restated(rule, case, broken.facts)

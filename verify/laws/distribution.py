@@ -16,7 +16,7 @@ Details:
 
 A right kernel breaks a case of this law once in a billion. Every count is a sum of independent terms with a known
 variance, which Bernstein's inequality bounds. Chi-square is the square of a supremum of such sums, which the inequality
-of Klein and Rio (2005) bounds. Where ties leave probabilities open, the choice that is closest to the counts is taken.
+of Klein and Rio (2005) bounds. Where ties leave probabilities open, the closest choice to the counts counts.
 Float32 probabilities may be off by 8 times their noise, or by 10 ULP.
 """
 
@@ -169,7 +169,7 @@ def distribution(subject: Subject, case: Case) -> None:
 def _with_probabilities(
     subject: Subject, case: Case, inputs: Inputs, name: str, numbers: Tensor, seeds: Sequence[int]
 ) -> _Drawn:
-    """Returns what was drawn with its probabilities. Raises Broken for a number that cannot be drawn."""
+    """Returns the draws with their probabilities. Raises Broken for a number that cannot be drawn."""
     op = subject.kernel.op
     assert isinstance(op.meaning, Drawn)
     problem, shape = problem_of(op, case, inputs, {}, (name,)), op.result_shapes(case.dims, op.params)[name]

@@ -57,7 +57,7 @@ def plain_case(subject: Subject, dims: tuple[int, ...]) -> Case:
 
 
 def space_of(subject: Subject, **choices: Any) -> CaseSpace:
-    """Returns the space of the subject's cases with these choices, which are those of `space`."""
+    """Returns the space of the subject's cases with these choices, as `space` has them."""
     return space(subject.kernel, subject.dtype, **({"sizes": subject.sizes} | choices))
 
 
@@ -115,7 +115,7 @@ class Broken(AssertionError):
 
 
 class BrokenBeyond(Broken):
-    """Reports that a law does not hold at larger sizes than those of the case, so no smaller case is searched."""
+    """Reports that a law does not hold at larger sizes than the case has, so no smaller case is searched."""
 
 
 class NotApplicable(Exception):
@@ -177,7 +177,7 @@ class Law:
 
 
 def law(name: str, space: Callable[[Subject], CaseSpace] = space_of, **options: Any) -> Callable[[Check], Law]:
-    """Makes a law of the function below, which checks one case. Its docstring begins with what is true of any kernel.
+    """Makes a law of the function below, which checks one case. Its docstring begins with a statement about any kernel.
 
     @law("side stream", applies=on_gpu, share=0.25)
     def side_stream(subject: Subject, case: Case) -> None:

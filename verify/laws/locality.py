@@ -112,7 +112,7 @@ def lacks_rows(kernel: Kernel, shapes: Iterable[tuple[int, ...]]) -> str | None:
 
 
 def separate_rows(kernel: Kernel, case: Case) -> list[Rows]:
-    """Returns the rows that may be cut apart: those of a PyTorch function, or the first axis of data and outputs."""
+    """Returns the rows that may be cut apart: the rows of a PyTorch function, or the first axis of data and outputs."""
     if kernel.op.geometry.named:
         return independent_rows(kernel, case)
     if lacks_rows(kernel, [case.dims]):

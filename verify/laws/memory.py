@@ -8,7 +8,7 @@ Details:
 
 * memory bounds: every tensor that the kernel gets or allocates lies between guard bands. No byte of a band changes, nor
   any byte of an operand or of an upstream gradient.
-* initialised memory: the results have the same bits whatever fresh memory and the memory around operands contain. So
+* initialised memory: the results have the same bits for any contents of fresh memory and around operands. So
   the kernel writes every element, uses no lane beyond the end, and keeps nothing from an earlier call.
 * nothing overwritten: the backward pass changes neither operands nor outputs nor tensors saved for it. A second
   backward pass over the same graph gives the bits of the first.

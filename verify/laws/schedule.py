@@ -83,7 +83,7 @@ class _Laws(Units[_Tried, LawRun]):
         return {"hint": f"verify run {shlex.quote(part.target)}"}
 
     def entry(self, of: KernelUnits) -> KernelRun:
-        """Adds the laws that were omitted, and a note on those that had less time than they need."""
+        """Adds the laws that were omitted, and a note on laws with too little time."""
         found = super().entry(of)
         short = sum(law.late for law in found.laws)
         text = f"{short} of {len(found.laws)} laws had fewer cases than the profile draws: {SPENT}"

@@ -89,7 +89,7 @@ def shapes(subject: Subject, case: Case) -> None:
 
 
 def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
-    """Compares the results of a case with those of the same values as a matrix or a vector.
+    """Compares the results of a case with the results of the same values as a matrix or a vector.
 
     If the declaration allows neither, the results are judged against the exact answer instead.
     """

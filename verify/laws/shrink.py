@@ -1,6 +1,6 @@
 """Shrinks a case that breaks to a small one that breaks in the same way.
 
-Hypothesis could shrink what it drew (shapes, recipes, layouts), but no elements. So it only draws, and this module
+Hypothesis could shrink its own draws (shapes, recipes, layouts), but no elements. So it only draws, and this module
 makes every case smaller. It takes the elements of the operands. Delta debugging removes rows and columns. Then ones and
 zeros replace the remaining elements. Each step is kept only if the case still breaks in the same way: by the same rule,
 in the same result, with the same kind of wrong value, and by a comparable error. The result spells out its bits, so it

@@ -15,7 +15,7 @@ In a PyTorch function, each operand in turn, including weights, has a NaN or an 
 NaN has a sign and a payload. A row of the only operand, and one element of two operands of one shape, are -inf, which
 means what is empty. PyTorch in float64 shows the effect on each output, with its default and with its plain
 kernels for attention. An output that three finite numbers in that place do not change must keep its bits where PyTorch
-keeps its number. For other outputs NaN must remain NaN, and what is empty must not become NaN. If both evaluations give
+keeps its number. For other outputs NaN must remain NaN, and an empty part must not become NaN. If both evaluations give
 an infinity, the kernel must not give a finite number. If PyTorch returns the position of the special value, the kernel
 must return it too.
 """
@@ -183,7 +183,7 @@ class _Planted:
 def _planted(subject: Subject, case: Case, inputs: Inputs) -> Iterator[_Planted]:
     """Yields places for special values: one element of each operand, its row, and one element of two operands each.
 
-    -inf means what is empty or masked. A whole row of the only operand may have it, and two operands of one shape:
+    -inf marks empty or masked parts. A whole row of the only operand may have it, and two operands of one shape:
     products of several operands have no such meaning.
     """
     kernel, found = subject.kernel, dict[str, int]()

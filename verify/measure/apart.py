@@ -141,7 +141,7 @@ class KernelProcesses:
             return reply
         except Exception as error:
             said = True
-            # a usage error is an answer: this kernel lacks what was requested
+            # a usage error is an answer: this kernel lacks the request's subject
             self._listed = self._listed and isinstance(error, UsageError)
             raise
         finally:

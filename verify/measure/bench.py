@@ -45,7 +45,7 @@ class Bench:
     beside_peers: bool = True  # True: add PyTorch's implementations also to groups that contain only peers
 
 
-Timings = defaultdict[str, list[Speed | str]]  # by target: its speeds, and the reasons for those that are missing
+Timings = defaultdict[str, list[Speed | str]]  # by target: its speeds, and the reasons for missing ones
 
 
 def bench(settings: Bench, session: Session, command: str) -> Run:

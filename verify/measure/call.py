@@ -2,7 +2,7 @@
 
 A kernel breaks its contract if it returns the wrong number of tensors, a wrong shape, dtype or device, or something
 that is not a tensor, if it changes its inputs, or if a later call changes what an earlier one returned. `KernelError`
-then gives the rule and what was received. This module does not decide what is numerically right.
+then gives the rule and what was received. This module makes no numerical decision.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class Unchanged:
         self.watch(old, new, f"{label} must not change its inputs; {{name}} differs after the call")
 
     def demand(self, *results: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Raises KernelError with the complaint about the first tensor whose bits differ from those of its copy.
+        """Raises KernelError with the complaint about the first tensor with other bits than its copy.
 
         Returns the results. They are in CPU memory if all tensors are small, because they are then fetched together
         with the others.
@@ -454,7 +454,7 @@ def inferred(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[s
 def alone(kernel: Kernel, case: Case, measured: Measured) -> dict[str, dict[str, Tensor]]:
     """Repeats a measured call with a gradient for one operand alone, for each operand.
 
-    Returns the gradients whose bits differ from those of the measured call, by a text that names the operand.
+    Returns the gradients with other bits than in the measured call, by a text that names the operand.
     """
     near, found = measured.to_read, {}
     names = [operand.name for operand in kernel.differentiable if "d" + operand.name in measured.results]

@@ -3,7 +3,7 @@
 The results come from the kernel, from PyTorch (the baseline) and from modes of inference, such as the kernel under
 `torch.no_grad()`. `verify.measure.kernel` uses this module in three steps. `question_of` evaluates the float64
 references. `judge_case` compares all results with the truth: at a tie, each source with the choice that explains it. It
-may run in a fork, so it returns findings that can be sent. `Findings.merge` adds those of all cases of a group.
+may run in a fork, so it returns findings that can be sent. `Findings.merge` adds the findings of all cases of a group.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def question_of(
 def sampled_question(
     kernel: Kernel, case: Case, measured: Measured, sample: Sample, target: str, seed: int
 ) -> Question:
-    """Returns the question about some elements of one result. Its element numbers are those of the sample."""
+    """Returns the question about some elements of one result. The sample numbers its elements."""
     name, got = sample.result, measured.results[sample.result]
     whole = problem_of(kernel.op, case, measured.inputs, measured.upstream, (name,))
     fmt = formats.of(got.dtype)
@@ -337,7 +337,7 @@ class _CaseJudge:
     def _new_worst(
         self, source: str, result: str, got: Tensor, outcome: JudgedResult, parts: Parts, earlier: Findings
     ) -> list[tuple[float, PartName, Worst]]:
-        """Describes the elements that are among the worst so far. `earlier` has those of the earlier cases."""
+        """Describes the elements that are among the worst so far. `earlier` has the findings of the earlier cases."""
         question = self.question.others.get(source, self.question)
         scaled, each = question.op.gate_of(result) != "plain", source != BASELINE and not self.kernel.peer
 

@@ -250,7 +250,7 @@ def bias_of(
 ) -> list[Bias]:
     """Returns the bias of each segment: which way a result is rounded wrongly, away from zero or toward it.
 
-    A correctly rounded result has no bias, whatever the inputs: the count is of elements that are rounded wrongly, away
+    A correctly rounded result has no bias for any inputs: the count is of elements that are rounded wrongly, away
     from zero minus toward it. A kernel that rounds to nearest after accurate steps is wrong on both sides equally
     often. A kernel that cuts off digits is wrong at half of the elements, all of them toward zero.
 

@@ -327,7 +327,7 @@ class Judging:
     def _ask(self, group: GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings], number: int) -> None:
         """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
 
-        Whatever a case holds is free when this returns.
+        All memory of a case is free when this returns.
         """
         for question, given in self._called(group.of, case):
             ask = functools.partial(judge_case, self.kernel, group.of, question, given, group.found)

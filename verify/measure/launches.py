@@ -31,7 +31,7 @@ _ODD, _WIDE = 3, (1 << 33) + 1  # integers of 32 and of 64 bits that Triton spec
 
 
 class Launch(NamedTuple):
-    """Holds a launch, and what was compiled for it."""
+    """Holds a launch, and its compiled program."""
 
     function: str
     values: dict[str, Any]  # of its operands, by name

@@ -309,7 +309,7 @@ def _spelled(case: Case, x: Tensor) -> Case:
 
 
 def parts_of(measured: Measured) -> Parts:
-    """Returns what a quantiser returned, in CPU memory."""
+    """Returns a quantiser's results, in CPU memory."""
     held = {name: value.detach().cpu() for name, value in measured.results.items()}
     return Parts(held["codes"], held["scales"], held.get("second"), held.get("zeros"))
 

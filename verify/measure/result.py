@@ -119,7 +119,7 @@ def check_limit(
 
 
 class _Limits:
-    """Holds what a kernel promises about one result, and compares tallies with it."""
+    """Holds a kernel's promise about one result, and compares tallies with it."""
 
     def __init__(self, kernel: Kernel, dtype: str, result: str) -> None:
         self.kernel, self.dtype, self.result = kernel, dtype, result

@@ -121,7 +121,7 @@ class RunProgress:
         return line
 
     def _done(self) -> float:
-        """Returns how many parts are done, with the shares of those that are running."""
+        """Returns how many parts are done, with the shares of running ones."""
         return self.ended + sum(self._share(each.step) for each in self._running.values())
 
     def left(self) -> float | None:
@@ -310,7 +310,7 @@ class Measuring(Source[_RunPart, KernelRun]):
         return about
 
     def enqueue(self, parts: list[_RunPart], backend: str) -> None:
-        """Sets the parts to measure. Ends those that an earlier start finished, and those that cannot be measured."""
+        """Sets the parts to measure. Ends parts that an earlier start finished, and parts that cannot be measured."""
         self.parts, self.backend = parts, backend
         self.progress = RunProgress(len(parts), bool(self.session.laws))
         for part in parts:
@@ -367,7 +367,7 @@ class Measuring(Source[_RunPart, KernelRun]):
         return self.session.timeout + self.session.judging
 
     def heard(self, part: _RunPart, text: str) -> None:
-        """Shows how far the part is, and remembers what it found."""
+        """Shows how far the part is, and remembers its findings."""
         if isinstance(text, Step) and text.wrong:
             self.wrong[part.key] = text.wrong
         if isinstance(text, Step) and text.judged:

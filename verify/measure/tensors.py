@@ -1,7 +1,7 @@
 """Tensors that one process sends to another: a form in JSON, and the elements in order as plain bytes of the host.
 
 Large tensors on a GPU stay there (`Lent`), so gigabytes never cross the host. A process that reads lent memory copies
-it first. What is lent to a process that is not trusted is a copy in an allocation of its own (`Loans`).
+it first. A process that is not trusted gets a copy in an allocation of its own (`Loans`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def tensor_of(form: Form, data: bytes | bytearray) -> Tensor:
 def announced(
     tensors: Iterable[tuple[str, Tensor]], lend: Callable[[Tensor], Lent | None] | None
 ) -> tuple[tuple[Form, ...], list[memoryview]]:
-    """Returns the forms of tensors, and the bytes of those that are not lent. `lend` gets large contiguous ones."""
+    """Returns the forms of tensors, and the bytes of the other ones. `lend` gets large contiguous ones."""
     whole = [(name, each.detach().contiguous()) for name, each in tensors]
     places = [lend(each) if lend and each.nbytes >= LARGE else None for _, each in whole]
     forms = tuple(form_of(*pair, place) for pair, place in zip(whole, places, strict=True))
@@ -109,8 +109,8 @@ def lent(tensor: Tensor) -> Lent | None:
     """Returns the handle and the place of a contiguous tensor; None if no other process can reach it.
 
     The process keeps the tensor until the other one has copied it. That one opens the memory, copies it and closes it,
-    so that nobody changes what it reads. This calls CUDA's driver: with PyTorch's own functions the reader would open
-    files that the other process names.
+    so that no other process changes its copy. This calls CUDA's driver: with PyTorch's own functions the reader would
+    open files that the other process names.
     """
     driver = _driver() if _is_away(tensor) and tensor.numel() else None
     if driver is None:

@@ -3,7 +3,7 @@
 Integers and pointers have values, so loops, masks and addresses are those of the launch. A float is an expression: a
 number of memory, a constant, or a step on other expressions. A layout says which thread holds which element, so a
 reduction adds in a known order: the registers of a thread one after the other, then lanes 16, 8, 4, 2, 1 apart, then
-warps. What data decide, and orders that the hardware picks (tt.dot, tt.atomic_rmw), are refused by name.
+warps. Decisions by data, and orders that the hardware picks (tt.dot, tt.atomic_rmw), are refused by name.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _numbers(text: str) -> list[int]:
 
 
 class Region(NamedTuple):
-    """Holds the operations between braces, and the names of what they receive."""
+    """Holds the operations between braces, and the names of their arguments."""
 
     receives: list[str]
     ops: list[Op]
@@ -252,7 +252,7 @@ class Program:
     # -- operations
 
     def _run(self, region: Region, names: dict[str, Array]) -> list[Array]:
-        """Runs a region; returns what it yields."""
+        """Runs a region; returns its results."""
         at = 0
         while at < len(region.ops):
             op, at = region.ops[at], at + 1
@@ -385,7 +385,7 @@ class Program:
         return value
 
     def wrapped(self, value: Any, element: str) -> Array:
-        """Returns integers as those of their width are."""
+        """Returns integers wrapped to their width."""
         if element in ("i1", "i64", "index"):
             return np.asarray(value).astype(bool if element == "i1" else np.int64)
         half = 1 << int(element[1:]) - 1

@@ -48,7 +48,7 @@ def largest_words(size: Largest) -> str:
 
 
 def as_defined(value: Tensor | None) -> Tensor | None:
-    """Returns an operand as definitions take it: whole numbers as int64, in whatever dtype the kernel takes them."""
+    """Returns an operand as definitions take it: whole numbers as int64, for any dtype in the kernel."""
     kept = value is None or value.is_floating_point() or value.is_complex() or str(value.dtype) == "torch.bool"
     return value if kept or value is None else value.long()
 
@@ -173,7 +173,7 @@ class Slopes(NamedTuple):
 
 @dataclass
 class Kept:
-    """What the evaluations of one problem share."""
+    """The common parts of the evaluations of one problem."""
 
     effort: float = 1.0  # how much exact values may cost, as a multiple of the usual budget of a result
     first: float = 0.0  # the same for the first exact value of a result

@@ -227,7 +227,7 @@ def _of_half_turns(x: F64, more: int, zero: Any) -> F64:
     return np.where(out == 0, zero, out)
 
 
-# Exact at the zeros: one of the sine has the sign of x, those of the cosine are +0.
+# Exact at the zeros: a zero of the sine has the sign of x, a zero of the cosine is +0.
 sinpi = Evaluated(lambda x: _of_half_turns(x, 0, np.copysign(0.0, x)), lambda x: x.sin_pi())
 cospi = Evaluated(lambda x: _of_half_turns(x, 1, 0.0), lambda x: x.cos_pi())
 

@@ -205,7 +205,7 @@ class Choices:
         return self.program.values(run, self.wanted, _noting(run, kept, {} if numbers is None else numbers))
 
     def complete(self, decisions: Decisions) -> Decisions:
-        """Returns the decisions with those that follow from them."""
+        """Returns the decisions and all that follow from them."""
         run = self._deciding(decisions)
         self.program.decide(run, self.wanted)
         return run.decisions

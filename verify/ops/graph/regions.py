@@ -31,7 +31,7 @@ class Region:
     by: Mapping[str, Tokens]  # the integer operands of the condition, with the dimensions that they vary along
 
     def outside(self, value: Tensor, given: Mapping[str, Tensor | None]) -> Tensor | None:
-        """Returns the mask of what does not count; None if all counts: an operand is absent or the shape is wrong."""
+        """Returns the mask of the rest; None if all counts: an operand is absent or the shape is wrong."""
         found: dict[str, Any] = {}
         if len(self.dims) != value.ndim:
             return None

@@ -133,7 +133,7 @@ def sample_of(
 
 
 def _without_tensors(problem: Problem) -> Problem:
-    """Returns the problem of a box without the operands, so that these are freed. Its program has what it needs."""
+    """Returns the problem of a box without the operands, so that these are freed. Its program has all of its needs."""
     kept = problem.kept
     known = Kept(kept.effort, decisions=kept.decisions, choices=kept.choices)
     return replace(problem, inputs=dict.fromkeys(problem.inputs), upstream={}, kept=known)

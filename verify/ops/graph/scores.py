@@ -47,7 +47,7 @@ def scores_of(program: Program, integers: Mapping[str, Tensor] | None = None) ->
 def normalised(program: Program) -> tuple[str, ...]:
     """Returns the operands whose exponentials a softmax or a log-sum-exp adds up.
 
-    There -inf is what is masked or empty. Such an exponent is a difference of two numbers that both depend on the
+    There -inf marks masked or empty parts. Such an exponent is a difference of two numbers that both depend on the
     operand; the first is the operand itself, moved, masked, scaled by a constant, or plus something.
     """
     found, below = set[str](), dict[int, frozenset[str]]()  # id(step) -> the operands that it depends on

@@ -173,7 +173,7 @@ class Shipped(Meaning):
 
 @dataclass
 class _Opened:
-    """What the exact values of one problem share."""
+    """The common parts of the exact values of one problem."""
 
     program: Program
     run: Run
