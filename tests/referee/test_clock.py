@@ -387,6 +387,13 @@ def test_nothing_of_a_solution_runs_while_it_is_paused(tmp_path: Path) -> None:
         process.ask(Chained(1, (), (), (), {}, 2), (), 0.1)
 
 
+def test_a_fingerprint_is_that_of_the_numbers_in_their_order() -> None:
+    x = torch.arange(12.0).reshape(6, 2)
+    for part in (x[:, 0], x[:, :1], x.t(), x[0, 0], x[:0], x[:, 0].to(torch.bfloat16), x > 3):
+        assert chain.fingerprint(part, 5) == chain.fingerprint(part.clone(memory_format=torch.contiguous_format), 5)
+    assert len({chain.fingerprint(each, 5) for each in (x, x.flip(0), -x, x + 1e-6, x[:, :1], x[:5])}) == 6
+
+
 @pytest.mark.gpu
 def test_events_on_a_gpu_agree_with_the_clock_of_the_judge(tmp_path: Path) -> None:
     """Of a large product both are near each other; a stream that nothing waits for is seen."""

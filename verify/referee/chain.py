@@ -157,7 +157,7 @@ def _absorbed(key: Tensor, results: Sequence[Tensor]) -> Tensor:
 
 def fingerprint(value: Tensor, secret: int = 0) -> int:
     """Returns a number that changes with every bit of a tensor and with its place, and with the secret."""
-    return int(_absorbed(torch.tensor(secret, device=value.device), [value.detach()]))
+    return int(_absorbed(torch.tensor(secret, device=value.device), [value.detach().contiguous()]))
 
 
 def _spoilt(value: Tensor) -> Callable[[], Any]:
