@@ -447,15 +447,16 @@ def hunts(data: dict[str, Any]) -> str:
 def judge_times(data: dict[str, Any]) -> str:
     """How soon `verify judge` answers, and how many judgements a minute it makes: `python -m benchmarks.judge`."""
     about, many, limits = data["environment"], data["many"], data["limits"]
-    each = []
+    each, large = [], data["large"]["sum"]
     for kind in ("quick", "ci"):
         took = ", ".join(f"{row['seconds']:.1f} s ({name})" for name, row in data[kind].items())
         each.append(f"`{kind}` took {took}, {limits[kind]:g} s wanted")
     return (
         f"On {about['gpu']} with {about['cores']} cores, where importing PyTorch takes {about['import_torch']:.1f} s: "
         f"{'; '.join(each)}. `--many` with {data['jobs']} jobs made {many['a_minute']:.0f} judgements a minute "
-        f"({limits['many']:g} wanted), the first after {many['first']:.0f} s. `python -m benchmarks.judge` measures "
-        "this ([record](../reports/benchmarks/sm_90/judge.json)).\n"
+        f"({limits['many']:g} wanted), the first after {many['first']:.0f} s. A result of 4.3 GB took "
+        f"{large['more']:.1f} s more than one of 16 KB ({limits['large']:g} wanted). `python -m benchmarks.judge` "
+        "measures this ([record](../reports/benchmarks/sm_90/judge.json)).\n"
     )
 
 
