@@ -16,7 +16,7 @@ Details:
 
 A right kernel breaks a case of this law once in a billion. Every count is a sum of independent terms with a known
 variance, which Bernstein's inequality bounds. Chi-square is the square of a supremum of such sums, which the inequality
-of Klein and Rio (2005) bounds. Where ties leave probabilities open, the closest choice to the counts counts.
+of Klein and Rio (2005) bounds. Where ties leave probabilities open, the choice nearest to the counts decides.
 Float32 probabilities may be off by 8 times their noise, or by 10 ULP.
 """
 
