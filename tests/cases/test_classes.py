@@ -10,7 +10,7 @@ import torch
 import verify
 from verify.backends import Interpreter
 from verify.cases import Case, inputs_of, problem_of
-from verify.cases.classes import BEYOND, NONFINITE, class_of, class_of_recipe, classed, segments_of
+from verify.cases.classes import BEYOND, NONFINITE, class_of, class_of_recipe, classed, segments_of, special_parts
 from verify.cases.plan import plan
 from verify.cases.sizes import fitted
 from verify.cases.strategies import Sizes, fixed_shapes
@@ -32,6 +32,18 @@ def test_every_recipe_of_rows_has_a_class_and_every_class_has_recipes() -> None:
     assert {class_of_recipe(name) for name in ROW_REGIMES} == set(CLASSES)
     assert class_of_recipe("many rows") == class_of_recipe("randn") == "ordinary"
     assert (class_of_recipe("outlier"), class_of_recipe("huge 1e30")) == ("demanding", "extreme")
+
+
+def test_rows_beside_special_numbers_have_the_class_of_their_own_numbers() -> None:
+    kernel = verify.kernel(like=lambda x: x.softmax(-1), shapes={"x": "m n"}, dtypes=["float32"], gradients=False)
+    op, case = kernel(lambda x: x.softmax(-1)).op, Case(dtype="float32", dims=(5, 2), fill="special")
+    x = torch.tensor([[1.0, 2.0], [math.inf, 1.0], [-0.0, 3.0], [1e-39, 1.0], [100.0, 1.0]])
+    segments, parts = special_parts(case, problem_of(op, case, {"x": x}, {}, ("y",)), x.double().softmax(-1), None)
+    found = [(parts[at][0].name, parts[at][1]) for at in segments.reshape(5, 2)[:, 0].tolist()]
+    ordinary, extreme = ("all", "ordinary"), ("all", "extreme")
+    assert found == [ordinary, (NONFINITE, "extreme"), ordinary, extreme, ("all", "demanding")]
+    segments, parts = special_parts(case, problem_of(op, case, {"x": x[:1]}, {}, ("y",)), torch.tensor(3.0), None)
+    assert parts[int(segments)][1] == "ordinary"  # a result without dimensions
 
 
 @pytest.mark.parametrize("dy", [1.0, 1e30])

@@ -137,24 +137,29 @@ def special_parts(
     """Returns the part number of every element, and the parts, of a case with NaN and infinities in some rows.
 
     An element may depend on them if its exact value, or PyTorch's result `beside`, is not finite, or a number in the
-    same row of an operand. NaN of masks has no verdict: a right kernel skips what the program multiplies by 0, and may
+    same row of an operand. Other rows have the class of their largest or smallest number: what is beside an infinity is
+    as right as without it. NaN of masks has no verdict: a right kernel skips what the program multiplies by 0, and may
     have 0 in a row that is masked as a whole.
     """
     strange, none = ~torch.isfinite(truth), truth.isnan()
     if beside is not None:
         strange |= ~torch.isfinite(beside.to(truth.device))
         none |= beside.to(truth.device).isnan()
-    for each in problem.inputs.values():
+    level = torch.zeros(truth.shape, dtype=torch.int64, device=truth.device)
+    for name, each in problem.inputs.items():
         if each is None:
             continue
         pairs = zip(each.shape[:-1], truth.shape, strict=False)
         alike = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
+        rows = _level(each, name).reshape(*truth.shape[:alike], -1).amax(-1).to(truth.device)
+        level = torch.maximum(level, rows.reshape((*rows.shape, *[1] * (truth.ndim - alike))))
         if alike:
             rows = (~torch.isfinite(widen(each.detach()))).reshape(*truth.shape[:alike], -1).any(-1)
             strange |= rows.reshape(*rows.shape, *[1] * (truth.ndim - alike)).to(truth.device)
-    segments = strange.long() if case.fill != MASKED else torch.where(none, 2, strange.long())
-    regimes = [Regime("all", -math.inf, math.inf), *(Regime(name, math.nan, math.nan) for name in APART)]
-    return segments.reshape(-1), tuple((regime, EXTREME) for regime in regimes)
+    segments = torch.where(strange, len(CLASSES), level)
+    segments = segments if case.fill != MASKED else torch.where(none, len(CLASSES) + 1, segments)
+    own = [(Regime("all", -math.inf, math.inf), name) for name in CLASSES]
+    return segments.reshape(-1), (*own, *((Regime(name, math.nan, math.nan), EXTREME) for name in APART))
 
 
 def class_of(regime: Regime, found: str) -> str:
