@@ -151,11 +151,10 @@ def special_parts(
             continue
         pairs = zip(each.shape[:-1], truth.shape, strict=False)
         alike = len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
-        rows = _level(each, name).reshape(*truth.shape[:alike], -1).amax(-1).to(truth.device)
-        level = torch.maximum(level, rows.reshape((*rows.shape, *[1] * (truth.ndim - alike))))
+        row, wide = (*truth.shape[:alike], *[1] * (truth.ndim - alike)), widen(each.detach()).to(truth.device)
+        level = torch.maximum(level, _level(wide, name).reshape(*truth.shape[:alike], -1).amax(-1).reshape(row))
         if alike:
-            rows = (~torch.isfinite(widen(each.detach()))).reshape(*truth.shape[:alike], -1).any(-1)
-            strange |= rows.reshape(*rows.shape, *[1] * (truth.ndim - alike)).to(truth.device)
+            strange |= (~torch.isfinite(wide)).reshape(*truth.shape[:alike], -1).any(-1).reshape(row)
     segments = torch.where(strange, len(CLASSES), level)
     segments = segments if case.fill != MASKED else torch.where(none, len(CLASSES) + 1, segments)
     own = [(Regime("all", -math.inf, math.inf), name) for name in CLASSES]

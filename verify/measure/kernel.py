@@ -51,6 +51,7 @@ _AT_LEAST = 0.1  # seconds of a wait that count
 _AHEAD = 1 / 8  # share of a GPU that a case may take if the next one is called meanwhile
 _WAITS = 6  # a case is tried this many times while others hold the memory of a GPU
 _OF_ONE_CALL, _WORK_OF_ONE_CALL = 1 << 14, 2.0**20  # elements of a result of `judged_results`, and numbers in all steps
+Questions = list[tuple[Question, Given]]  # about the results of one case
 Asked = tuple[GroupFindings, Given, int]  # a question's group, results and number of its case
 LITTLE = 1 / 8  # `Effort.exact` of a measurement that should end soon: a softmax of 16,384 columns takes half
 
@@ -130,9 +131,7 @@ def judged_results(
             group = GroupFindings(kernel, dtype, Group((case,), pinned=True))
             groups.append(group)
             measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
-            for question, results in judging._questions(group.of, case, measured, given, effort):
-                ask = functools.partial(judge_case, kernel, group.of, question, results, group.found)
-                forks.ask((group, results, 0), ask, here=not question.on_host)
+            judging._ask(group, judging._questions(group.of, case, measured, given, effort), forks, 0)
     return [list(group.results(0, label(backend.device), {})) for group in groups]
 
 
@@ -314,7 +313,7 @@ class Judging:
                     forks.until += waited
                     report(waited)
                 try:
-                    self._ask(group, case, forks, number)
+                    self._ask(group, self._called(group.of, case), forks, number)
                     return
                 except Exception as error:
                     if not ran_out(error):
@@ -324,12 +323,14 @@ class Judging:
             time.sleep(2.0**again if self.backend.streams else 0.0)
         raise MemoryError
 
-    def _ask(self, group: GroupFindings, case: Case, forks: ForkMap[Asked, CaseFindings], number: int) -> None:
-        """Calls the kernel on a case and has its results judged: here, or in forks while the next cases are called.
+    def _ask(
+        self, group: GroupFindings, questions: Questions, forks: ForkMap[Asked, CaseFindings], number: int
+    ) -> None:
+        """Has the results of a case judged: here, or in forks while the next cases are called.
 
-        All memory of a case is free when this returns.
+        All memory of a case is free when this returns, if the caller holds no question.
         """
-        for question, given in self._called(group.of, case):
+        for question, given in questions:
             ask = functools.partial(judge_case, self.kernel, group.of, question, given, group.found)
             group.open += 1
             forks.ask((group, given, number), ask, here=not question.on_host)
@@ -375,7 +376,7 @@ class Judging:
             self.notes.append(text)
             self.gaps.append(gap)
 
-    def _called(self, group: Group, planned: Case) -> list[tuple[Question, Given]]:
+    def _called(self, group: Group, planned: Case) -> Questions:
         """Calls the kernel and PyTorch on a case. Returns the questions about it; none if the kernel gave no result."""
         effort = self.effort
         try:
@@ -418,9 +419,7 @@ class Judging:
             self._lost("no gradient", lacking)
         return {**given, BASELINE: baseline, **measured.inference}
 
-    def _questions(
-        self, group: Group, case: Case, measured: Measured, given: Given, effort: Effort
-    ) -> list[tuple[Question, Given]]:
+    def _questions(self, group: Group, case: Case, measured: Measured, given: Given, effort: Effort) -> Questions:
         """Returns the questions about a case, each with the results to judge.
 
         One question covers all results, if that fits. Forks of a long case get one for each result.
@@ -438,9 +437,7 @@ class Judging:
         several = question.on_host and self.asked.judges > 1 and question.problem.is_long  # so several forks share it
         return [(question.of(name), given) for name in question.fast] if several else [(question, given)]
 
-    def _sampled(
-        self, problem: Problem, case: Case, measured: Measured, given: Given, effort: Effort
-    ) -> list[tuple[Question, Given]]:
+    def _sampled(self, problem: Problem, case: Case, measured: Measured, given: Given, effort: Effort) -> Questions:
         """Returns questions about some elements of each result.
 
         If not even one element is affordable, the result is a gap.
