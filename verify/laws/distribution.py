@@ -43,6 +43,7 @@ from verify.ops.graph.drawn import Drawn
 _ELEMENTS = {"small": 1 << 12, "large": 1 << 16}  # probabilities of the plain case
 _DRAWS = {"small": 1 << 14, "large": 1 << 18}  # of a case together, unless its calls are too few or too many
 _CALLS = (16, 512)
+_NUMBERS = {"small": 1 << 21, "large": 1 << 31}  # probabilities that all calls of a case draw from
 _LONGEST = 1 << 15
 _GROUPS = 16
 _EXPONENT = math.log(2e9)  # a deviation to either side has this probability together
@@ -93,8 +94,9 @@ def _shape(subject: Subject, dims: tuple[int, ...], name: str = "") -> tuple[int
     return math.prod(rows), count
 
 
-def _calls(subject: Subject, rows: int) -> int:
-    return min(max(_DRAWS[subject.backend.scale] // max(rows, 1), _CALLS[0]), _CALLS[1])
+def _calls(subject: Subject, rows: int, count: int) -> int:
+    scale, (fewest, most) = subject.backend.scale, _CALLS
+    return max(min(_DRAWS[scale] // max(rows, 1), _NUMBERS[scale] // max(rows * count, 1), most), fewest)
 
 
 def _plain(subject: Subject) -> Case:
@@ -122,7 +124,7 @@ def _space(subject: Subject) -> CaseSpace:
 
 def _sees(subject: Subject) -> str:
     rows, count = _shape(subject, _plain(subject).dims)
-    draws, share = rows * _calls(subject, rows), torch.tensor([1 / 2, 1 / _GROUPS], dtype=torch.float64)
+    draws, share = rows * _calls(subject, rows, count), torch.tensor([1 / 2, 1 / _GROUPS], dtype=torch.float64)
     half, part = (limit_of(draws * share * (1 - share), _sums(rows, count), _EXPONENT) / draws / share).tolist()
     return (
         f"the law of distributions sees a half of the probability that is off by {half:.1%}, and a sixteenth that is "
@@ -146,7 +148,7 @@ def distribution(subject: Subject, case: Case) -> None:
         rows, count = _shape(subject, case.dims, name)
         if not rows * count:
             continue
-        calls, seeds = _calls(subject, rows), list[int]()
+        calls, seeds = _calls(subject, rows, count), list[int]()
         results: Iterable[dict[str, Tensor]] = (run_tensors(kernel, inputs, case.params, {}) for _ in range(calls))
         if seed:
             ends = range_of(subject, case, seed)
@@ -174,7 +176,7 @@ def _with_probabilities(
     assert isinstance(op.meaning, Drawn)
     problem, shape = problem_of(op, case, inputs, {}, (name,)), op.result_shapes(case.dims, op.params)[name]
     seen = torch.nn.functional.one_hot(numbers, shape[-1]).double().mean(0)
-    exact = op.meaning.probabilities(problem, name, seen.reshape(shape))
+    exact = op.meaning.probabilities(problem, name, seen.reshape(shape), len(numbers))
     found = (exact.value, exact.bound, op.meaning.deviation(problem, name))
     value, bound, noise = (each.to(seen.device).reshape(seen.shape) for each in found)
     known = (torch.isfinite(value) & torch.isfinite(bound)).all(1)  # the other rows have no probabilities

@@ -26,14 +26,14 @@ class Drawn(Like):
 
     draws: tuple[str, ...] = ()
 
-    def probabilities(self, problem: Problem, result: str, seen: Tensor) -> Fast:
-        """Returns the probabilities under the choice at ties that comes closest to the frequencies seen."""
-        chosen = super().chosen(problem, {result: seen})
+    def probabilities(self, problem: Problem, result: str, seen: Tensor, calls: int) -> Fast:
+        """Returns the probabilities under the choice at ties that comes closest to the frequencies seen in calls."""
+        chosen = super().chosen(problem, {result: seen}, calls)
         return super().looked_up(chosen, result, super().fast(chosen)[result])
 
-    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
+    def chosen(self, problem: Problem, got: Mapping[str, Tensor], calls: int | None = None) -> Problem:
         """Returns the problem with the kernel's own draws."""
-        problem = super().chosen(problem, got)
+        problem = super().chosen(problem, got, calls)
         own = {name: got[name] for name in self.draws if name in got}
         return replace(problem, kept=replace(problem.kept, drawn=own))
 

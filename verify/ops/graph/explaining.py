@@ -33,10 +33,13 @@ _EFFORT = 2**14  # or evaluate more steps
 _ENOUGH = 48  # exchanges after which a number that is beyond all values so far counts as unexplainable
 
 
-def explaining(choices: Choices, got: Mapping[str, Tensor]) -> Decisions:
-    """Returns the decisions under which a program comes closest to the results, part by part where it can."""
+def explaining(choices: Choices, got: Mapping[str, Tensor], calls: int | None = None) -> Decisions:
+    """Returns the decisions under which a program comes closest to the results, part by part where it can.
+
+    The results of several `calls` that draw are frequencies, and the program's their probabilities.
+    """
     got = {name: value.to(choices.run.device) for name, value in got.items() if name in choices.wanted}
-    search = _Search(choices, got)
+    search = _Search(choices, got, calls)
     if search.is_explained(choices.base):
         return choices.run.decisions
     return search.find()
@@ -67,8 +70,8 @@ class _Search:
     their results.
     """
 
-    def __init__(self, choices: Choices, got: Mapping[str, Tensor]) -> None:
-        self.choices, self.got = choices, got
+    def __init__(self, choices: Choices, got: Mapping[str, Tensor], calls: int | None) -> None:
+        self.choices, self.got, self.calls = choices, got, calls
         own = {id(step): choices.run.decisions[id(step)] for step in choices.deciding}
         orders = [step for step in choices.deciding if isinstance(step, Order)]
         scores = {-id(s): scores_of(s, choices.numbers[id(s.inputs[0])], own[id(s)]) for s in orders}
@@ -87,13 +90,21 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            for start, out in ((self._found, 2.0), (lambda size, _: ramp(size), 2.0), (self._level, 0.25)):
+            starts = ((self._found, 2.0), (lambda size, _: ramp(size), 2.0), (self._level, 0.25))
+            for start, out in () if self._is_possible() else starts:
                 self._exchange(parts, start, out)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
                 break
         return choices.complete(self.found.decisions)
+
+    def _is_possible(self) -> bool:
+        """True if the best so far has everything that was drawn. No choice has just the frequencies."""
+        if not self.calls:
+            return False
+        values = self.choices.values(self.found.decisions)
+        return not any(bool(torch.isinf(self._excess(name, values[name])).any()) for name in self.got)
 
     def _is_choice(self, found: Proposal) -> bool:
         """True if the program decides so where it moves the numbers of all parts together."""
@@ -239,6 +250,10 @@ class _Search:
             return torch.where(same, 0.0, math.inf).to(torch.float64)
         kind = torch.finfo(got.dtype)
         got, value = got.to(torch.float64), value.to(torch.float64)
+        if self.calls:
+            share = value.clamp(0.0, 1.0)
+            apart = ((got - share).abs() / (share * (1 - share) / self.calls).sqrt()).nan_to_num(math.inf, math.inf)
+            return torch.where((got == share) | torch.isnan(share), 0.0, apart)  # a row of NaN has no probabilities
         noise = self.choices.noise.get(name)
         # the noise is that of PyTorch's choice: another one has roundings where its own gradient is 0
         ulp = torch.ldexp(torch.full_like(value, kind.eps / 2), torch.frexp(value)[1]).masked_fill(value == 0, 0.0)

@@ -427,15 +427,18 @@ class Like(Meaning):
                 found[name] = self._with_underflow(program, run, name, fast)
         return found
 
-    def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
-        """Returns the problem with the choices at ties that explain a kernel's results best."""
+    def chosen(self, problem: Problem, got: Mapping[str, Tensor], calls: int | None = None) -> Problem:
+        """Returns the problem with the choices at ties that explain a kernel's results best.
+
+        They may be frequencies of draws in several `calls`.
+        """
         if self.program(problem)[0].decides and problem.kept.choices is None:
             self.fast(problem)
         if not problem.kept.choices:
             return problem
         choices: Choices = problem.kept.choices[0]
         with torch.no_grad():
-            decisions = explaining(choices, got)
+            decisions = explaining(choices, got, calls)
             if decisions is choices.run.decisions:
                 return problem
             slopes = slopes_of(choices, decisions)
