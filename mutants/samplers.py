@@ -21,6 +21,19 @@ from verify.declare.declaration import Kernel
 
 LAW = "distribution"
 _KEPT, _MASS = 5, 0.8  # of top-k and top-p
+_WORD = 0xFFFFFFFF
+
+
+def _philox(seed: Tensor, place: Tensor, stream: int) -> Tensor:
+    """Returns a word of 32 bits for each place. Products of int64 that overflow keep the low 64 bits."""
+    c0, c1, c2, c3 = place & _WORD, place >> 32, torch.full_like(place, stream), torch.zeros_like(place)
+    k0, k1 = seed & _WORD, seed >> 32
+    for _ in range(10):
+        first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
+        c0, c2 = (second >> 32) & _WORD ^ c1 ^ k0, (first >> 32) & _WORD ^ c3 ^ k1
+        c1, c3 = second & _WORD, first & _WORD
+        k0, k1 = (k0 + 0x9E3779B9) & _WORD, (k1 + 0xBB67AE85) & _WORD
+    return c0
 
 
 def _uniform(seed: Tensor, like: Tensor, bug: str | None, stream: int = 0) -> Tensor:
@@ -30,7 +43,7 @@ def _uniform(seed: Tensor, like: Tensor, bug: str | None, stream: int = 0) -> Te
         place = place % like.shape[-1] if like.ndim > 1 else 0 * place
     if bug == "seed of 4 bits":
         seed = seed & 15
-    u = verify.philox_uniform(verify.philox(seed.reshape(()), place, stream)[0]).double() + 2.0**-25
+    u = (_philox(seed.reshape(()), place, stream) >> 8).double() * 2.0**-24 + 2.0**-25
     return (u * 256).floor() / 256 + 2.0**-9 if bug == "noise of 8 bits" else u
 
 
