@@ -12,7 +12,9 @@ import shlex
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.sources import SourceWatch
 from verify.declare.target import Declared, Target
-from verify.errors import UsageError, VerifyError
+from verify.errors import UsageError
 from verify.measure.requests import Measure
 from verify.measure.source import KINDS, NoResult, Source, SourceSettings, collect, crashes, gaps_of_laws
 from verify.records.commit import digest, own_digest
@@ -32,13 +34,14 @@ from verify.records.part_store import PartStore
 from verify.records.record import Gap, GapKind, KernelRun, Run, Status
 from verify.workers.channel import LONGEST
 from verify.workers.machine import usable_cores
-from verify.workers.pool import Pool
+from verify.workers.pool import Job, Pool
 from verify.workers.process import START_SECONDS, OutOfTime, Worker
 from verify.workers.requests import About, Late, Step
 
 FIRST_CASE = 2.0  # a part's first case compiles: it counts as this many others
 LAWS_SHARE = 0.7  # share of the laws in the time of a part that tries them
 LEAST_DONE = 0.1  # share of a run that has to be done before the line has an estimate
+COMPLETE_SECONDS = 20.0  # after an interruption: a scheduler that sends SIGTERM kills half a minute later
 MOST_GROWTH = 2.5  # beyond so many times the first estimate the line says "more than"
 
 
@@ -432,20 +435,32 @@ class Measuring(Source[_RunPart, KernelRun]):
         return self.session.whole
 
     def complete(self, pool: Pool) -> None:
-        """Makes the results of the cases that were judged of parts without a reply. A second Ctrl-C leaves them out."""
-        for part in self.parts:
-            if (judged := self.judged.get(part.key)) and not self.ended[part.key].results:
-                settings = {name: getattr(self.session, name) for name in _OF_REQUEST}
-                ends = accumulate(map(len, judged))  # a message with the first of very many cases is short enough
-                some = tuple(each for each, end in zip(judged, ends, strict=True) if end <= LONGEST // 2)
-                request = Measure(part.target, dtypes=part.dtypes, judged=some, **settings)
-                self.session.progress(f"{part.kernel.name} {part.dtype}: results of the cases that ended")
-                try:
-                    self._join(part, pool.ask(request, timeout=START_SECONDS))
-                except VerifyError:
-                    continue
-                except KeyboardInterrupt:
-                    return
+        """Makes the results of the cases that were judged of parts without a reply, one on each core.
+
+        Who interrupted the run waits so long for them, and a second Ctrl-C leaves them out.
+        """
+        left = [part for part in self.parts if self.judged.get(part.key) and not self.ended[part.key].results]
+        interrupted = any(self.ended[part.key].status == "interrupted" for part in left)
+        until = time.monotonic() + COMPLETE_SECONDS if interrupted else None
+
+        def take(_: object) -> Job[KernelRun] | None:
+            if not left:
+                return None
+            part = left.pop(0)
+            self.session.progress(f"{part.kernel.name} {part.dtype}: results of the cases that ended")
+            return Job(self._of_judged(part), partial(self._join, part), lambda error: None, START_SECONDS, until)
+
+        if left:
+            with suppress(KeyboardInterrupt):
+                pool.first(min(len(left), usable_cores())).run(take)
+
+    def _of_judged(self, part: _RunPart) -> Measure:
+        """Returns the request that makes results of judged cases."""
+        judged = self.judged[part.key]
+        settings = {name: getattr(self.session, name) for name in _OF_REQUEST}
+        ends = accumulate(map(len, judged))  # a message with the first of very many cases is short enough
+        some = tuple(each for each, end in zip(judged, ends, strict=True) if end <= LONGEST // 2)
+        return Measure(part.target, dtypes=part.dtypes, judged=some, **settings)
 
     def _join(self, part: _RunPart, made: KernelRun) -> None:
         """Adds the results of judged cases to the entry of a part. They decide its status, unless the kernel failed."""
