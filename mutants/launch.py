@@ -182,7 +182,7 @@ _add(
     "out of bounds",
     "forward",
     "rank > 3: the rest is never written",
-    killed_by=("shapes", "initialised memory"),
+    killed_by=("accuracy", "initialised memory"),
 )
 _add(
     "mean of the block joins",
@@ -196,7 +196,7 @@ _add(
     "empty input",
     "forward",
     "min(BLOCK, 0) programs: division by zero",
-    killed_by=("shapes",),
+    killed_by=("accuracy",),
 )
 _add(
     "offsets of another block size",

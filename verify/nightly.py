@@ -219,22 +219,11 @@ def accuracy(night: Night, until: float | None) -> Run:
 
 def laws(night: Night, until: float | None) -> Run:
     """Tries every law on every judged kernel with the night's profile and seed."""
-    from verify.laws import schedule
-
-    judged = _judged(night)
+    judged = [kernel.target for kernel in _judged(night)]
     if not judged:
         raise NothingToDoError("no kernel is judged here")
-    settings = schedule.LawSettings(
-        profile=night.profile,
-        without=night.without,
-        seed=night.seed,
-        timeout=night.timeout,
-        pool=_grown(night),
-        until=until,
-        kept=PartStore(night.folder / "laws.parts"),
-        progress=lambda text: night.progress(f"laws {text}"),
-    )
-    return schedule.run(judged, settings, "verify nightly: laws")
+    of_laws = {"laws": night.profile, "without": night.without, "accuracy": False}
+    return _kernels(night, until, "laws", judged, _grown(night), **of_laws)
 
 
 def sweep(night: Night, until: float | None) -> Run:
@@ -339,12 +328,13 @@ STAGES = (
 )
 
 
-def _kernels(night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None) -> Run:
+def _kernels(
+    night: Night, until: float | None, stage: str, targets: Sequence[str], pool: Pool | None, **more: Any
+) -> Run:
     """Measures kernels as `verify run` does. Skips each dtype of a kernel that an earlier start finished."""
     kept = PartStore(night.folder / f"{stage}.parts")
-    session = _session(
-        night, stage, until, pool, profile=night.profile, jobs=night.jobs, by_dtype=True, kept=kept, known=night.known
-    )
+    more |= {"profile": night.profile, "jobs": night.jobs, "by_dtype": True, "kept": kept, "known": night.known}
+    session = _session(night, stage, until, pool, **more)
     found = run_kernels(targets, session, f"verify nightly: {stage}")
     night.usage += session.usage
     night.lost = night.lost or kept.lost

@@ -15,7 +15,6 @@ import math
 import os
 import sys
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -28,9 +27,8 @@ from verify.declare import requests as declare
 from verify.declare.target import Declared, Target
 from verify.diagnose import requests as diagnose
 from verify.errors import InternalError, UsageError
-from verify.laws import requests as laws
 from verify.measure import requests as measure
-from verify.records.record import KernelRun, LawRun
+from verify.records.record import KernelRun
 from verify.referee.plan import TimeSolution
 from verify.search.hunt import requests as hunts
 from verify.search.sweep import requests as sweeps
@@ -280,14 +278,6 @@ def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgr
     return again(kernel, request.target, backend, case, result=request.result, index=request.index)
 
 
-def _try_law(request: laws.TryLaw, backend: Backend, progress: OnProgress) -> LawRun:
-    from verify.laws import engine, registry
-
-    law, kernel, until = registry.get(request.law), _one(request.target), time.monotonic() + request.seconds
-    profile = engine.profile_named(request.profile, request.seed or None)
-    return engine.try_law(law, kernel, request.dtype, backend, profile, request.target, until)
-
-
 def _explain(request: diagnose.Explain, backend: Backend, progress: OnProgress) -> diagnose.Explanation:
     """Divides the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
@@ -385,7 +375,6 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
         _one(it.target), on, it.dtype, it.case, say, it.target
     ),
-    laws.TryLaw: _try_law,
     sweeps.ListSpaces: lambda it, on, say: _in("search.sweep.serve").spaces(it, on),
     sweeps.SweepChunks: lambda it, on, say: _in("search.sweep.serve").chunks(it, on, say),
     sweeps.RecordSweep: lambda it, on, say: _in("search.sweep.serve").record(it),

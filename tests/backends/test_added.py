@@ -86,7 +86,6 @@ def test_a_run_on_an_added_backend_has_its_name_and_its_own_bounds(project: Path
     assert done.returncode == 0, done.stdout + done.stderr
     run = files.load(project / "run.json")
     assert (run.backend, arch_of(run), run.verdict) == ("npu", "npu_1000", "pass")
-    assert "untested" not in run.environment
     assert "npu, profile default" in done.stdout
     proposed = verify(project, "bounds", "propose", "run.json")
     assert "reports/bounds/npu_1000/mine.toml" in proposed.stdout

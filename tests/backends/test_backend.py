@@ -8,11 +8,14 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
+from tests.report.sample import passing
 from verify.backends import Cuda, activate, select
 from verify.errors import UsageError
+from verify.records.readings import arch_of
 
 ROOT = Path(__file__).resolve().parents[2]
 GPU = torch.cuda.is_available()
@@ -32,8 +35,28 @@ def test_an_unknown_name() -> None:
     with pytest.raises(UsageError) as error:
         select("npu")
     assert str(error.value) == (
-        "backend: it is one of cuda, rocm, xpu, interpreter, cpu; got 'npu'\n  next: --backend interpreter"
+        "backend: it is one of cuda, interpreter, cpu; got 'npu'\n  next: --backend interpreter"
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "arch", "bounds"),
+    [
+        ("cuda", "sm_90", "sm_90"),
+        ("cuda", "gfx90a", "unknown"),
+        ("cuda", "absent", "unknown"),
+        ("cpu", "cpu_avx2", "cpu_avx2"),
+        ("cpu", "sm_90", "unknown"),
+        ("interpreter", "sm_90", "interpreter"),
+        ("npu", "npu_1000", "npu_1000"),
+        ("npu", "sm_90", "unknown"),
+        ("npu", "interpreter", "unknown"),
+        ("", "_x", "unknown"),
+    ],
+)
+def test_bounds_of_another_backend_never_apply(backend: str, arch: str, bounds: str) -> None:
+    run = msgspec.structs.replace(passing(), backend=backend, environment={"arch": arch})
+    assert arch_of(run) == bounds
 
 
 @pytest.mark.skipif(GPU, reason="needs a machine without a GPU")
@@ -86,6 +109,7 @@ def test_activation_after_triton_was_imported_to_compile_is_refused() -> None:
 import triton
 from verify import backends
 from verify.errors import UsageError
+from verify.records.readings import arch_of
 try:
     backends.activate(backends.select('interpreter'))
 except UsageError as error:

@@ -78,7 +78,7 @@ def test_it_is_chosen_without_a_gpu_and_without_triton(project: Path) -> None:
     assert y.basis.kind == "exhaustive" and y.status == "wrong", "-inf gives NaN in PyTorch"
     asked = verify(project, "doctor")
     assert "backend   cpu on cpu" in asked.stdout and "optional  triton: runs Triton kernels" in asked.stdout
-    assert asked.returncode == 0 and "never run  rocm, xpu: no test of verify has run there" in asked.stdout
+    assert asked.returncode == 0
 
 
 def test_a_law_finds_its_mutant_there() -> None:

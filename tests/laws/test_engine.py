@@ -15,10 +15,12 @@ from verify import backends
 from verify.cases import Case
 from verify.cases.strategies import Sizes, space
 from verify.declare.declaration import Kernel
-from verify.errors import UsageError
+from verify.errors import IN_ERROR, KernelError, TruthError, UsageError
 from verify.laws import engine, registry
 from verify.laws.engine import PROFILES, Profile, profile_named, run_law
 from verify.laws.law import Broken, Law, Subject, space_of
+from verify.measure import session
+from verify.records.record import Gap, KernelRun
 
 SIZES = Sizes(elements=300, width=300, depth=64)
 PROFILE = Profile("trial", 30, {"small": SIZES, "large": SIZES}, fixed=0)
@@ -191,3 +193,27 @@ def test_a_broken_law_says_whose_fault_it_is(function: Any, law: str, cause: str
         assert f"k breaks the law of {law}" not in said
     if cause == "not deterministic":
         assert "besides" in found.facts and "--law determinism" in said
+
+
+def raising(error: Exception) -> Law:
+    def check(subject: Subject, case: Case) -> None:
+        raise error
+
+    return law_of(check)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (TruthError("routes"), f"{IN_ERROR}: routes"),
+        (RuntimeError("stride"), f"{IN_ERROR}: verify itself failed: RuntimeError: stride"),
+    ],
+)
+def test_a_law_without_a_verdict_is_neither_kept_nor_broken(error: Exception, said: str) -> None:
+    found = engine.try_law(raising(error), silu, "float32", here(), PROFILE)
+    assert (found.status, found.message) == ("skipped", said)
+    with pytest.raises(type(error)):
+        run_law(raising(error), silu, "float32", here(), PROFILE)
+    one = KernelRun("k", "k.py::k", "silu", {}, "", "ok", [], laws=[found], notes=["plain"])
+    assert session.gaps_of(one) == [Gap("harness error", f"k: the law of trial in float32: {said}", "k.py::k")]
+    assert engine.try_law(raising(KernelError("no")), silu, "float32", here(), PROFILE).status == "broken"

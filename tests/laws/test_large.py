@@ -12,11 +12,12 @@ from torch import Tensor
 from verify import backends
 from verify.cases import Case
 from verify.declare.declaration import Kernel, kernel
+from verify.errors import SPENT
 from verify.laws import accuracy, engine, profiles, registry, suite
 from verify.laws.law import Broken, Law, Subject, plain_case
 from verify.measure.effort import Effort
 from verify.measure.requests import Measure
-from verify.records.record import KernelRun, LawRun
+from verify.records.record import Gap, KernelRun, LawRun
 from verify.report.present import law_counts
 
 TINY = Effort(work=2.0**18, whole=16, elements=64, drawn=2.0**18)
@@ -109,12 +110,16 @@ def test_laws_of_large_cases_share_the_time_and_the_record_names_those_without_a
     assert given["accuracy"] == pytest.approx(15 * 4 / (count + 2))
     none = [law.law for law in found.laws if law.status == "skipped"]
     assert none == list(profiles.NAMES[profiles.NAMES.index("autocast") + 1 :])
-    some = "laws share 25 s, as a case is large: 1 tried some of their cases, at least 3 each"
+    some = "laws share 25 s: 1 tried some of their cases, at least 3 each"
     assert found.notes == [f"{some}; not tried: {', '.join(none)}"]
     assert law_counts(found.laws) == f"{count - len(none)} kept, {len(none)} not tried"
     clock[0] = 1000.0
     small = suite.with_laws(done, declared(softmax, 3, 5), backends.select(), Measure("", laws="ci"))
     assert given["autocast"] == float("inf") and not any(law.status == "skipped" for law in small.laws)
+    clock[0] = 1000.0
+    night = suite.with_laws(done, declared(softmax, 3, 5), backends.select(), Measure("", laws="ci", enough=25.0))
+    names = ", ".join(f"{name} in float32" for name in none)
+    assert night.gaps == [Gap("out of time", f"softmax: laws not tried: {names}: {SPENT}", done.target)]
 
 
 def test_accuracy_judges_some_elements_of_a_large_result_and_names_the_place_in_it(

@@ -139,14 +139,14 @@ def test_a_night_whose_folder_takes_nothing_measures_all_and_says_so(
 ) -> None:
     (tmp_path / "go").touch()
     (tmp_path / "night").touch()  # a file, in which no folder can be made: no write of the night succeeds
-    others = tuple(law.name for law in registry.ALL if law.name != "shapes")
+    others = tuple(law.name for law in registry.ALL if law.name != "determinism")
     mine = night(tmp_path, profile="quick", without=others)
     mine.folder = mine.folder / "of today"
     stages = tuple(stage for stage in nightly.STAGES if stage.name in ("accuracy", "sweep", "laws"))
     found = nightly.run(mine, stages, "verify nightly")
     assert [(stage.name, stage.status) for stage in found.stages] == [(stage.name, "ok") for stage in stages]
     assert found.verdict == "pass" and {result.source for result in found.kernels[0].results} == {"run", "sweep"}
-    assert [law.status for law in found.kernels[0].laws if law.law == "shapes"] == ["ok"]
+    assert [law.status for law in found.kernels[0].laws if law.law == "determinism"] == ["ok"]
     said = capsys.readouterr().err
     assert "cannot write" in mine.lost and all(name in said for name in ("night.parts", "laws.parts", "sweep.parts"))
 

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from verify.backends.backend import NEVER_RUN, Backend, Cpu, Cuda, Interpreter, Rocm, Xpu, told_to_interpret
+from verify.backends.backend import Backend, Cpu, Cuda, Interpreter, told_to_interpret
 from verify.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
-    "NEVER_RUN",
     "Backend",
     "Cpu",
     "Cuda",
@@ -43,7 +42,7 @@ __all__ = [
 ]
 
 #: verify's own backends, in the order in which `select` tries them.
-BACKENDS: dict[str, type[Backend]] = {each.name: each for each in (Cuda, Rocm, Xpu, Interpreter, Cpu)}
+BACKENDS: dict[str, type[Backend]] = {each.name: each for each in (Cuda, Interpreter, Cpu)}
 _ACTIVE: list[Backend] = []  # the backend of this process, once it is active
 
 
@@ -81,12 +80,6 @@ def select(requested: str | None = None) -> Backend:
         chosen = Interpreter
     else:
         chosen = next(each for each in BACKENDS.values() if not each.lacking())
-        if not chosen.tested:
-            raise UsageError(
-                f"backend: no test of verify has run on {chosen.name}, so it is used only if it is named; "
-                f"this machine has {chosen.here().label}",
-                hint=f"--backend {chosen.name} tries it; --backend interpreter or --backend cpu runs on the CPU",
-            )
         if chosen is Interpreter and find_spec("triton") is None:
             chosen = Cpu
     demand_agreement(chosen)
@@ -120,12 +113,11 @@ def asked() -> str:
 
 
 def architecture(device: Any) -> str:
-    """Returns the name that determines the bits of torch's functions on a device: "cpu", "sm_90", "gfx90a"."""
+    """Returns the name that determines the bits of torch's functions on a device: "cpu", "sm_90"."""
     import torch
 
     kind = torch.device(device).type
-    driven = {"cuda": Rocm if torch.version.hip else Cuda, "xpu": Xpu}.get(kind)
-    return kind if driven is None else driven.architecture(device)
+    return Cuda.architecture(device) if kind == Cuda.name else kind
 
 
 def runs_on(declared: Collection[str], name: str) -> bool:

@@ -21,8 +21,6 @@ from typing import Any, ClassVar, Literal, Self
 
 from verify.errors import UsageError
 
-NEVER_RUN = "no test of verify has run there, so nothing is known of its results"
-
 
 @dataclass(frozen=True)
 class Backend:
@@ -36,7 +34,6 @@ class Backend:
     asked: str = ""
 
     name: ClassVar[str]  # its name in records and in --backend
-    tested: ClassVar[bool] = False  # True: verify's own tests have run there; False: it must be selected by name
     scale: ClassVar[Literal["small", "large"]] = "small"  # the sizes of cases, searches and sweeps that are affordable
     gpu: ClassVar[bool] = False  # one process keeps the device busy in a sweep; figures do not depend on the CPU
     forks: ClassVar[bool] = True  # a process may fork after it used the device
@@ -90,13 +87,13 @@ class Backend:
 
     def environment(self) -> dict[str, str]:
         """Returns entries of a record in addition to the fingerprint that all backends share."""
-        return {} if self.tested else {"untested": NEVER_RUN}
+        return {}
 
 
 class Cpu(Backend):
     """Runs PyTorch code: any function of tensors, C++ extensions too. It needs no GPU and never imports Triton."""
 
-    name, tested = "cpu", True
+    name = "cpu"
 
     @classmethod
     def here(cls) -> Self:
@@ -118,7 +115,7 @@ class Interpreter(Backend):
     (exp2, erf, tanh, division) are correctly rounded, and a * b + c is never fused.
     """
 
-    name, tested, triton = "interpreter", True, "interpreted"
+    name, triton = "interpreter", "interpreted"
 
     @classmethod
     def here(cls) -> Self:
@@ -171,47 +168,48 @@ def triton_interprets() -> bool | None:
 
 
 SHARE = 4 << 30  # bytes of GPU memory for each worker: its context, and a case with its truth
-MOST_LETTERS = 27  # of a GPU's name that its architecture keeps
 
 
-class Gpu(Backend):
-    """One GPU. `driven_by` is the module of torch that drives it; `hip` is True for AMD's."""
+class Cuda(Backend):
+    """One GPU of NVIDIA."""
 
-    scale, gpu, forks, triton = "large", True, False, "compiled"
-    driven_by: ClassVar[str] = "cuda"
-    hip: ClassVar[bool] = False
+    name, arches, scale, gpu, forks, triton = "cuda", "sm_", "large", True, False, "compiled"
+    clock = streams = True
+    driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
 
     @classmethod
-    def torch_module(cls) -> Any:
-        """Returns torch.cuda or torch.xpu."""
-        import torch
-
-        return getattr(torch, cls.driven_by)
+    def is_single(cls) -> bool:
+        alone = not os.environ.get(cls.visible) and len(list(Path("/dev").glob("nvidia[0-9]*"))) <= 1
+        return alone or super().is_single()
 
     @classmethod
     def architecture(cls, device: Any) -> str:
         """Returns the architecture of a GPU, such as sm_90."""
-        raise NotImplementedError
+        import torch
+
+        major, minor = torch.cuda.get_device_capability(device)
+        return f"sm_{major}{minor}"
 
     @classmethod
     def lacking(cls) -> str:
         import torch
 
-        if bool(torch.version.hip) != cls.hip:
+        if torch.version.hip:
             return f"needs a torch that was built for it; torch.version.hip is {torch.version.hip}"
-        if not cls.torch_module().is_available():
-            return f"needs a GPU that torch can use; torch.{cls.driven_by}.is_available() is False"
-        return ""
+        return "" if torch.cuda.is_available() else "needs a GPU that torch can use; torch.cuda.is_available() is False"
 
     @classmethod
     def here(cls) -> Self:
-        index = cls.torch_module().current_device()
-        name, arch = cls.torch_module().get_device_name(index), cls.architecture(index)
-        return cls(f"{cls.driven_by}:{index}", f"{name} ({arch if cls.tested else f'{cls.name} {arch}'})")
+        import torch
+
+        index = torch.cuda.current_device()
+        return cls(f"cuda:{index}", f"{torch.cuda.get_device_name(index)} ({cls.architecture(index)})")
 
     @classmethod
     def count(cls) -> int:
-        return int(cls.torch_module().device_count())
+        import torch
+
+        return torch.cuda.device_count()
 
     def activate(self) -> None:
         demand_triton()
@@ -228,59 +226,18 @@ class Gpu(Backend):
         """
         import torch
 
-        if not self.torch_module().is_initialized() or not self.torch_module().max_memory_reserved(self.device):
+        cuda: Any = torch.cuda
+        if not cuda.is_initialized() or not cuda.max_memory_reserved(self.device):
             return True
         try:
-            self.torch_module().synchronize(self.device)
+            cuda.synchronize(self.device)
             return bool(torch.zeros(1, device=self.device).sum() == 0)
         except Exception:
             return False
 
     def workers(self, cores: int) -> int:
         """Returns one per core, because exact verdicts are the CPU's work, or as many as fit into the GPU's memory."""
-        memory: int = self.torch_module().get_device_properties(self.device).total_memory
+        import torch
+
+        memory: int = torch.cuda.get_device_properties(self.device).total_memory
         return max(1, min(cores, memory // SHARE))
-
-    def environment(self) -> dict[str, str]:
-        return {} if self.tested else {"arch": self.architecture(self.device), **super().environment()}
-
-
-class Cuda(Gpu):
-    """NVIDIA."""
-
-    name, tested, arches = "cuda", True, "sm_"
-    clock = streams = True
-    driver: ClassVar[Path | None] = Path("/dev/nvidiactl")
-
-    @classmethod
-    def is_single(cls) -> bool:
-        alone = not os.environ.get(cls.visible) and len(list(Path("/dev").glob("nvidia[0-9]*"))) <= 1
-        return alone or super().is_single()
-
-    @classmethod
-    def architecture(cls, device: Any) -> str:
-        major, minor = cls.torch_module().get_device_capability(device)
-        return f"sm_{major}{minor}"
-
-
-class Rocm(Gpu):
-    """AMD. Its PyTorch uses the names of CUDA; the capability (9, 0) that it reports does not mean sm_90."""
-
-    name, arches, visible, hip = "rocm", "gfx", "HIP_VISIBLE_DEVICES", True
-    clock = streams = True
-
-    @classmethod
-    def architecture(cls, device: Any) -> str:
-        # such as gfx90a:sramecc+:xnack-, gfx90a with two features
-        return str(cls.torch_module().get_device_properties(device).gcnArchName).partition(":")[0]
-
-
-class Xpu(Gpu):
-    """Intel. torch has no name of the architecture, so the GPU's own name serves."""
-
-    name = driven_by = "xpu"
-
-    @classmethod
-    def architecture(cls, device: Any) -> str:
-        name = cls.torch_module().get_device_name(device).lower().removeprefix("intel(r) ")
-        return f"xpu_{re.sub('[^a-z0-9]+', '_', name).strip('_')[-MOST_LETTERS:]}"

@@ -1,6 +1,6 @@
-"""Show the backend, versions, probes, and what is missing.
+"""Show the backend, versions, settings, and what is missing.
 
-Show which backend runs kernels here, the versions and arithmetic probes that every record carries, and what is
+Show which backend runs kernels here, the versions and settings that every record carries, and what is
 missing with the step to get it.
 
     verify doctor
@@ -55,7 +55,6 @@ def main(options: argparse.Namespace) -> int:
             about = msgspec.to_builtins(worker.ask(Environment(), timeout=process.START_SECONDS))
     # a file of the assertion library of that name
     about["other_verify"] = importlib.util.find_spec("verify.base") is not None
-    about["never_run"] = [name for name, each in backends.BACKENDS.items() if not each.tested]
     sinks.deliver_data(options, {**about, "missing": missing}, _lines(about, missing))
     return exits.INCOMPLETE if broken else exits.PASS
 
@@ -67,7 +66,6 @@ def _lines(about: dict[str, Any], missing: list[dict[str, Any]]) -> list[str]:
             lines += [name, *(f"    {key:<34} {item}" for key, item in value.items())]
         else:
             lines.append(f"{name:<9} {value}")
-    lines.append(f"never run  {', '.join(about['never_run'])}: {backends.NEVER_RUN}")
     if about["other_verify"]:
         lines.append("another distribution, verify, is installed in the same folder: each replaces files of the other")
     for item in missing:

@@ -3,8 +3,7 @@
 Measure everything, judge it by the committed bounds and write one report, within a time budget. Every finished part
 is kept: the same command continues an interrupted one. Without a target the configured `peers` are measured too.
 --timeout limits a part of a stage: in accuracy one dtype of a kernel, in sweep one span of inputs, in bench the
-timings of one dtype, in hunt one result in one dtype beyond its own time, in laws one law of one kernel in one
-dtype.
+timings of one dtype, in hunt one result in one dtype beyond its own time, in laws those of one kernel in one dtype.
 
     verify nightly --budget 60m
     verify nightly accuracy.py --stage accuracy --stage laws --profile ci

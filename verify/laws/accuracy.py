@@ -7,10 +7,11 @@ from the given weights, so a kernel that rounds them first exceeds its limit.
 Details:
 
 * accuracy: Hypothesis varies shapes, value recipes and parameters and tries to make the error large (`target`). Fixed
-  cases come first. They have every recipe, parameter and shape once, every recipe with every parameter, a stride for
-  each operand alone, and None for each optional operand. A kernel may refuse None with an error. Other fixed cases have
-  subnormal weights, or one long dimension of a PyTorch function: whole blocks, one index more, and one less, as far as
-  exact values are affordable.
+  cases come first. Shipped ops have any rank from 0 to 5, single elements, primes, sizes on both sides of a block, and
+  empty tensors, which give empty results and a weight gradient of zero. All ops have every recipe, parameter and shape
+  once, every recipe with every parameter, a stride for each operand alone, and None for each optional operand. A kernel
+  may refuse None with an error. Other fixed cases have subnormal weights, or one long dimension of a PyTorch function:
+  whole blocks, one index more, and one less, as far as exact values are affordable.
 
   The law repeats each call without a gradient: where no operand requires one, under `torch.no_grad()` and under
   `torch.inference_mode()`. It judges the outputs if their bits differ. In plain cases it also repeats the call with
@@ -51,12 +52,13 @@ from verify.cases.strategies import CaseSpace, Layouts, Sizes, fixed_shapes, rec
 from verify.cases.values import CONFIDENT, SMALL
 from verify.declare.declaration import Kernel
 from verify.errors import KernelError, TruthError
-from verify.laws.law import Broken, Excess, Subject, law, plain_case, said_of, space_of
+from verify.laws.law import Broken, Excess, Subject, law, plain_case, plain_cases, said_of, space_of
 from verify.measure.call import Measured, alone, inferred, run_baseline, run_kernel
 from verify.measure.case import sampled_question
 from verify.measure.effort import Effort, beyond, differing, sampled
 from verify.measure.element import WholeResult, worst_element
 from verify.measure.judge import JudgedBy, judge_by
+from verify.ops.geometry import ByGeometry, Shapes
 from verify.records.figure import UNIT
 from verify.records.readings import NONFINITE
 from verify.records.record import CLASSES, Origin, value_of
@@ -88,12 +90,45 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
         *chosen.each_choice(),
         *chosen.each_pair(),
         *chosen.each_alone(),
+        *_any_size(subject),
         *_every_pattern(subject),
         *_scored(subject),
         *_long(subject),
         *_pairs(subject),
         *_subnormal_weights(subject),
     )
+
+
+_SIZES: ByGeometry[Shapes] = ByGeometry(
+    elementwise=(
+        *((1,), (2,), (), (0,), (7,), (3, 5), (1, 1), (2, 3, 5), (3, 0), (0, 3), (2, 1, 3, 2), (2, 0, 3)),
+        *((1, 2, 1, 3, 2), (13, 17), (127,), (128,), (129,), (1023,), (1025,), (1009,), (2, 3, 4, 43)),
+    ),
+    rowwise=(
+        *((1, 1), (1,), (3,), (2, 3), (0, 5), (2, 3, 5), (1, 1, 1), (2, 0, 5), (2, 1, 3, 7), (1, 2, 1, 2, 13)),
+        *((2, 127), (2, 128), (2, 129), (3, 1023), (1, 1025), (65, 3), (2, 1009), (0,), (3, 0)),
+    ),
+    contraction=(
+        *((1, 1, 1), (2, 3, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 65, 1), (63, 5, 65), (17, 1, 13)),
+        *((1, 129, 33), (127, 2, 3), (129, 3, 2), (33, 64, 31), (3, 31, 17), (0, 0, 0)),
+    ),
+)
+
+
+def _any_size(subject: Subject) -> tuple[Case, ...]:
+    """Returns plain cases of a shipped op: any rank, empty, one element, primes, both sides of a block."""
+    geometry, exact = subject.kernel.op.geometry, subject.dtype == "float64"
+    if geometry.named:
+        return ()
+    sizes = _EXACT if exact else subject.sizes
+    shapes = [dims for dims in geometry.of(_SIZES) if not exact or math.prod(dims) <= _EXACT.elements]
+    if geometry.multiplies:
+        shapes = [dims for dims in shapes if dims[1] <= sizes.depth]
+    elif geometry.by_row:
+        shapes = [*(dims for dims in shapes if dims[-1] <= sizes.width), (2, sizes.width + 1)]
+    else:
+        shapes = [*(dims for dims in shapes if dims or not geometry.packed), (sizes.elements + 1,)]
+    return plain_cases(subject, space_of(subject, shapes=shapes))
 
 
 def _long(subject: Subject) -> tuple[Case, ...]:

@@ -237,20 +237,6 @@ def agree(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     )
 
 
-def flattened(
-    kernel: Kernel, case: Case, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor]
-) -> tuple[dict[str, Tensor | None], Tensors]:
-    """Returns the same values as a matrix, or as a vector for elementwise ops that are not packed."""
-    data = data_operands(kernel)
-    line = kernel.op.geometry.by_element and not kernel.op.geometry.packed
-
-    def flat(tensor: Tensor) -> Tensor:
-        return tensor.reshape(-1) if line else tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
-
-    reshaped = {name: flat(value) if value is not None and name in data else value for name, value in inputs.items()}
-    return reshaped, {name: flat(value) for name, value in upstream.items()}
-
-
 def filled_like(tensor: Tensor, value: float) -> Tensor:
     """Returns a tensor of one value. It is made in float32, because float8 has no fill."""
     return torch.full(tensor.shape, value, dtype=torch.float32, device=tensor.device).to(tensor.dtype)

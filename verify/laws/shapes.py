@@ -1,27 +1,19 @@
-"""Shapes: the dimensions of a tensor arrange its values and do not change them.
+"""Many rows: a kernel computes all rows, however many there are.
 
-`shapes` tries ranks from 0 to 5, single elements, primes, sizes on both sides of a block, and empty tensors, which
-give empty results and a weight gradient of zero. `many rows` tries more rows than a kernel launches programs, and
-than a grid axis holds (65,535). It judges gradients that sum over rows at up to 4,097 rows, and at 1,048,576 in long
-profiles on a GPU.
+`many rows` tries more rows than a kernel launches programs, and than a grid axis holds (65,535). It judges gradients
+that sum over rows at up to 4,097 rows, and at 1,048,576 in long profiles on a GPU.
 
 Details:
 
-* shapes: results have the right shape, and the bits of the same values in a matrix (in a vector, for elementwise ops).
-  The law tries any rank (0 to 5), single elements, primes, and sizes on both sides of a block. Empty tensors raise no
-  error and give empty results. A weight without rows has a gradient of zero. A matrix product has no equivalent shape,
-  so at its extreme shapes it must be within its limit of the exact answer.
-* many rows: the law tries more rows than a kernel launches programs, and than a grid axis holds (65,535). They must
-  give the bits of the same rows given a few at a time. So must more elements of an elementwise op than other tests
-  judge one by one. Gradients that sum over rows are within the kernel's limit of the exact sum at 9, 66, 257 and 4,097
-  rows, and at 1,048,576 in long profiles on a GPU. A kernel that loses the rows beyond one of its blocks is right below
-  that number. In a PyTorch function, each named dimension alone gets as many indices. No result may exceed 16 times the
-  limit, unless its row gives the same result alone.
+The rows give the bits of the same rows given a few at a time. So do more elements of an elementwise op than other tests
+judge one by one. Gradients that sum over rows are within the kernel's limit of the exact sum at 9, 66, 257 and 4,097
+rows, and at 1,048,576 in long profiles on a GPU. A kernel that loses the rows beyond one of its blocks is right below
+that number. In a PyTorch function, each named dimension alone gets as many indices. No result may exceed 16 times the
+limit, unless its row gives the same result alone.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import numpy as np
@@ -30,110 +22,13 @@ import torch
 from verify.cases import Case
 from verify.cases.plan import PLAN_SIZES, SUMMED_ROWS, summed_dims, summed_results
 from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_of
-from verify.cases.strategies import EITHER_PATH, CaseSpace, row_counts
+from verify.cases.strategies import CaseSpace, row_counts
 from verify.laws.accuracy import broken_by, judge_measured
-from verify.laws.law import Broken, Subject, demand_same, law, plain_cases, show, space_of
-from verify.laws.locality import Rows, flattened, independent_rows, lacks_rows, separate_rows, shared_operands
-from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors
+from verify.laws.law import Broken, Subject, demand_same, law, plain_cases, space_of
+from verify.laws.locality import Rows, independent_rows, lacks_rows, separate_rows
+from verify.measure.call import Measured, run_kernel, run_tensors
 
 Dims = tuple[int, ...]
-
-_NO_ROWS = "it is about rows of data, which a PyTorch function need not have; its sizes are tried by accuracy"
-
-_ELEMENTWISE: tuple[Dims, ...] = (
-    *((1,), (2,), (), (0,), (7,), (3, 5), (1, 1), (2, 3, 5), (3, 0), (0, 3), (2, 1, 3, 2), (2, 0, 3)),
-    *((1, 2, 1, 3, 2), (13, 17), (127,), (128,), (129,), (1023,), (1025,), (1009,), (2, 3, 4, 43)),
-)
-_ROWWISE: tuple[Dims, ...] = (
-    *((1, 1), (1,), (3,), (2, 3), (0, 5), (2, 3, 5), (1, 1, 1), (2, 0, 5), (2, 1, 3, 7), (1, 2, 1, 2, 13)),
-    *((2, 127), (2, 128), (2, 129), (3, 1023), (1, 1025), (65, 3), (2, 1009), (0,), (3, 0)),
-)
-_CONTRACTION: tuple[Dims, ...] = (
-    *((1, 1, 1), (2, 3, 5), (0, 3, 5), (2, 0, 5), (2, 3, 0), (1, 65, 1), (63, 5, 65), (17, 1, 13)),
-    *((1, 129, 33), (127, 2, 3), (129, 3, 2), (33, 64, 31), (3, 31, 17), (0, 0, 0)),
-)
-
-
-def _dims(subject: Subject) -> list[Dims]:
-    geometry, sizes = subject.kernel.op.geometry, subject.sizes
-    if geometry.multiplies:
-        products = [dims for dims in _CONTRACTION if dims[1] <= sizes.depth]
-        if subject.dtype == "float64":  # every element of its truth is evaluated alone: 30 s for all shapes
-            products = [(m, k, n) for m, k, n in products if m * n + m * k + k * n <= 700]
-        return products
-    if geometry.by_row:
-        widest = (2, sizes.width + 1)
-        return [*(dims for dims in _ROWWISE if dims[-1] <= sizes.width), widest]
-    chosen = [dims for dims in _ELEMENTWISE if dims or not geometry.packed]
-    return [*chosen, (sizes.elements + 1,)]
-
-
-# with so few shapes no search is needed: each is tried every time, and drawn again with other values
-@law(
-    "shapes",
-    lambda subject: space_of(subject, shapes=_dims(subject), upstream=EITHER_PATH),
-    applies=lambda subject: _NO_ROWS if subject.kernel.op.geometry.named else None,
-    examples=plain_cases,
-    share=0.5,
-)
-def shapes(subject: Subject, case: Case) -> None:
-    """Any rank and size gives the bits of the same values as a matrix, empty tensors included."""
-    kernel = subject.kernel
-    measured = run_kernel(kernel, case, subject.backend.device)  # raises if a shape is wrong
-    if kernel.op.geometry.multiplies:
-        judge_measured(subject, case, measured)
-    elif 0 not in case.dims:
-        _compare_flat(subject, case, measured)
-    else:
-        _check_empty(subject, case, measured)
-
-
-def _compare_flat(subject: Subject, case: Case, measured: Measured) -> None:
-    """Compares the results of a case with the results of the same values as a matrix or a vector.
-
-    If the declaration allows neither, the results are judged against the exact answer instead.
-    """
-    kernel, size = subject.kernel, math.prod(case.dims)
-    vector = kernel.op.geometry.by_element and not kernel.op.geometry.packed
-    width = size if vector else case.dims[-1]
-    if not kernel.allows((size,) if vector else (size // width, width)):
-        judge_measured(subject, case, measured)
-        return
-    inputs, upstream = flattened(kernel, case, measured.inputs, measured.upstream)
-    unchanged, near = Unchanged(), measured.to_read
-    _, originals = flattened(kernel, case, {}, near.upstream)
-    flat = run_tensors(kernel, inputs, case.params, upstream, unchanged=unchanged, originals=originals)
-    (flat,) = unchanged.demand(flat)
-    shaped = {name: flat[name].reshape(value.shape) for name, value in near.results.items() if name in flat}
-    form = "a vector" if vector else "a matrix"
-    rule = "results depend on how the values are arranged in dimensions"
-    labels = (f"dims {list(case.dims)}", f"as {form}")
-    # a kernel may add 0.0 to the sum over one row or not, which changes the sign of a zero
-    sums = {"d" + name for name in shared_operands(kernel)}
-    got, expected = (
-        {name: value + 0.0 if name in sums else value for name, value in results.items()}
-        for results in (near.results, shaped)
-    )
-    demand_same(case, got, expected, rule, labels=labels)
-
-
-def _check_empty(subject: Subject, case: Case, measured: Measured) -> None:
-    """Checks that weights without rows have gradients of zero."""
-    if 0 not in case.dims[:-1]:
-        return
-    for name in shared_operands(subject.kernel):
-        gradient = measured.to_read.results.get("d" + name)
-        if gradient is None or gradient.numel() == 0:
-            continue
-        wrong = torch.nonzero(~(gradient.reshape(-1) == 0))
-        if wrong.numel():
-            index = int(wrong[0])
-            facts = {"got": show(gradient, index), "expected": "0.0, an empty sum"}
-            rule = f"d{name} must be 0 without rows"
-            raise Broken(rule, case, facts, result="d" + name, index=index)
-
-
-# -- many rows -----------------------------------------------------------------------------------------
 
 # multiple of the limit: among so many elements some exceed the limit slightly, which the law of accuracy reports
 _LOST = 16
@@ -254,4 +149,4 @@ def _compare_cut(subject: Subject, case: Case, whole: Measured, belonging: Rows)
         )
 
 
-LAWS = (shapes, many_rows)
+LAWS = (many_rows,)

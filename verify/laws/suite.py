@@ -12,12 +12,11 @@ import msgspec
 from verify.backends import Backend
 from verify.declare import promises
 from verify.declare.declaration import Kernel
-from verify.errors import UsageError, one_of
+from verify.errors import SPENT, UsageError, one_of
 from verify.laws import engine, registry
 from verify.laws.profiles import NAMES, remaining
-from verify.laws.schedule import left_out
 from verify.measure.requests import Measure
-from verify.records.record import RESULT_STATUSES, KernelRun, LawRun, unrepeatable
+from verify.records.record import RESULT_STATUSES, Gap, KernelRun, LawRun, unrepeatable
 from verify.workers.phases import phase
 from verify.workers.requests import OnProgress, Step
 
@@ -93,7 +92,7 @@ def with_laws(
 
     `asked.laws` names the profile. Without one the laws that the kernel promises are tried, with the profile "quick". A
     seed other than 0 replaces the profile's own seed. If the kernel has large cases, its laws share the profile's
-    seconds.
+    seconds; those of a night share `asked.enough`.
     """
     if done.status not in RESULT_STATUSES:
         return done
@@ -103,6 +102,7 @@ def with_laws(
     promised = [name for field, name in promises.LAWS.items() if getattr(kernel, field)]
     wanted = [(name, dtype) for name in (remaining(asked.without) if asked.laws else promised) for dtype in dtypes]
     seconds = chosen.seconds * len(dtypes) if asked.laws and engine.has_large_cases(kernel) else math.inf
+    seconds = min(seconds, asked.enough) if asked.laws and asked.enough else seconds
     left = [_WEIGHTS.get(name, 1.0) for name, _ in wanted]  # of the laws to come
     for number, (name, dtype) in enumerate(wanted, 1):
         progress(Step(f"{kernel.name} {dtype}, law {number} of {len(wanted)}: {name}", "law", number, len(wanted)))
@@ -119,9 +119,15 @@ def with_laws(
         if tried[-1].status != "ok" and not backend.usable():  # as after an illegal access
             tried += [LawRun(*law, "skipped", 0, _UNUSABLE, late=True) for law in wanted[number:]]
             break
-    tried += left_out(asked.without, dtypes)
+    tried += [LawRun(law, dtype, "skipped", 0, "left out by --without") for law in asked.without for dtype in dtypes]
+    gaps = list(done.gaps)
+    if asked.enough and (
+        none := [f"{law.law} in {law.dtype}" for law in tried if law.late and law.status == "skipped"]
+    ):
+        gaps.append(Gap("out of time", f"{done.name}: laws not tried: {', '.join(none)}: {SPENT}", done.target))
     return msgspec.structs.replace(
         done,
+        gaps=gaps,
         status="wrong" if any(law.status == "broken" for law in tried) else done.status,
         laws=tried,
         notes=[*done.notes, *_notes(tried, seconds)],
@@ -138,7 +144,7 @@ def _notes(tried: Sequence[LawRun], seconds: float) -> list[str]:
     if not late:
         return seen
     least = min((law.cases for law in late if law.status != "skipped"), default=0)
-    text = f"laws share {seconds:g} s, as a case is large: {len(late) - len(none)} tried some of their cases"
+    text = f"laws share {seconds:.3g} s: {len(late) - len(none)} tried some of their cases"
     text += f", at least {least} each; " if least else "; "
     return [*seen, f"{text if seconds < math.inf else ''}not tried: {', '.join(dict.fromkeys(none)) or 'none'}"]
 

@@ -169,7 +169,20 @@ def clock(seconds: float) -> str:
 
 
 # the settings of a run that each request has
-_OF_REQUEST = ("seed", "laws", "plan", "judging", "without", "memory", "fail_fast", "enough", "needed", "models")
+_OF_REQUEST = (
+    "seed",
+    "laws",
+    "plan",
+    "judging",
+    "without",
+    "memory",
+    "fail_fast",
+    "enough",
+    "needed",
+    "models",
+    "accuracy",
+)
+LEAST_SHARE = 1e-3  # seconds of a part: 0 is no limit
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
 _NO_FINDING = ("skipped", "interrupted", "ok")  # statuses of a part that found nothing
 _EARLIER = "earlier "  # before the name of a part that another start repeats: what the last start found
@@ -183,6 +196,7 @@ class Session(SourceSettings):
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
     laws: str = ""  # profile of the laws; empty: none are tried
+    accuracy: bool = True  # False: only the laws are tried, with a share of the time for each part
     without: tuple[str, ...] = ()  # laws that are not tried
     plan: str = ""  # the backend whose cases are measured; empty: the backend in use
     memory: int = 0  # bytes that judging a case may use; 0: the default
@@ -273,6 +287,7 @@ class Measuring(Source[_RunPart, KernelRun]):
     """
 
     backend: str
+    workers: int
     parts: list[_RunPart]
     sources: SourceWatch
 
@@ -307,6 +322,7 @@ class Measuring(Source[_RunPart, KernelRun]):
             claim(session.kept, session, about, sources_of(pool, targets, session.known))
         self.enqueue(_parts(declared, about.backend, session), about.backend)
         pool.grow(min(session.jobs or pool.room(about), len(self.waiting)))
+        self.workers = len(pool.workers)
         local = all(isinstance(worker, Worker) for worker in pool.workers)
         files = {file: known for listed in session.known.values() for file, known in listed.files.items()}
         self.sources = SourceWatch(files, local=local)
@@ -364,6 +380,12 @@ class Measuring(Source[_RunPart, KernelRun]):
         cores, left = session.jobs or usable_cores(), len(self.parts) - len(self.ended)
         judges = session.judges or (min(cores, 2 * cores // left) if left < cores else 1)
         settings = {name: getattr(session, name) for name in _OF_REQUEST}
+        if not session.accuracy:
+            rest = math.inf if session.until is None else session.until - time.monotonic()
+            share = rest * self.workers / (len(self.waiting) + 1)
+            settings["enough"] = max(
+                min(session.timeout / 2, share), LEAST_SHARE
+            )  # the last case may take as long again
         return Measure(part.target, dtypes=part.dtypes, seconds=session.timeout, judges=judges, **settings)
 
     def timeout(self, part: _RunPart) -> float:

@@ -325,8 +325,8 @@ class Facts:
     @cached_property
     def setting(self) -> str:
         """Returns how the run was made, for example `cuda, profile default, seed 0, 3 min 32 s`."""
-        run, untested = self.run, " (never tested)" if "untested" in self.run.environment else ""
-        where = f"{clean(run.backend)}{untested}, profile {clean(run.profile)}"
+        run = self.run
+        where = f"{clean(run.backend)}, profile {clean(run.profile)}"
         return f"{where}, seed {run.seed}, {words.seconds(run.seconds)}"
 
     @cached_property
