@@ -7,6 +7,7 @@ All are plain PyTorch.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -47,10 +48,6 @@ def _value(x: Tensor, bug: str | None) -> Tensor:
         torch.cuda.synchronize(x.device)
     if bug == "returned on device 0":
         return y.to("cuda:0") if y.is_cuda else y
-    if bug == "32-bit offset":
-        at = x.storage_offset() & ((1 << 31) - 1)
-        steps = [step & ((1 << 31) - 1) for step in x.stride()]
-        return _silu(x.as_strided(x.shape, steps, at).double()).to(x.dtype)
     return y
 
 
@@ -71,16 +68,6 @@ class _Silu(torch.autograd.Function):
         return dx, None
 
 
-@torch.library.custom_op("verify_mutants::silu", mutates_args=())
-def _operator(x: Tensor, longer: bool) -> Tensor:
-    return _value(x, None).clone(memory_format=torch.contiguous_format)
-
-
-@_operator.register_fake
-def _(x: Tensor, longer: bool) -> Tensor:
-    return x.new_empty((*x.shape[:-1], x.shape[-1] + 1) if longer else x.shape)
-
-
 def _differentiable(x: Tensor, bug: str | None) -> Tensor:
     if not x.is_floating_point():  # taken by one mutant alone
         return _value(x, bug).to(x.dtype)
@@ -88,12 +75,7 @@ def _differentiable(x: Tensor, bug: str | None) -> Tensor:
     return y
 
 
-def _through_operator(x: Tensor, bug: str | None) -> Tensor:
-    y: Tensor = _operator(x, bug == "fake of another shape")
-    return y
-
-
-_FORMS = {"silu": _differentiable, "silu forward": _value, "silu operator": _through_operator}
+_FORMS = {"silu": _differentiable, "silu forward": _value}
 
 # -- a square, an RMS norm and attention --------------------------------------------------------------------
 
@@ -164,6 +146,10 @@ def _op(form: str) -> Op:
 
 def make(*, bug: str | None, name: str, form: str) -> Kernel:
     """A kernel of one form, with at most one bug. It refuses integers, unless taking them is the bug."""
+    if form == "elements":
+        from mutants import wraps  # imports Triton
+
+        return replace(vars(wraps)["elements_wrong" if bug else "elements"], name=name)
     if form == "rms_norm":
         rounded = ("bfloat16", "float32")
         compute: Any = lambda x, weight, eps: _rms_norm(x, weight, eps, bug)  # noqa: E731
@@ -218,11 +204,10 @@ FORWARD = (
     ("causality", "attention", "a trace of masked keys", "with a weight of 1e-3", BOTH),
     ("error contract", "silu", "integers taken", "and answered in int64", BOTH),
     ("compiled", "silu forward", "other numbers when compiled", "by 1e-3", BOTH),
-    ("custom operators", "silu operator", "fake of another shape", "one element longer", BOTH),
     ("side stream", "silu", "on the default stream", "whatever stream is current", GPU),
     ("CUDA graph", "silu forward", "waits for the device", "before it returns, which no graph can hold", GPU),
     ("other device", "silu forward", "returned on device 0", "wherever x is: needs two GPUs", GPU),
-    ("large offsets", "silu forward", "32-bit offset", "offsets modulo 2^31", GPU),
+    ("large offsets", "elements", "32-bit offset", "of elements beyond 2^31", BOTH),
 )
 for _law, _form, _bug, _note, _backends in FORWARD:
     FAMILY.add(_bug, "one law alone", "forward", _note, killed_by=(_law,), backends=_backends, form=_form)

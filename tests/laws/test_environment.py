@@ -148,10 +148,9 @@ def test_a_triton_kernel_outside_of_an_operator_compiles_too() -> None:
     holds("compiled", silu_kernel(lambda x: silu(x, "")))
 
 
-@pytest.mark.parametrize("law", ["compiled", "custom operators"])
-def test_a_triton_op_keeps_them(law: str) -> None:
+def test_a_triton_op_compiles_to_the_same_bits() -> None:
     """Its function runs on tensors without values: on the interpreter too nothing is launched on those."""
-    holds(law, silu_kernel(silu_in_a_triton_op(), gradients=False))
+    holds("compiled", silu_kernel(silu_in_a_triton_op(), gradients=False))
 
 
 def test_a_case_that_spells_out_its_elements_is_tried_in_a_larger_shape_too() -> None:
@@ -170,11 +169,6 @@ def test_a_value_that_is_baked_into_the_compiled_program_is_found() -> None:
 
     found = breaks("compiled", silu_kernel(baked, gradients=False), "torch.compile changes the results")
     assert found.facts["call"] == "other values in the first shape"
-
-
-def test_a_right_operator_keeps_the_law_and_a_kernel_without_one_is_skipped() -> None:
-    holds("custom operators", silu_kernel(lambda x: silu_in_an_operator(x, ""), gradients=False))
-    skips("custom operators", silu_kernel(torch.nn.functional.silu), "the kernel calls no custom operator")
 
 
 def test_autocast_that_is_ignored_or_applied_throughout_keeps_the_law() -> None:
@@ -229,7 +223,7 @@ def test_operators_that_autocast_casts_one_by_one_keep_the_law_as_in_pytorch() -
 
 # -- devices -------------------------------------------------------------------------------------------
 
-GPU_LAWS = ("side stream", "CUDA graph", "other device", "large offsets", "large tensors")
+GPU_LAWS = ("side stream", "CUDA graph", "other device", "large tensors")
 
 
 @pytest.mark.parametrize("law", GPU_LAWS)
@@ -346,22 +340,6 @@ def test_rows_of_a_pytorch_function_are_found_where_they_are_wrong() -> None:
     )
     found = attempt("large tensors", few(lambda x: x.double().softmax(-1).float()), profile=NIGHTLY)
     assert found.status == "skipped" and "may be so long" in found.message
-
-
-@pytest.mark.usefixtures("roomy")
-def test_operands_of_a_pytorch_function_far_into_memory_are_tried() -> None:
-    def scaled(x, weight, *, cut: bool):
-        y = x * weight
-        return y * 0 if cut and COUNTED in (x.storage_offset(), weight.storage_offset()) else y
-
-    for cut in (False, True):
-        about = {"shapes": {"x": "n m", "weight": "m"}, "dtypes": ["float32"], "name": "scaled"}
-        kernel = verify.kernel(like=lambda x, weight: x * weight, **about)(
-            lambda x, weight, c=cut: scaled(x, weight, cut=c)
-        )
-        found = attempt("large offsets", kernel, profile=NIGHTLY)
-        assert found.status == ("broken" if cut else "ok"), (found.message, found.facts)
-    assert found.facts["operand"] == "x 2^31 elements into its storage"
 
 
 @pytest.mark.usefixtures("roomy")

@@ -7,6 +7,7 @@ import pkgutil
 import re
 import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,6 +64,21 @@ def test_a_run_that_fails_fast_tries_no_law_after_a_finding(monkeypatch: pytest.
     for fast, count in ((False, len(profiles.NAMES)), (True, 3)):
         found = suite.with_laws(done, silu, backends.select(), Measure("", laws="ci", fail_fast=fast))
         assert (found.status, len(found.laws)) == ("wrong", count)
+
+
+def test_what_a_kernel_breaks_beside_determinism_is_put_down_to_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = {"determinism": "not deterministic", "accuracy": "", "autocast": "failed", "memory bounds": ""}
+
+    def tried(law: Law, kernel: Kernel, dtype: str, *rest: object, **more: object) -> LawRun:
+        cause: Any = broken.get(law.name, "")
+        return LawRun(law.name, dtype, "broken" if law.name in broken else "ok", 1, cause=cause)
+
+    monkeypatch.setattr(suite.engine, "try_law", tried)
+    silu = kernel(op="silu", dtypes=["float32"])(lambda x: x)
+    done = KernelRun("silu", "here.py::silu", "silu", {}, "", "ok", [])
+    found = suite.with_laws(done, silu, backends.select(), Measure("", laws="ci")).laws
+    causes = {law.law: law.cause for law in found if law.status == "broken"}
+    assert causes == broken | {"accuracy": "not deterministic"}
 
 
 def test_a_run_says_which_laws_it_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

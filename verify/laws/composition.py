@@ -8,8 +8,6 @@ Details:
 
 * compiled: under `torch.compile`, outputs and gradients have the bits of the plain call. The law does not apply to a
   kernel that fails there and reads a number on the host.
-* custom operators: `torch.library.opcheck` accepts every custom operator that the kernel calls, forward and backward.
-  So its schema is right about what it changes and aliases, and its fake implementation about shapes and strides.
 * autocast: inside `torch.autocast`, to float16 and to bfloat16, a call gives one of three results, including gradients,
   to the bit: the result outside autocast, the result for operands cast to the autocast dtype, or the result for
   operands cast to float32. PyTorch's own functions need not: autocast casts operators one by one, so the products of
@@ -28,7 +26,6 @@ import msgspec
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from verify.backends.interpreter.install import untraced
 from verify.cases import Case, inputs_of, upstream_of
@@ -38,7 +35,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
 from verify.laws.law import Broken, NotApplicable, Subject, demand_same, law, plain_case, plain_cases, plain_space
-from verify.measure.call import call_tensors, describe, gradients_of, run_kernel
+from verify.measure.call import call_tensors, gradients_of, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth.formats import named, torch_dtype
 
@@ -138,52 +135,6 @@ def compiled(subject: Subject, case: Case) -> None:
         raise
 
 
-# -- custom operators ----------------------------------------------------------------------------------
-
-
-class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Copies the arguments of the first call of every custom operator."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: dict[Any, tuple[Any, Any]] = {}
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func.namespace not in ("aten", "prim", "prims") and func not in self.calls:
-            self.calls[func] = tree_map_only(Tensor, lambda value: value.detach().clone(), (args, kwargs))
-        return func(*args, **kwargs)
-
-
-def _recorded(subject: Subject, case: Case) -> dict[Any, tuple[Any, Any]]:
-    inputs = inputs_of(subject.kernel.op, case, subject.backend.device)
-    with _Recorder() as recorder:
-        graph = call_tensors(subject.kernel, inputs, case.params, differentiate=bool(case.upstream))
-        gradients_of(subject.kernel, graph, upstream_of(subject.kernel.op, case, graph.values))
-    return dict(recorder.calls)
-
-
-def _uses_operators(subject: Subject) -> str | None:
-    case = plain_case(subject, shapes_for(subject.kernel, _DIMS, 512)[0])
-    try:
-        return None if _recorded(subject, case) else "the kernel calls no custom operator"
-    except KernelError:
-        return None  # the check raises the same error, and reports it with its case
-
-
-@law("custom operators", _space, applies=_uses_operators, examples=_one, share=0.05)
-def custom_operators(subject: Subject, case: Case) -> None:
-    """`torch.library.opcheck` accepts every custom operator that the kernel calls."""
-    for operator, (args, kwargs) in _recorded(subject, case).items():
-        try:
-            tests = ("test_schema", "test_faketensor")
-            torch.library.opcheck(operator, args, kwargs, test_utils=tests)
-        except Exception as error:
-            said = describe(error).replace(" (scroll up for stack trace)", "")  # the stack trace is not shown
-            facts = {"operator": str(operator), "opcheck says": said}
-            raise Broken("a custom operator of the kernel is not what it is registered as", case, facts) from None
-
-
 # -- autocast ------------------------------------------------------------------------------------------
 
 
@@ -265,4 +216,4 @@ def _is_as_close(subject: Subject, case: Case, got: dict[str, Tensor], dtype: to
     return got.keys() == theirs.keys() and all(error(got, name) <= _FARTHER * error(theirs, name) for name in got)
 
 
-LAWS = (compiled, custom_operators, autocast)
+LAWS = (compiled, autocast)

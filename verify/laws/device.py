@@ -10,9 +10,8 @@ Details:
 * other device: operands on a GPU that is not the current one give the same bits there, and the current device does not
   change.
 * large offsets: the kernel computes no offset in 32 bits that needs more. For a Triton kernel the smallest sizes at
-  which one does are found by analysis of its program, on any machine, and tried if a GPU has room for them. On a GPU,
-  operands that start more than 2^31 elements into their storage, and rows that are more than 2^31 elements apart, give
-  the bits of their contiguous copies.
+  which one does are found by analysis of its program, on any machine, and tried if a GPU has room for them. The law of
+  large tensors tries other kernels.
 * large tensors: the first and the last rows of tensors of more than 2^31 elements are within the kernel's limit of the
   exact answer. The law includes gradients if the GPU has room for them. Rows of a PyTorch function are the indices of a
   named dimension that are independent of each other, as in `batch invariance`.
@@ -40,7 +39,7 @@ from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.composition import excuse
-from verify.laws.law import Broken, BrokenBeyond, NotApplicable, Subject, demand_same, law, plain_cases, space_of
+from verify.laws.law import Broken, BrokenBeyond, Subject, demand_same, law, plain_cases, space_of
 from verify.laws.locality import Rows, data_operands, separate_rows
 from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of, run_baseline, run_kernel, run_tensors
 from verify.measure.state import working_folder
@@ -174,30 +173,19 @@ def _alone_on(device: str) -> Iterator[None]:
         os.close(handle)
 
 
-def _far_reason(subject: Subject, *, analysed: bool = True) -> str | None:
-    if analysed and subject.sizes.addresses and subject.backend.triton:
-        return None
-    return _lacking(subject, "offsets beyond 2^31 elements", _bytes(subject) + _SPARE)
+def _analysed(subject: Subject) -> str | None:
+    if not subject.backend.triton:
+        return "only Triton kernels are analysed"
+    return None if subject.sizes.addresses else "the quick profile analyses no kernel"
 
 
-@law("large offsets", _far_space, applies=_far_reason, examples=_plain, share=0.02)
+@law("large offsets", _far_space, applies=_analysed, examples=_plain, share=0.02)
 def large_offsets(subject: Subject, case: Case) -> None:
-    """No offset wraps in 32 bits: operands beyond 2^31 elements give the bits of their contiguous copies.
+    """No offset of a Triton kernel wraps in 32 bits."""
+    from verify.laws.addresses import smallest_wraps
 
-    Searches the sizes from which on offsets wrap, then tries operands far into memory if there is room.
-    """
-    lacking = _far_reason(subject, analysed=False)
-    if subject.sizes.addresses and subject.backend.triton:
-        from verify.laws.addresses import smallest_wraps
-
-        try:
-            if found := smallest_wraps(subject, case):
-                raise _wrapping(subject, case, found)
-        except NotApplicable:
-            if lacking is not None:
-                raise NotApplicable(lacking) from None
-    if lacking is None:
-        _check_copies(subject, case)
+    if found := smallest_wraps(subject, case):
+        raise _wrapping(subject, case, found)
 
 
 def _wrapping(subject: Subject, case: Case, found: Sequence[Found]) -> Broken:
@@ -241,31 +229,6 @@ def _tried(subject: Subject, case: Case) -> tuple[str, bool]:
             if off:
                 return f"tried: {off:,} of {value.numel():,} elements of {name} are not PyTorch's", False
     return "by analysis; tried, and the results are PyTorch's", False
-
-
-def _check_copies(subject: Subject, case: Case) -> None:
-    """Compares operands far into their storage, or with rows far apart, with contiguous copies."""
-    kernel, device = subject.kernel, subject.backend.device
-    plain = run_kernel(kernel, case, device)
-    with _alone_on(device):
-        widest = max(value.numel() for value in plain.inputs.values() if value is not None)
-        store = torch.empty(_FAR + widest, dtype=torch_dtype(named(subject.dtype)), device=device)
-        named_dims = kernel.op.geometry.named
-        for apart in (False,) if named_dims else (False, True):
-            label = "in rows 2^31 elements apart" if apart else "2^31 elements into its storage"
-            for name in kernel.operands if named_dims else data_operands(kernel):
-                value = plain.inputs[name]
-                if value is None or not (value.ndim == 2 or named_dims) or value.dtype != store.dtype:
-                    continue
-                if apart and name in kernel.contiguous:
-                    continue
-                own = store[_FAR:][: value.numel()].view(value.shape)  # aligned as a tensor of its own
-                far = store.as_strided(tuple(value.shape), (1 << 31, 1)) if apart else own
-                inputs = plain.inputs | {name: far.copy_(value)}
-                got = run_tensors(kernel, inputs, case.params, plain.upstream)
-                facts = {"operand": f"{name} {label}"}
-                rule = "an operand far into memory gives other results"
-                demand_same(case, got, plain.results, rule, labels=("far", "contiguous copy"), facts=facts)
 
 
 # -- large tensors -------------------------------------------------------------------------------------

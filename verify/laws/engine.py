@@ -14,30 +14,26 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 from unittest import mock
 
 import hypothesis
 import torch
 from hypothesis import HealthCheck, Phase, given, settings, target
 from hypothesis.internal.conjecture.providers import HypothesisProvider
-from torch import Tensor
 
 from verify.backends import Backend
 from verify.cases import Case, corpus
 from verify.cases.counter import key_of
 from verify.cases.sizes import sizes_of, work_of
-from verify.cases.strategies import Sizes, fixed_shapes
+from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.errors import IN_ERROR, KernelError, Refused, TruthError, UsageError
-from verify.laws.guard import NUMBER_FILL, Guard
-from verify.laws.law import Broken, BrokenBeyond, Law, NotApplicable, Subject, demand_same, plain_case
-from verify.laws.memory import guarded_runs
+from verify.laws.law import Broken, BrokenBeyond, Law, NotApplicable, Subject
 from verify.laws.profiles import EXAMPLES, PREFIX, seed_of_today
 from verify.laws.shrink import shrink_law
-from verify.measure.call import copies, describe, is_fault
+from verify.measure.call import describe, is_fault
 from verify.records.record import Cause, LawRun, Origin, replay_command
 
 
@@ -143,7 +139,6 @@ def run_law(
     reason = law.reason(subject)
     if reason is not None:
         return _skipped(law, dtype, reason)
-    _first_call(subject)
     pinned = [entry.case for entry in corpus.cases_for(kernel.name, dtype) if entry.law == law.name]
     trial = _Trial(law, subject, profile)
     try:
@@ -157,12 +152,9 @@ def run_law(
     if broken is None:
         text, refused = trial.refusal or law.sees(subject), trial.refused
         return LawRun(law.name, dtype, "ok", trial.cases, text, refused=refused, undeclared=undeclared, late=trial.late)
-    cause: Cause = "failed" if broken.failed else ""
+    cause: Cause = "failed" if broken.failed else UNREPEATABLE if law.name == "determinism" else ""
     # no further call is possible in this process, or no smaller case is searched
     final = isinstance(broken, BrokenBeyond) or (broken.failed and not backend.usable())
-    if not final and not broken.failed and law.name not in APART and (differs := difference(subject, broken)):
-        cause, final = UNREPEATABLE, law.name != UNREPEATABLE_LAW
-        broken = differs if final else broken
     # a large case takes too long for many tries
     if not final and profile.shrink and not subject.late and not has_large_cases(kernel):
         broken = shrink_law(law, subject, broken)
@@ -332,57 +324,9 @@ def attempt(law: Law, subject: Subject, case: Case) -> float | None:
         raise Broken(text, case, {}, failed=True) from error
 
 
-# -- kernels whose calls differ ---------------------------------------------------------------------------
-
-# A break of these laws is not caused by calls that differ.
-APART = ("memory bounds", "error contract")
-UNREPEATABLE: Literal["not deterministic"] = "not deterministic"
-UNREPEATABLE_LAW = "determinism"
-REPEATS, SMALL = 3, 1 << 10  # number of calls; largest product of the dims of the first call
-_first_calls: dict[tuple[Any, str], tuple[Case, dict[str, Tensor]]] = {}
-
-
-def _calls(subject: Subject, case: Case, count: int) -> list[dict[str, Tensor]]:
-    """Returns the results of this many equal calls.
-
-    All get fresh memory with the same bytes, because another law is about results that depend on it.
-    """
-    return guarded_runs(subject, case, *(Guard(NUMBER_FILL, watched=False) for _ in range(count)))
-
-
-def _first_call(subject: Subject) -> None:
-    """Keeps the results of a small call before all others, because a kernel may change after some calls."""
-    key = (subject.kernel.function, subject.dtype)
-    if key in _first_calls:
-        return
-    fixed, graph = fixed_shapes(subject.kernel, subject.sizes), subject.kernel.op.geometry.named
-    shapes = [dims for dims in fixed if graph or 0 < math.prod(dims) <= SMALL]
-    case = plain_case(subject, max(shapes, key=math.prod))
-    with suppress(KernelError):
-        (found,) = _calls(subject, case, 1)
-        _first_calls[key] = case, copies(found)
-
-
-def difference(subject: Subject, broken: Broken) -> Broken | None:
-    """Returns how calls of a broken kernel with the same input differ; None if they agree."""
-    rule, facts = "two calls with the same input differ", {"besides": broken.rule}
-    try:
-        first, *others = _calls(subject, broken.case, REPEATS)
-        for other in others:
-            demand_same(broken.case, other, first, rule, labels=("another call", "one call"), facts=facts)
-        if earliest := _first_calls.get((subject.kernel.function, subject.dtype)):
-            case, first = earliest
-            (late,) = _calls(subject, case, 1)
-            rule = f"{rule}, the first of all and a later one"
-            demand_same(case, late, first, rule, labels=("later", "first"), facts=facts)
-    except KernelError:
-        return None
-    except Broken as differs:
-        return differs
-    return None
+UNREPEATABLE: Cause = "not deterministic"
 
 
 def _broken(law: Law, dtype: str, tried: int, broken: Broken, target_name: str, *, cause: Cause = "") -> LawRun:
-    replayed = UNREPEATABLE_LAW if cause == UNREPEATABLE else law.name
-    origin = Origin.here(target_name, broken.case.to_json(), law=replayed)
+    origin = Origin.here(target_name, broken.case.to_json(), law=law.name)
     return LawRun(law.name, dtype, "broken", tried, broken.rule, facts=broken.facts, origin=origin, cause=cause)

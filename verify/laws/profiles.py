@@ -16,7 +16,7 @@ NAMES = tuple(
 determinism, accuracy, mixed dtypes, stochastic rounding, distribution, special values, gradcheck, gradgradcheck, \
 layout independence, upstream layout independence, memory bounds, initialised memory, nothing overwritten, \
 no stale results, batch invariance, same bits, roundings, causality, decode equals prefill, \
-padding, many rows, configuration independence, error contract, compiled, custom operators, autocast, \
+padding, many rows, configuration independence, error contract, compiled, autocast, \
 side stream, CUDA graph, other device, large offsets, large tensors""".split(", ")
 )
 EXAMPLES = {"quick": 5, "ci": 8, "nightly": 400, "exhaustive": 4000}

@@ -21,6 +21,8 @@ from verify.workers.phases import phase
 from verify.workers.requests import OnProgress, Step
 
 _UNUSABLE = "not tried: after an error the kernel's process can no longer use the GPU"
+# Calls with the same input that differ do not cause a break of these laws; they may cause every other.
+_APART = ("memory bounds", "error contract")
 _WEIGHTS = {"accuracy": 4.0}  # shares of the time of large cases; others have 1
 
 
@@ -119,6 +121,13 @@ def with_laws(
         if tried[-1].status != "ok" and not backend.usable():  # as after an illegal access
             tried += [LawRun(*law, "skipped", 0, _UNUSABLE, late=True) for law in wanted[number:]]
             break
+    differ = {law.dtype for law in tried if law.cause == engine.UNREPEATABLE}
+    tried = [
+        msgspec.structs.replace(law, cause=engine.UNREPEATABLE)
+        if law.status == "broken" and law.dtype in differ and not law.cause and law.law not in _APART
+        else law
+        for law in tried
+    ]
     tried += [LawRun(law, dtype, "skipped", 0, "left out by --without") for law in asked.without for dtype in dtypes]
     gaps = list(done.gaps)
     if asked.enough and (
