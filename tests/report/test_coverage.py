@@ -52,7 +52,7 @@ def test_a_cell_says_what_became_of_a_combination(one: Run) -> None:
     assert gelu["qwen3-moe"] == ("wrong", SEEN.n) and gelu["every input"] == ("passed", 65_536)
     assert (gelu["determinism"], gelu["shapes"]) == (("passed", 12), ("wrong", 7))
     assert (gelu["CUDA graph"][0], gelu["compiled"][0]) == ("not applicable", "no verdict")
-    assert gelu["gradcheck"] == ("never tried", 0)
+    assert gelu["side stream"] == ("never tried", 0)
     half = outcomes(cells, "gelu", "float16")
     assert set(half) == {"drawn", "qwen3-moe", *NAMES} and {each[0] for each in half.values()} == {"never tried"}
     silu = outcomes(cells, "silu", "float32")
