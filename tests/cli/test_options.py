@@ -98,7 +98,8 @@ def test_every_command_has_examples_that_it_takes_and_that_fit_eighty_columns(pr
 
 def test_a_python_without_docstrings_has_the_same_commands() -> None:
     command = [sys.executable, "-OO", "-m", "verify", "serve", "--backend", "cpu"]
-    done = subprocess.run(command, input='{"id": 1, "do": "run"}', capture_output=True, text=True)
+    call = '{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "run"}}'
+    done = subprocess.run(command, input=call, capture_output=True, text=True)
     assert done.returncode == exits.PASS and '"rule":"run needs targets"' in done.stdout
 
 

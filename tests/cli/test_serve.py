@@ -1,4 +1,4 @@
-"""`verify serve`: JSON lines and MCP over one pipe; a bad line costs nobody else, and nothing is left behind."""
+"""`verify serve`: MCP over a pipe; a bad line costs nobody else, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -81,11 +81,12 @@ def rpc(method: str, identity: Any = None, **params: Any) -> dict[str, Any]:
     return {"jsonrpc": "2.0", "method": method, "params": params} | ({} if identity is None else {"id": identity})
 
 
-# -- lines of JSON --------------------------------------------------------------------------------------------
+def call(identity: Any, tool: str, /, **arguments: Any) -> dict[str, Any]:
+    return rpc("tools/call", identity, name=tool, arguments=arguments, _meta={"progressToken": identity})
 
 
 def test_what_is_wrong_with_a_line_is_answered_with_the_rule(spoken: Spoken) -> None:
-    """The lines of snapshots/lines.txt, of both protocols."""
+    """The lines of snapshots/lines.txt."""
     path, text = Path(__file__).parent / "snapshots" / "lines.txt", ""
     for line in asked(path, "> "):
         answers = spoken.say(line.encode() + b"\n")
@@ -96,27 +97,10 @@ def test_what_is_wrong_with_a_line_is_answered_with_the_rule(spoken: Spoken) -> 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe{}\n", b"[" * 100_000 + b"\n", b'{"id": "' + b"x" * LONGEST + b'"}\n'])
 def test_a_line_that_nothing_can_read_costs_itself(spoken: Spoken, line: bytes) -> None:
-    first, second = spoken.say(line, b"\n", {"id": 2, "do": "cancel", "request": 7})
-    rule = f"a request has at most {LONGEST:,} bytes" if len(line) > LONGEST else "a line is one JSON object"
-    assert (first["id"], first["exit_code"], first["error"]["rule"]) == (None, 2, rule)
-    assert second == {"id": 2, "exit_code": 0, "result": {"cancelled": False}}
-    assert spoken.lanes.cancelled == [("line", 7)]
-
-
-def test_a_request_is_answered_with_what_came_of_it(spoken: Spoken) -> None:
-    assert spoken.say({"id": "a", "do": "run", "targets": "k.py"}, {"id": 1, "do": "run", "targets": ["k.py"]}) == []
-    task = spoken.lanes.tasks["line", "a"]
-    assert task.seconds == 5.0
-    task.done(Answer({"verdict": "pass"}, 0, "text"))
-    spoken.lanes.tasks["line", 1].done(Stopped("it took more than 5 s"))
-    assert spoken.lines == [
-        {"id": "a", "exit_code": 0, "result": {"verdict": "pass"}},
-        {
-            "id": 1,
-            "exit_code": 3,
-            "error": {"kind": "stopped", "rule": "it took more than 5 s", "received": "", "hint": ""},
-        },
-    ]
+    first, second = spoken.say(line, b"\n", rpc("ping", 2))
+    rule = f"a request has at most {LONGEST:,} bytes" if len(line) > LONGEST else "a line is one message of JSON-RPC"
+    assert (first["id"], first["error"]["code"]) == (None, -32700) and first["error"]["message"].startswith(rule)
+    assert second == {"jsonrpc": "2.0", "id": 2, "result": {}}
 
 
 NASTY: tuple[Any, ...] = (None, True, [], {}, [[]], {"a": [1]}, -1, 1.5, "", "\x00", "\x1b[2J", 10**30, ["a", 1, None])
@@ -126,27 +110,22 @@ def test_no_value_of_a_field_ends_the_door(spoken: Spoken) -> None:
     """Each is answered, or taken for a request whose lane answers; and the last line is answered as ever."""
     lines = []
     for value in NASTY:
-        lines += [{"id": value, "do": "run", "targets": "a.py"}, {"id": 1, "do": value}]
-        lines += [{"id": 1, "do": "cancel", "request": value}]
-        lines += [{"id": 1, "do": "replay", name: value} for name in TOOLS["replay"].names]
-        lines += [{"id": 1, "do": "run", "targets": "a.py", name: value} for name in TOOLS["run"].names]
+        lines += [call(1, "replay", **{name: value}) for name in TOOLS["replay"].names]
+        lines += [call(1, "run", **{"targets": "a.py", name: value}) for name in TOOLS["run"].names]
         lines += [rpc("ping", value), {"jsonrpc": value, "id": 1, "method": value, "params": value}]
         lines += [rpc("tools/call", 1, name=value, arguments=value, _meta=value)]
         lines += [rpc("tools/call", 1, name="run", arguments={"targets": value}, _meta={"progressToken": value})]
         lines += [rpc("initialize", 1, protocolVersion=value), rpc("notifications/cancelled", requestId=value)]
     answers = spoken.say(*lines)
     assert len(answers) > len(NASTY) * 10
-    assert spoken.say({"id": 2, "do": "cancel", "request": 7})[-1]["id"] == 2
-    [refused] = spoken.say({"id": 3, "do": "run", "targets": "a.py", "fail_fast": "false"})
-    assert refused["error"] == {
+    assert spoken.say(rpc("ping", 2))[-1]["id"] == 2
+    [refused] = spoken.say(call(3, "run", targets="a.py", fail_fast="false"))
+    assert refused["result"]["structuredContent"]["error"] == {
         "kind": "usage",
         "rule": "fail_fast is true or false",
         "received": '"false"',
         "hint": "",
     }
-
-
-# -- MCP ------------------------------------------------------------------------------------------------------
 
 
 def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> None:
@@ -155,9 +134,7 @@ def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> Non
         rpc("notifications/initialized"),
         rpc("tools/list", 1),
         rpc("ping", "p"),
-        rpc(
-            "tools/call", 2, name="judge", arguments={"problem": "p.py", "solution": "s.py"}, _meta={"progressToken": 9}
-        ),
+        call(2, "judge", problem="p.py", solution="s.py"),
     )
     assert begun["result"]["protocolVersion"] == VERSIONS[1] and begun["result"]["capabilities"] == {"tools": {}}
     assert begun["result"]["serverInfo"]["name"] == "verify"
@@ -171,7 +148,9 @@ def test_a_client_of_mcp_begins_lists_tools_and_calls_one(spoken: Spoken) -> Non
         assert answer["required"] == ["exit_code"] and set(answer["properties"]) == {"exit_code", "result", "error"}
         assert set(tool["inputSchema"]["properties"]) == set(TOOLS[tool["name"]].names)
     assert pong == {"jsonrpc": "2.0", "id": "p", "result": {}}
-    spoken.lanes.tasks["mcp", 2].done(Answer({"verdict": "wrong"}, 1, "✗ wrong"))
+    task = spoken.lanes.tasks[2]
+    assert task.seconds == 5.0
+    task.done(Answer({"verdict": "wrong"}, 1, "✗ wrong"))
     assert spoken.lines[-1] == {
         "jsonrpc": "2.0",
         "id": 2,
@@ -189,22 +168,22 @@ def test_progress_of_mcp_grows_towards_its_total(spoken: Spoken, monkeypatch: py
     lines = [progress.at("a", Step("gelu float32, case 3 of 4", "case", 3, 4)), "starting", progress.end("a")]
     tool = dataclasses.replace(TOOLS["run"], work=lambda options, pool, report: [*map(report, lines)])
     monkeypatch.setitem(TOOLS, "run", tool)
-    spoken.say(rpc("tools/call", 2, name="run", arguments={"targets": ["a.py"]}, _meta={"progressToken": 9}))
-    spoken.lanes.tasks["mcp", 2].work(None)  # type: ignore[arg-type]
+    spoken.say(call(2, "run", targets=["a.py"]))
+    spoken.lanes.tasks[2].work(None)  # type: ignore[arg-type]
     told = [line["params"] for line in spoken.lines]
     assert [each["message"] for each in told] == lines and {each["total"] for each in told} == {100}
     assert [each["progress"] for each in told] == [30, 30.001, 50]
 
 
 def test_a_cancelled_call_has_no_answer_and_answers_to_nothing_are_dropped(spoken: Spoken) -> None:
-    asked = rpc("tools/call", 5, name="run", arguments={"targets": ["a.py"]})
-    assert (
-        spoken.say(asked, rpc("notifications/cancelled", requestId=5), {"jsonrpc": "2.0", "id": 1, "result": {}}) == []
-    )
-    assert spoken.lanes.cancelled == [("mcp", 5)]
-    spoken.lanes.tasks["mcp", 5].done(Stopped("cancelled"))
+    answer = {"jsonrpc": "2.0", "id": 1, "result": {}}
+    assert spoken.say(call(5, "run", targets=["a.py"]), rpc("notifications/cancelled", requestId=5), answer) == []
+    assert spoken.lanes.cancelled == [5]
+    spoken.lanes.tasks[5].done(Stopped("cancelled"))
     assert spoken.lines == []
-    spoken.lanes.tasks["mcp", 5].done(Stopped("interrupted"))
+    spoken.lanes.tasks[5].done(Stopped("interrupted"))
+    stopped = {"kind": "stopped", "rule": "interrupted", "received": "", "hint": ""}
+    assert spoken.lines[0]["result"]["structuredContent"] == {"exit_code": 3, "error": stopped}
     assert spoken.lines[0]["result"]["isError"]
 
 
@@ -225,18 +204,21 @@ class Session:
             preexec_fn=hears_ctrl_c,
         )
 
-    def send(self, **request: Any) -> None:
+    def send(self, identity: int, tool: str, **arguments: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.write(json.dumps(call(identity, tool, **arguments)).encode() + b"\n")
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any]:
         assert self.process.stdout is not None
         return dict(json.loads(self.process.stdout.readline()))
 
-    def ask(self, **request: Any) -> dict[str, Any]:
-        self.send(**request)
-        return self.answer()
+    def ask(self, identity: int, tool: str, **arguments: Any) -> dict[str, Any]:
+        """The answer to one request."""
+        self.send(identity, tool, **arguments)
+        while (line := self.answer()).get("id") != identity:
+            assert line["method"] == "notifications/progress"
+        return dict(line["result"]["structuredContent"])
 
 
 def children(session: Session) -> set[int]:
@@ -261,49 +243,49 @@ def session(tmp_path: Path) -> Iterator[Session]:
 
 
 def test_one_session_answers_edits_of_a_file_and_the_end_of_input(session: Session, tmp_path: Path) -> None:
-    first = session.ask(id=1, do="run", targets="k.py")
-    assert (first["id"], first["exit_code"]) == (1, 0), first.get("error")
+    first = session.ask(1, "run", targets="k.py")
+    assert first["exit_code"] == 0, first.get("error")
     run = files.decode(json.dumps(first["result"]).encode(), source="the answer")
     assert run.verdict == "pass" and run.command == "verify run k.py --backend cpu"
     workers = children(session)
 
     (tmp_path / "k.py").write_text(SOURCE.replace("FACTOR", "1.01"))
-    second = session.ask(id=2, do="run", targets=["k.py"])
+    second = session.ask(2, "run", targets=["k.py"])
     assert second["exit_code"] == 1 and second["result"]["kernels"][0]["status"] == "wrong"
-    replayed = session.ask(id=3, do="replay", target="k.py::mine", case=CASE, index=17411)
+    replayed = session.ask(3, "replay", target="k.py::mine", case=CASE, index=17411)
     assert (replayed["exit_code"], replayed["result"]["worst"]["got_hex"]) == (1, "0x43f6")
-    explained = session.ask(id=4, do="explain", target="k.py::mine", case=CASE, index=17411)
+    explained = session.ask(4, "explain", target="k.py::mine", case=CASE, index=17411)
     assert explained["exit_code"] == 0 and explained["result"]["cause"]
-    missing = session.ask(id=5, do="run", targets="nowhere.py")
+    missing = session.ask(5, "run", targets="nowhere.py")
     assert missing["error"]["rule"] == "no such file: nowhere.py" and missing["error"]["hint"] == "verify run k.py"
     assert workers & children(session), "the worker is the same process"
 
     workers = children(session)
-    session.send(id=6, do="run", targets="k.py")
-    assert session.process.stdin is not None
+    session.send(6, "run", targets="k.py")
+    assert session.process.stdin is not None and session.process.stdout is not None
     session.process.stdin.close()
-    assert session.answer()["id"] == 6  # what was asked before the end is answered
+    assert json.loads(session.process.stdout.readlines()[-1])["id"] == 6  # what was asked before the end is answered
     assert session.process.wait(30) == 0 and gone(workers)
 
 
 def test_ctrl_c_ends_it_with_everything_that_runs(session: Session, tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(SOURCE.replace("wide =", "import time; time.sleep(600); wide =") + "FACTOR = 1\n")
-    session.send(id=1, do="run", targets="slow.py", progress=True)
-    session.send(id=2, do="run", targets="k.py")
+    session.send(1, "run", targets="slow.py")
+    session.send(2, "run", targets="k.py")
     until = time.monotonic() + 60
-    while "mine float16" not in session.answer()["progress"]:
+    while "mine float16" not in session.answer()["params"]["message"]:
         assert time.monotonic() < until
     workers = children(session)
     session.process.send_signal(signal.SIGINT)
     assert session.process.wait(30) == 3 and workers and gone(workers)
     assert session.process.stdout is not None
     rest = [json.loads(line) for line in session.process.stdout.read().splitlines()]
-    stopped = {line["id"]: line["error"]["rule"] for line in rest if "error" in line}
+    stopped = {line["id"]: line["result"]["content"][0]["text"] for line in rest if "id" in line}
     assert stopped == {1: "interrupted", 2: "interrupted"}
 
 
 def test_a_client_that_has_gone_ends_it(session: Session) -> None:
     assert session.process.stdout is not None
     session.process.stdout.close()
-    session.send(id=1, do="nothing")  # stdin stays open
+    session.send(1, "nothing")  # stdin stays open
     assert session.process.wait(30) == 3

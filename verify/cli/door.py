@@ -1,14 +1,13 @@
-"""The two languages of `verify serve` over one pipe: a JSON object on each line, and MCP.
+"""The language of `verify serve` over a pipe: MCP, a message of JSON-RPC on each line.
 
-MCP is JSON-RPC; a line with `jsonrpc` is of it. Four requests and two notifications are all that a server of tools
-needs. The official SDK is not used: it brings an HTTP server and an event loop, and it would own the pipe.
+Four requests and two notifications are all that a server of tools needs. The official SDK is not used: it brings an
+HTTP server and an event loop, and it would own the pipe.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import partial
 from typing import Any, BinaryIO
 
 import msgspec
@@ -16,7 +15,7 @@ import msgspec
 from verify import __version__
 from verify.cli import exits
 from verify.cli.tools import TOOLS, Answer, described, options_of
-from verify.errors import UsageError, VerifyError
+from verify.errors import VerifyError
 from verify.workers.lanes import Lanes, Stopped, Task
 from verify.workers.requests import Failure
 
@@ -30,7 +29,6 @@ An exit code of 1 is a finding about the kernel, not a failure of the call.\
 STEP = 1e-3  # percent
 LONGEST = 1 << 20  # bytes of a line
 VERSIONS = ("2025-11-25", "2025-06-18", "2024-11-05")  # of MCP; 2025-03-26 also sends several messages on a line
-Reply = Callable[[Any], None]  # an Answer, or the error in its place
 
 
 class Door:
@@ -41,7 +39,6 @@ class Door:
     ) -> None:
         self._write, self._lanes, self._seconds, self._backend = write, lanes, seconds, backend
         self._writing = threading.Lock()
-        self._speaks_mcp = False
 
     def read(self, stream: BinaryIO) -> None:
         """Takes lines until the end of the stream."""
@@ -49,7 +46,7 @@ class Door:
             if len(line) > LONGEST:
                 while line and not line.endswith(b"\n"):
                     line = stream.readline(LONGEST)
-                self._refuse(UsageError(f"a request has at most {LONGEST:,} bytes; received more"))
+                self._error(None, -32700, f"a request has at most {LONGEST:,} bytes; received more")
             elif line.strip():
                 self._take(line)
 
@@ -57,71 +54,17 @@ class Door:
         try:
             message = msgspec.json.decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            return self._refuse(UsageError(f"a line is one JSON object; received other text ({error})"))
-        if not isinstance(message, dict):
-            return self._refuse(UsageError(f"a line is one JSON object; received {type(message).__name__}"))
-        if "jsonrpc" in message:
-            return self._take_mcp(message)
-        return self._take_plain(message)
-
-    def _refuse(self, error: UsageError) -> None:
-        """Answers a line that cannot be read."""
-        if self._speaks_mcp:
-            self._rpc_error(None, -32700, error.message)
-        else:
-            self.send({"id": None, **_found(error)})
-
-    def send(self, message: dict[str, Any]) -> None:
-        """Writes one line."""
-        line = msgspec.json.encode(message) + b"\n"
-        with self._writing:
-            self._write(line)
-
-    def _start(
-        self, key: Any, name: str, wanted: dict[str, Any], reply: Reply, progress: Callable[[str], None]
-    ) -> None:
-        chosen = options_of(name, wanted, self._backend)
-        work = partial(TOOLS[name].work, chosen)
-        self._lanes.submit(Task(key, lambda pool: work(pool, progress), reply, self._seconds))
-
-    # -- lines of JSON --------------------------------------------------------------------------------------
-
-    def _take_plain(self, message: dict[str, Any]) -> None:
-        identity, name, told = (message.pop(key, None) for key in ("id", "do", "progress"))
-
-        def reply(outcome: Any) -> None:
-            self.send({"id": identity, **_found(outcome)})
-
-        def progress(text: str) -> None:
-            if told:
-                self.send({"id": identity, "progress": str(text)})
-
-        try:
-            if not _is_id(identity):
-                identity = None
-                raise UsageError("a request has an id, a text or a whole number; received none")
-            if name == "cancel":
-                other = message.get("request")
-                done = _is_id(other) and self._lanes.cancel(("line", other))
-                return self.send({"id": identity, "exit_code": exits.PASS, "result": {"cancelled": done}})
-            if not isinstance(name, str) or name not in TOOLS:
-                raise UsageError(f"do is {', '.join(TOOLS)} or cancel; received {name!r}", hint="docs/serve.md")
-            self._start(("line", identity), name, message, reply, progress)
-        except VerifyError as error:
-            reply(error)
-        return None
-
-    # -- MCP ------------------------------------------------------------------------------------------------
-
-    def _take_mcp(self, message: dict[str, Any]) -> None:
+            return self._error(None, -32700, f"a line is one message of JSON-RPC; received other text ({error})")
+        if not isinstance(message, dict) or "jsonrpc" not in message:
+            return self._error(None, -32600, "a line is one message of JSON-RPC; received other JSON (docs/serve.md)")
         method, identity, given = message.get("method"), message.get("id"), message.get("params")
         given = given if isinstance(given, dict) else {}
         if method == "notifications/cancelled" and _is_id(given.get("requestId")):
-            self._lanes.cancel(("mcp", given["requestId"]))
+            self._lanes.cancel(given["requestId"])
         if "id" not in message or "method" not in message:
             return None  # other notifications, and answers to nothing
         if not _is_id(identity) or not isinstance(method, str):
-            return self._rpc_error(None, -32600, "the id of a request is a text or a whole number, its method a text")
+            return self._error(None, -32600, "the id of a request is a text or a whole number, its method a text")
         if method == "tools/call":
             return self._call(identity, given)
         version = given.get("protocolVersion")
@@ -135,13 +78,18 @@ class Door:
             "ping": dict,
             "tools/list": lambda: {"tools": list(map(described, TOOLS))},
         }
-        self._speaks_mcp |= method == "initialize"
         if method not in results:
-            return self._rpc_error(identity, -32601, f"no method {method!r}; known: {', '.join(results)}, tools/call")
-        return self.send({"jsonrpc": "2.0", "id": identity, "result": results[method]()})
+            return self._error(identity, -32601, f"no method {method!r}; known: {', '.join(results)}, tools/call")
+        return self._send({"jsonrpc": "2.0", "id": identity, "result": results[method]()})
 
-    def _rpc_error(self, identity: Any, code: int, text: str) -> None:
-        self.send({"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": text}})
+    def _send(self, message: dict[str, Any]) -> None:
+        """Writes one line."""
+        line = msgspec.json.encode(message) + b"\n"
+        with self._writing:
+            self._write(line)
+
+    def _error(self, identity: Any, code: int, text: str) -> None:
+        self._send({"jsonrpc": "2.0", "id": identity, "error": {"code": code, "message": text}})
 
     def _call(self, identity: Any, given: dict[str, Any]) -> None:
         name, wanted = given.get("name"), given.get("arguments") or {}
@@ -153,7 +101,7 @@ class Door:
             if not isinstance(outcome, Stopped) or outcome.args[0] != "cancelled":  # the client waits for no answer
                 is_answer, text = isinstance(outcome, Answer), getattr(outcome, "text", str(outcome))
                 content = {"content": [{"type": "text", "text": text}], "structuredContent": _found(outcome)}
-                self.send({"jsonrpc": "2.0", "id": identity, "result": content | {"isError": not is_answer}})
+                self._send({"jsonrpc": "2.0", "id": identity, "result": content | {"isError": not is_answer}})
 
         def progress(text: str) -> None:
             nonlocal at
@@ -161,14 +109,16 @@ class Door:
                 # MCP demands that each number is larger than the last one, and lines come more often than shares change
                 at = max(at + STEP, round(100 * getattr(text, "share", 0.0), 2))
                 told = {"progressToken": token, "progress": at, "total": 100, "message": str(text)}
-                self.send({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
+                self._send({"jsonrpc": "2.0", "method": "notifications/progress", "params": told})
 
         if not isinstance(name, str) or name not in TOOLS or not isinstance(wanted, dict):
             received = repr(name) if isinstance(wanted, dict) else f"arguments of type {type(wanted).__name__}"
             rule = f"a tool is {', '.join(TOOLS)}, its arguments are an object"
-            return self._rpc_error(identity, -32602, f"{rule}; received {received}")
+            return self._error(identity, -32602, f"{rule}; received {received}")
         try:
-            self._start(("mcp", identity), name, wanted, reply, progress)
+            chosen = options_of(name, wanted, self._backend)
+            work = TOOLS[name].work
+            self._lanes.submit(Task(identity, lambda pool: work(chosen, pool, progress), reply, self._seconds))
         except VerifyError as error:
             reply(error)
         return None

@@ -1,8 +1,8 @@
 """Answer requests of programs by warm workers.
 
-Read requests from stdin, a line of JSON each, and write answers to stdout: run, judge, replay and explain, with the
-options and the JSON of these commands. The same pipe takes MCP. Workers stay warm between requests. There is no
-network port. At the end of stdin all requests are answered first; Ctrl-C ends the command at once (docs/serve.md).
+Read requests of the Model Context Protocol from stdin, a line each, and write answers to stdout: run, judge, replay
+and explain, with the options and the JSON of these commands. Workers stay warm between requests. There is no network
+port. At the end of stdin all requests are answered first; Ctrl-C ends the command at once (docs/serve.md).
 
     verify serve
     verify serve --jobs 4 --backend cuda --timeout 2m
