@@ -17,7 +17,6 @@ there.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from itertools import product
 from typing import Any
 
@@ -31,7 +30,7 @@ from verify.cases.sizes import REACHES_OF_LAWS, fitted_rows, long_sizes, sizes_o
 from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.cases.values import inside
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Law, Subject, demand_same, plain_case, plain_cases, space_of
+from verify.laws.law import Subject, demand_same, law, plain_case, plain_cases, space_of
 from verify.laws.locality import Rows, contiguous, filled_like, independent_rows, lacks_rows, separate_rows
 from verify.measure.call import Measured, Unchanged, run_kernel, run_tensors, sent, sent_all
 
@@ -72,12 +71,6 @@ def _examples(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     sides = [sorted(set(sizes)) for sizes in zip(*chosen.shapes, strict=False)]
     shapes = [tuple(side[at % len(side)] for side in sides) for at in range(max(map(len, sides)))]
     return chosen.each_choice([fitted_rows(subject.kernel, dims) for dims in shapes])
-
-
-def _check(subject: Subject, case: Case) -> None:
-    whole = run_kernel(subject.kernel, case, subject.backend.device)
-    for rows in separate_rows(subject.kernel, case):
-        _check_rows(subject, case, whole, rows)
 
 
 def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) -> None:
@@ -133,15 +126,12 @@ def _check_rows(subject: Subject, case: Case, whole: Measured, belonging: Rows) 
         demand_same(case, got, expected, rule, labels=labels, facts=facts, excused=within)
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="batch invariance",
-        summary="a row's result does not depend on other rows or on how many there are",
-        space=space_of_rows,
-        check=_check,
-        applies=_applies,
-        examples=_examples,
-        share=0.5,
-        nearest=True,
-    ),
-)
+@law("batch invariance", space_of_rows, applies=_applies, examples=_examples, share=0.5, nearest=True)
+def batch_invariance(subject: Subject, case: Case) -> None:
+    """A row's result does not depend on other rows or on how many there are."""
+    whole = run_kernel(subject.kernel, case, subject.backend.device)
+    for rows in separate_rows(subject.kernel, case):
+        _check_rows(subject, case, whole, rows)
+
+
+LAWS = (batch_invariance,)

@@ -17,9 +17,10 @@ from typing import Any
 
 from verify.cases import Case
 from verify.cases.sizes import shapes_for
+from verify.cases.strategies import CaseSpace
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_case, plain_cases, space_of
+from verify.laws.law import Broken, Subject, demand_same, law, plain_case, plain_cases, space_of
 from verify.measure.autotuners import Launched, cannot_run, describe, forced, launched, with_warps
 from verify.measure.call import Measured, run_kernel
 from verify.ops.geometry import ByGeometry, Shapes
@@ -75,7 +76,13 @@ def configurations(subject: Subject, case: Case) -> Iterator[tuple[dict[str, str
                 yield {"configuration": describe(each.tuner, config)}, got
 
 
-def _check(subject: Subject, case: Case) -> None:
+def _space(subject: Subject) -> CaseSpace:
+    return space_of(subject, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12))
+
+
+@law("configuration independence", _space, applies=_applies, examples=plain_cases, share=0.25)
+def configuration_independence(subject: Subject, case: Case) -> None:
+    """Every configuration of every autotuner keeps the kernel's promise."""
     runs = configurations(subject, case)
     _, tuned = next(runs)
     for facts, got in runs:
@@ -88,14 +95,4 @@ def _check(subject: Subject, case: Case) -> None:
             raise broken.restated(rule, case, facts | broken.facts)
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="configuration independence",
-        summary="every configuration of every autotuner keeps the kernel's promise",
-        space=lambda subject: space_of(subject, shapes=shapes_for(subject.kernel, _DIMS, 1 << 12)),
-        check=_check,
-        applies=_applies,
-        examples=plain_cases,
-        share=0.25,
-    ),
-)
+LAWS = (configuration_independence,)

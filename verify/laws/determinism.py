@@ -13,7 +13,6 @@ alone, for at most 20 seconds. A kernel that writes into operands or buffers is 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -26,7 +25,7 @@ from verify.cases.strategies import EITHER_PATH, CaseSpace
 from verify.declare.calling import Writing
 from verify.declare.declaration import Kernel
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Law, Subject, demand_same, plain_case, space_of
+from verify.laws.law import Subject, demand_same, law, plain_case, space_of
 from verify.measure.autotuners import launched
 from verify.measure.call import run_kernel, run_tensors
 from verify.ops.geometry import alike
@@ -35,28 +34,6 @@ from verify.ops.geometry import alike
 _MANY, _DTYPES = alike((1, 3, 1)), alike((3, 37, 4))
 _CALLS = 300
 _SECONDS = 20.0  # for all calls together: the interpreter needs half a second for a call of some kernels
-
-
-def _check(subject: Subject, case: Case) -> None:
-    kernel, device = subject.kernel, subject.backend.device
-    if case.dims == _of_dtypes(kernel):
-        _check_dtypes(subject, case)
-    with launched():
-        first = run_kernel(kernel, case, device)
-        results = first.snapshot()
-        second = run_kernel(kernel, case, device)
-        rule = "the same call gives other bits"
-        demand_same(case, second.to_read.results, results, rule, labels=("second call", "first call"))
-        other = msgspec.structs.replace(case, dims=another(kernel, case.dims), layouts={})
-        run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
-        third = run_kernel(kernel, case, device)
-        rule = "the same call gives other bits after a call on another shape"
-        facts = {"call between": f"dims {list(other.dims)}"}
-        demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
-        if (writing := getattr(kernel.function, "writing", None)) is not None:
-            _check_same_buffers(subject, case, writing)
-        if case == plain_case(subject, _many(kernel)) and _has_time(subject):
-            _check_many(subject, case, results)
 
 
 def _check_same_buffers(subject: Subject, case: Case, writing: Writing) -> None:
@@ -130,14 +107,28 @@ def _reason(subject: Subject) -> str | None:
     return "its random numbers have no seed, so each call draws others" if unseeded else None
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="determinism",
-        summary="the same call gives the same bits every time",
-        space=partial(space_of, upstream=EITHER_PATH),
-        check=_check,
-        applies=_reason,
-        examples=_examples,
-        of_draws=True,
-    ),
-)
+@law("determinism", partial(space_of, upstream=EITHER_PATH), applies=_reason, examples=_examples, of_draws=True)
+def determinism(subject: Subject, case: Case) -> None:
+    """The same call gives the same bits every time."""
+    kernel, device = subject.kernel, subject.backend.device
+    if case.dims == _of_dtypes(kernel):
+        _check_dtypes(subject, case)
+    with launched():
+        first = run_kernel(kernel, case, device)
+        results = first.snapshot()
+        second = run_kernel(kernel, case, device)
+        rule = "the same call gives other bits"
+        demand_same(case, second.to_read.results, results, rule, labels=("second call", "first call"))
+        other = msgspec.structs.replace(case, dims=another(kernel, case.dims), layouts={})
+        run_tensors(kernel, inputs_of(kernel.op, other, device), case.params, {})
+        third = run_kernel(kernel, case, device)
+        rule = "the same call gives other bits after a call on another shape"
+        facts = {"call between": f"dims {list(other.dims)}"}
+        demand_same(case, third.to_read.results, results, rule, labels=("third call", "first call"), facts=facts)
+        if (writing := getattr(kernel.function, "writing", None)) is not None:
+            _check_same_buffers(subject, case, writing)
+        if case == plain_case(subject, _many(kernel)) and _has_time(subject):
+            _check_many(subject, case, results)
+
+
+LAWS = (determinism,)

@@ -18,7 +18,6 @@ expanded together, as for heads that share them, with one key more than whole bl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
@@ -31,7 +30,7 @@ from verify.cases.sizes import with_keys
 from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
-from verify.laws.law import Law, Subject, demand_same, has_gradients, laid, plain_case, space_of
+from verify.laws.law import Subject, demand_same, has_gradients, laid, law, plain_case, space_of
 from verify.measure.call import run_contiguous, run_kernel, run_tensors
 
 _ONE_OVER = (33, 129)
@@ -102,8 +101,16 @@ def _with_plain(subject: Subject, chosen: CaseSpace) -> tuple[Case, ...]:
     return (*plain, *_examples(subject, chosen), *shared)
 
 
-def _check_operands(subject: Subject, case: Case) -> None:
-    """Compares a case with its contiguous copies. The kernel may refuse an operand that is declared contiguous."""
+@law(
+    "layout independence",
+    partial(space_of, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH),
+    examples=_with_plain,
+)
+def layout_independence(subject: Subject, case: Case) -> None:
+    """Strided operands give the bits of their contiguous copies.
+
+    The kernel may refuse an operand that is declared contiguous.
+    """
     if not case.layouts:
         _compare_shared(subject, case)
     if not set(case.layouts) & set(subject.kernel.contiguous):
@@ -113,21 +120,18 @@ def _check_operands(subject: Subject, case: Case) -> None:
         _compare(subject, case, "an unpromised layout gives wrong results instead of an error")
 
 
-LAWS: Sequence[Law] = (
-    Law(
-        name="layout independence",
-        summary="strided operands give the bits of their contiguous copies",
-        space=partial(space_of, layouts=Layouts(_LAYOUTS), upstream=EITHER_PATH),
-        check=_check_operands,
-        examples=_with_plain,
-    ),
-    Law(
-        name="upstream layout independence",
-        summary="strided and expanded upstream gradients give the bits of their contiguous copies",
-        space=partial(space_of, layouts=Layouts(upstream=_LAYOUTS)),
-        # autograd passes gradients in any layout, so no kernel may refuse an upstream gradient
-        check=lambda subject, case: _compare(subject, case, _OF_GRADIENTS),
-        applies=has_gradients,
-        examples=_examples,
-    ),
+@law(
+    "upstream layout independence",
+    partial(space_of, layouts=Layouts(upstream=_LAYOUTS)),
+    applies=has_gradients,
+    examples=_examples,
 )
+def upstream_layout_independence(subject: Subject, case: Case) -> None:
+    """Strided and expanded upstream gradients give the bits of their contiguous copies.
+
+    Autograd passes gradients in any layout, so no kernel may refuse one.
+    """
+    _compare(subject, case, _OF_GRADIENTS)
+
+
+LAWS = (layout_independence, upstream_layout_independence)
