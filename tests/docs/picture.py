@@ -66,7 +66,6 @@ def taken(page: Path, browser: Browser) -> bytes:
     """Returns a picture of the top of a report, down to the end of the worst result."""
     tab = browser.page()
     tab.resize(WIDTH)
-    tab.media(scheme="light")
     tab.open(page)
     end = tab.evaluate("document.querySelector('section.worst').getBoundingClientRect().bottom + window.scrollY")
     tab.resize(WIDTH, int(end) + MARGIN)

@@ -158,24 +158,11 @@ class Page:
             raise RuntimeError(json.dumps(answer["exceptionDetails"]))
         return answer["result"].get("value")
 
-    def key(self, key: str, text: str = "") -> None:
-        code = {"Enter": 13, "Tab": 9, " ": 32, "Escape": 27, "End": 35, "ArrowLeft": 37, "ArrowRight": 39}[key]
-        common = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": code}
-        self.send("Input.dispatchKeyEvent", type="keyDown", text=text, **common)
-        self.send("Input.dispatchKeyEvent", type="keyUp", **common)
-
-    def media(self, *, scheme: str = "light", kind: str = "") -> None:
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.send("Emulation.setEmulatedMedia", media=kind, features=[feature])
-
-    def resize(self, width: int, height: int = 900, *, mobile: bool = False) -> None:
-        self.send(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=2 if mobile else 1,
-            mobile=mobile,
-        )
+    def resize(self, width: int, height: int = 900) -> None:
+        """Also sets a light page."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.send("Emulation.setDeviceMetricsOverride", **size)
+        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "light"}])
 
     def _mine(self, *methods: str) -> list[dict[str, Any]]:
         self.evaluate("0")  # a round trip, so that pending events are in

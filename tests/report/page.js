@@ -13,34 +13,6 @@ globalThis.look = {
             look();
         }),
 
-    // elements whose text has a contrast of less than 4.5
-    contrast: () => {
-        const number = (text) => text.match(/[\d.]+/g).map(Number);
-        const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-            .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-            .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-        const behind = (element) => {
-            for (let at = element; at; at = at.parentElement) {
-                const color = number(getComputedStyle(at).backgroundColor);
-                if (color.length === 3 || color[3] === 1) return color;
-            }
-        };
-        for (const section of document.querySelectorAll('details')) section.open = true;
-        const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-        const poor = new Set();
-        while (walker.nextNode()) {
-            const element = walker.currentNode.parentElement;
-            if (!walker.currentNode.textContent.trim() || !element.checkVisibility()) continue;
-            const style = getComputedStyle(element);
-            const a = light(number(element.closest('svg') ? style.fill : style.color));
-            const b = light(behind(element));
-            const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-            const name = `${element.tagName}.${element.getAttribute('class')}`;
-            if (ratio < 4.5) poor.add(`${name} ${ratio.toFixed(2)}`);
-        }
-        return [...poor];
-    },
-
     downloaded: async () => {
         let blob, name;
         URL.createObjectURL = (it) => { blob = it; return 'blob:none'; };

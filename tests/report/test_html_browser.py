@@ -6,17 +6,14 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from tests.report.browser import Browser, Page
-from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, night, passing, rich, sample
+from tests.report.sample import HOSTILE_NAME, empty, incomplete, many, passing, rich, sample
 from verify.records import files, record
-from verify.records.bounds.committed import load
-from verify.records.bounds.verdict import judge
-from verify.records.compare import compare
-from verify.report import compare_words, gate_words, words
+from verify.report import words
 from verify.report.html import record_html
+from verify.report.html.plot import reading
 from verify.report.present import present
 
 SCRIPT = Path(__file__).with_name("page.js").read_text(encoding="utf-8")
@@ -31,22 +28,17 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Callable[..., Page]]:
-    """Opens a page in a fresh tab, and closes the tab before the next one is opened and at the end."""
-    tabs: list[Page] = []
+    """Opens a page in a fresh tab, which closes at the end."""
+    tab = browser.page()
+    tab.resize(1280)
 
-    def show(path: Path, width: int = 1280, scheme: str = "light") -> Page:
-        while tabs:
-            tabs.pop().close()
-        tabs.append(tab := browser.page())
-        tab.resize(width, mobile=width < 500)
-        tab.media(scheme=scheme)
+    def show(path: Path) -> Page:
         tab.open(path)
         assert tab.evaluate(SCRIPT + "look.ready()") == "yes"
         return tab
 
     yield show
-    for tab in tabs:
-        tab.close()
+    tab.close()
 
 
 @pytest.fixture
@@ -151,48 +143,6 @@ def test_filtering_by_text_and_by_attention(page: Page) -> None:
     assert len(column(page, "kernel")) == total
 
 
-def test_an_address_names_a_row_or_a_filter(page: Page) -> None:
-    query(page, "bfloat16 dx")
-    address = page.evaluate("location.href")
-    assert address.endswith("#filter=bfloat16%20dx")
-    kept = column(page, "dtype")
-    links = page.evaluate("[...document.querySelectorAll('#table .here')].map((link) => link.getAttribute('href'))")
-    ids = page.evaluate("[...document.querySelectorAll('#table tbody tr')].map((row) => '#' + row.id)")
-    assert links == ids and len(set(ids)) == len(ids)
-    page.evaluate("location.href = '#results'")
-    query(page, "")
-    everything = len(column(page, "dtype"))
-    page.evaluate(f"location.href = {json.dumps(address)}")
-    page.evaluate("new Promise((done) => setTimeout(done, 50))")
-    assert column(page, "dtype") == kept and 0 < len(kept) < everything
-    hidden = page.evaluate("document.querySelector('#table tbody tr[hidden]').id")
-    page.evaluate(f"location.hash = {json.dumps(hidden)}")
-    page.evaluate("new Promise((done) => setTimeout(done, 50))")
-    assert page.evaluate("document.querySelector('#table tr:target').hidden") is False
-    assert page.evaluate("document.querySelector('#table tr:target').id") == hidden
-
-
-def test_keyboard_alone_reaches_and_works_the_table(page: Page) -> None:
-    page.evaluate("document.querySelector('#query').focus()")
-    order = []
-    for _ in range(12):
-        page.key("Tab")
-        order.append(page.evaluate("document.activeElement.textContent || document.activeElement.id"))
-    assert order[:5] == ["attention", "peers", "Kernel", "Result", "Dtype"]
-    assert order[10] == "Verdict"
-    page.evaluate("document.querySelector('th[data-key=demanding] button').focus()")
-    page.key("Enter", "\r")
-    assert page.evaluate("document.querySelector('th[data-key=demanding]').ariaSort") == "descending"
-    page.key(" ", " ")
-    assert page.evaluate("document.querySelector('th[data-key=demanding]').ariaSort") == "ascending"
-    outline = "getComputedStyle(document.activeElement).outlineStyle"
-    assert page.evaluate(outline) == "solid"
-    page.evaluate("document.querySelector('#query').focus()")
-    query(page, "gelu")
-    page.key("Escape")
-    assert page.evaluate("document.querySelector('#query').value") == ""
-
-
 def test_a_kernel_link_opens_its_section(page: Page) -> None:
     opened = "[...document.querySelectorAll('details.kernel')].map((d) => d.open ? d.id : '').join('')"
     assert page.evaluate(opened) == "kernel-3"  # the worst
@@ -226,63 +176,12 @@ def test_every_worst_input_copies_its_own_replay_command(page: Page) -> None:
     assert got[0] == [words.clean(command) for command in wanted]
 
 
-def test_all_text_has_enough_contrast(page: Page) -> None:
-    for scheme in ("light", "dark"):
-        page.media(scheme=scheme)
-        assert page.evaluate(SCRIPT + "look.contrast()") == [], scheme
-
-
-def test_nothing_runs_off_the_side(page: Page) -> None:
-    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    for width in (1600, 1180, 940, 760, 390, 320):
-        page.resize(width, mobile=width < 500)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-
-
-def test_what_changed_leads_the_page_and_fits(opened: Callable[..., Page], tmp_path: Path) -> None:
-    """A base and broken bounds of long names, beside a run with many findings."""
-    now = sample()
-    before = msgspec.structs.replace(now, id="0" * 12, kernels=now.kernels[:-4])
-    path = tmp_path / "lead.html"
-    page = record_html.render(
-        now, beside=[compare_words.document(compare(before, now)), gate_words.document(judge([now], load(tmp_path)))]
-    )
-    path.write_text(page, encoding="utf-8")
-    titles = "[...document.querySelectorAll('h2')].map((each) => each.textContent)"
-    for width in (320, 420, 1280):
-        tab = opened(path, width)
-        lead = ["What changed since run 000000000000", "Against the committed bounds", "The worst result"]
-        assert tab.evaluate(titles)[:3] == lead
-        tab.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width
-        tables = "[...document.querySelectorAll('.scroll')].filter((e) => e.scrollWidth > e.clientWidth + 1).length"
-        assert width < 420 or tab.evaluate(tables) == 0
-
-
-@pytest.fixture
-def rich_file(tmp_path: Path) -> Path:
-    path = tmp_path / "rich.html"
-    path.write_text(record_html.render(rich()), encoding="utf-8")
-    return path
-
-
-@pytest.fixture
-def rich_page(opened: Callable[..., Page], rich_file: Path) -> Page:
-    return opened(rich_file)
-
-
-def reading(page: Page) -> str:
-    text: str = page.evaluate("document.querySelector('#kernel-1 .reading').textContent")
-    return text
-
-
-def test_pointing_at_the_curve_reads_the_worst_input_of_each_bin(rich_page: Page) -> None:
+def test_pointing_at_the_curve_reads_the_worst_input_of_each_bin(opened: Callable[..., Page], tmp_path: Path) -> None:
     """Every bin, against what Python says of it."""
-    from verify.report.html.plot import reading as said
-
+    (tmp_path / "rich.html").write_text(record_html.render(rich()), encoding="utf-8")
     curve = rich().kernels[1].results[0].curve
     assert curve is not None
-    got: list[str] = rich_page.evaluate(
+    got: list[str] = opened(tmp_path / "rich.html").evaluate(
         """(() => {
             document.querySelector('#kernel-1').open = true;
             const plot = document.querySelector('#kernel-1 svg.curve');
@@ -294,36 +193,9 @@ def test_pointing_at_the_curve_reads_the_worst_input_of_each_bin(rich_page: Page
             });
         })()""".replace("BINS", str(len(curve.counts)))
     )
-    wanted = [said(curve, place, "bfloat16") for place in range(len(curve.counts) - 1)]
+    wanted = [reading(curve, place, "bfloat16") for place in range(len(curve.counts) - 1)]
     assert got[:-1] == wanted
     assert got[-1] == "x from 15.6667 to 16: no input"
-
-
-def test_the_curve_is_read_by_keyboard(rich_page: Page) -> None:
-    rich_page.evaluate("document.querySelector('#kernel-1').open = true")
-    rich_page.evaluate("document.querySelector('#kernel-1 svg.curve').focus()")
-    assert reading(rich_page).startswith("x from -16 to -15.6667: 200 ULP at x = -16 (0xc180), PyTorch 255 ULP")
-    rich_page.key("ArrowRight")
-    rich_page.key("ArrowRight")
-    assert reading(rich_page).startswith("x from -15.3333 to -15: 3 ULP")
-    focused = "document.activeElement.getAttribute({!r})"
-    assert rich_page.evaluate(focused.format("aria-valuetext")) == reading(rich_page)
-    assert rich_page.evaluate(focused.format("role")) == "slider"
-    rich_page.key("ArrowLeft")
-    assert reading(rich_page).startswith("x from -15.6667 to -15.3333: 12 ULP")
-    rich_page.key("End")
-    assert reading(rich_page) == "x from 15.6667 to 16: no input"
-    rich_page.evaluate("document.activeElement.blur()")
-    assert reading(rich_page) == ""
-
-
-def test_names_and_values_are_what_axe_demands(rich_page: Page) -> None:
-    """Rules aria-required-attr and label-content-name-mismatch: a slider has a value, a button's name its text."""
-    rich_page.evaluate("document.querySelector('#expand').click()")
-    valued = "[...document.querySelectorAll('[role=slider]')].map((each) => each.ariaValueNow !== null)"
-    assert set(rich_page.evaluate(valued)) == {True}
-    named = "[...document.querySelectorAll('button[aria-label]')].map((each) => [each.ariaLabel, each.textContent])"
-    assert [pair for pair in rich_page.evaluate(named) if pair[1] not in pair[0]] == []
 
 
 def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page], tmp_path: Path) -> None:
@@ -341,36 +213,4 @@ def test_a_packed_section_is_filled_when_it_is_opened(opened: Callable[..., Page
     assert tab.evaluate(f"document.querySelectorAll('#{last} .elements .copy').length") == buttons
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert tab.evaluate("document.querySelectorAll('.packed').length") == 0
-    assert tab.complaints == []
-
-
-def test_many_peers_are_asked_for_and_their_rows_sort_with_the_others(
-    opened: Callable[..., Page], tmp_path: Path
-) -> None:
-    run = night(30)
-    path = tmp_path / "night.html"
-    path.write_text(record_html.render(run), encoding="utf-8")
-    tab = opened(path)
-    judged = sum(len(kernel.results) for kernel in run.kernels[:4])
-    rows = sum(len(kernel.results) for kernel in run.kernels)
-    assert tab.evaluate("document.querySelector('#shown').textContent") == f"{judged} of {rows} rows"
-    click(tab, "#peers")
-    assert tab.evaluate("document.querySelector('#shown').textContent") == f"{rows} rows"
-    click(tab, "th[data-key=kernel] button")
-    assert column(tab, "kernel") == sorted(column(tab, "kernel"))
-    # on paper the groups of peers stay closed, and with them what would be hundreds of pages
-    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert tab.evaluate("document.querySelectorAll('details.group[open], details.group .kernel[open]').length") == 0
-    assert tab.evaluate("document.querySelectorAll('details.kernel:not([open])').length") == 30
-    tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    # a link to a peer opens its group and its section
-    tab.evaluate("document.querySelector('#table a[href=\"#kernel-9\"]').click()")
-    tab.evaluate("new Promise((done) => setTimeout(done, 60))")
-    assert tab.evaluate("document.querySelector('#kernel-9').closest('details.group').open") is True
-    copies = "document.querySelectorAll('#kernel-9 .elements .copy').length"
-    assert tab.evaluate(copies) >= sum(len(result.worst) for result in run.kernels[9].results)
-    for width in (390, 800, 1280):
-        tab.resize(width, mobile=width < 500)
-        assert tab.evaluate("document.documentElement.scrollWidth") <= width
-    assert tab.evaluate(SCRIPT + "look.contrast()") == []
     assert tab.complaints == []
