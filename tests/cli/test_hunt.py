@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 from xml.etree import ElementTree as Xml
@@ -66,8 +65,6 @@ def test_one_bad_kernel_does_not_take_the_others_down(project: Path) -> None:
     assert done.returncode == 1
     kernels = {kernel.name: kernel for kernel in files.decode(done.stdout.encode()).kernels}
     assert kernels["aborts"].status == "crashed" and "SIGABRT" in kernels["aborts"].message
-    (note,) = kernels["aborts"].notes
-    assert re.search(r"before that \d+,\d+ evaluations .* 0\.5", note) and '"values":{"x":"' in note
     assert kernels["refuses"].status == "error" and "no such unit" in kernels["refuses"].message
     assert kernels["one_exponent"].status == "wrong"
     assert kernels["sixteen_bits"].status == "skipped" and "can be tried" in kernels["sixteen_bits"].message

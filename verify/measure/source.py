@@ -318,13 +318,9 @@ class Units(Source[U, R]):
     def failed(self, part: U, why: NoResult, seconds: float) -> None:
         """Records how the kernel failed. If it is not to blame, the unit has no verdict."""
         if why.kind is None:
-            self.finish(part, seconds, why.status, message=f"{part.name}: {why.message}", **self.of_failure(part, why))
+            self.finish(part, seconds, why.status, message=f"{part.name}: {why.message}")
         else:
             self.leave_out(part, why.kind, why.message)
-
-    def of_failure(self, part: U, why: NoResult) -> dict[str, Any]:
-        """Returns further fields of the entry of a kernel that failed in a unit."""
-        return {}
 
     def leave_out(self, part: U, kind: GapKind, reason: str) -> None:
         """Records a gap in the place of a unit's outcome."""

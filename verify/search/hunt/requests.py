@@ -93,14 +93,12 @@ class HuntReply(msgspec.Struct, frozen=True):
     notes: list[str]
 
 
-class HuntProgress(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Reports the progress of a hunt. `case` is set only in a report of a new worst case."""
+class HuntProgress(msgspec.Struct, frozen=True):
+    """Reports the progress of a hunt."""
 
     evaluations: int
     best: Number
     seconds: float
-    case: str = ""
-    index: int = 0
 
 
 class DoHunt(Request[HuntReply], frozen=True, tag="hunt"):

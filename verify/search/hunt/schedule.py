@@ -1,7 +1,7 @@
 """Runs many hunts in worker processes and makes one record of them. `verify hunt` and the nightly run use it.
 
-A unit (`verify.measure.source`) is the hunt of one result in one dtype. The best find of a hunt that failed becomes a
-note. Ctrl-C asks the running hunts to stop and to report their finds; a second Ctrl-C abandons them.
+A unit (`verify.measure.source`) is the hunt of one result in one dtype. Ctrl-C asks the running hunts to stop and to
+report their finds; a second Ctrl-C abandons them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 
 from verify.declare.requests import declared_by
 from verify.errors import UsageError
-from verify.measure.source import KernelUnits, NoResult, SourceSettings, Unit, Units, collect
-from verify.records.record import Gap, KernelRun, Run, value_of
+from verify.measure.source import KernelUnits, SourceSettings, Unit, Units, collect
+from verify.records.record import Gap, KernelRun, Run
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Settings
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
@@ -49,14 +49,6 @@ class _Hunting(Unit):
     """Holds one hunt of a kernel."""
 
     hunt: Hunt
-    best: HuntProgress | None = None  # the last report that named a case
-
-    def best_so_far(self, message: str) -> list[str]:
-        """Returns a note with the best find of a hunt that failed, or no note."""
-        if self.best is None:
-            return []
-        best = f"{self.best.evaluations:,} evaluations had given {value_of(self.best.best):.6g} (not judged exactly)"
-        return [f"{self.name}: {message}; before that {best} at [{self.best.index}] of the case {self.best.case}"]
 
 
 def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
@@ -141,27 +133,12 @@ class _Hunts(Units[_Hunting, HuntReply]):
         return (self.session.settings.seconds or 0.0) + self.session.timeout + CLOSING_SECONDS
 
     def heard(self, part: _Hunting, text: str) -> None:
-        """Records a report of progress."""
-        said = msgspec.json.decode(text, type=HuntProgress)
-        if said.case:
-            part.best = said
-        elif part.best is not None:
-            part.best = msgspec.structs.replace(said, case=part.best.case, index=part.best.index)
-        self.session.progress(part.name, said)
+        """Passes a report of progress on."""
+        self.session.progress(part.name, msgspec.json.decode(text, type=HuntProgress))
 
     def done(self, part: _Hunting, reply: HuntReply, seconds: float) -> None:
         """Records a hunt that ended with a result."""
         self.finish(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
-
-    def of_failure(self, part: _Hunting, why: NoResult) -> dict[str, Any]:
-        """Returns a note with the best find of a hunt that failed."""
-        return {"notes": part.best_so_far(why.message)}
-
-    def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
-        """Records a hunt that ended without a result."""
-        super().failed(part, why, seconds)
-        if why.kind == "out of time":
-            part.of.notes += part.best_so_far(why.message)
 
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
         """Returns one entry for each kernel with all its hunts, and the gaps."""

@@ -93,12 +93,11 @@ def pin(kernel: Kernel, request: Pin, backend: Backend) -> Pinned:
 
 
 class _Reporter:
-    """Reports the progress of a hunt at most once every EVERY seconds, with a case only if it is a new worst one."""
+    """Reports the progress of a hunt at most once every EVERY seconds."""
 
     def __init__(self, progress: OnProgress) -> None:
         self._progress = progress
         self._said = 0.0
-        self._best = -1.0
 
     def __call__(self, search: Search) -> None:
         now = time.monotonic()
@@ -106,9 +105,4 @@ class _Reporter:
             return
         self._said = now
         about = HuntProgress(search.evaluations, number(search.best), search.seconds)
-        if search.best > self._best:
-            self._best = search.best
-            member = search.elite(1)[0]
-            case = search.space.case(member.candidate, member.shared, 1).to_json()
-            about = msgspec.structs.replace(about, case=case, index=member.element)
         self._progress(msgspec.json.encode(about).decode())
