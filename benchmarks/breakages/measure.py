@@ -258,9 +258,8 @@ def measure(
     compile: bool = False,
     device: str = "cpu",
     seed: int = 1,
-    judged: Callable[..., Mapping[str, Mapping[str, Judgement]]] = judge,
 ) -> Measured:
-    """Measures one program on some kinds of inputs. `judged` is the seam; tests hand in another one."""
+    """Measures one program on some kinds of inputs."""
     started = time.monotonic()
     outcomes: list[Outcome] = []
     blind: set[str] = set()
@@ -294,7 +293,7 @@ def measure(
             kinds[label], candidates[label] = (each.breakage, each.name), each.changed
         twins = _twins(candidates)
         distinct = {label: candidates[label] for label in dict.fromkeys(twins.values())}
-        found = judged(kernel, stored, upstream, distinct, program.dtype)
+        found = judge(kernel, stored, upstream, distinct, program.dtype)
         if kind == INPUTS[0]:
             constants = blind_spots(kernel, stored, upstream, program.dtype)
             blind |= {name for breakage, name in kinds.values() if breakage and name.partition(" in ")[0] in constants}
