@@ -331,8 +331,6 @@ def _counts(found: Comparison, results: dict[_Name, list[Pair]]) -> str:
     alike = sum(pairs[0].bits == "identical" for pairs in results.values())
     elements = sum(_elements(pairs) for pairs in results.values())
     text = f"{alike:,} of {words.plural(len(results), 'result')} have the same bits, {elements:,} elements compared."
-    if found.special_tried:
-        text += f" {len(found.special):,} of {found.special_tried:,} answers to special values differ."
     apart = {
         (pair.key.kernel, pair.key.dtype, pair.key.output)
         for pair in found.pairs

@@ -42,7 +42,6 @@ def test_the_quantiser_of_the_page_has_the_figures_of_the_page(backend: Backend)
         shown = rf"mxfp8 +{result.output} +bfloat16 +0  {re.escape(basis_of(result, short=True))} +. correctly rounded"
         assert re.search(shown, PAGE), shown
     assert all(f"mxfp8: {note}\n" in PAGE for note in run.notes), run.notes
-    assert [law.status for law in run.laws] == ["ok"] * 6
 
 
 def test_the_cast_of_the_page_is_correctly_rounded(backend: Backend) -> None:

@@ -13,7 +13,7 @@ from tests.golden import answers
 from tests.records.bounds.gate_records import SEEN, kernel, result, run
 from verify.cli import compare as command
 from verify.records.compare import Comparison, compare
-from verify.records.record import Basis, Result, SpecialValue
+from verify.records.record import Basis, Result
 from verify.report import compare_words
 
 nan, inf = math.nan, math.inf
@@ -76,41 +76,6 @@ def test_another_plan_or_seed_on_another_device_stays_apart_and_says_how_to_ask_
     # every input of a format is the same whatever the seed of the run is
     assert compare(on("cuda", result()), on("interpreter", result())).other_cases is False
     assert both(result(), result(gate="scaled")).other_cases is False
-
-
-def with_special(*rows: SpecialValue, **options: Any) -> Result:
-    return msgspec.structs.replace(result(**options), special=list(rows))
-
-
-def test_special_inputs_are_compared_one_by_one_whatever_the_other_cases_are() -> None:
-    at_zero = SpecialValue({"x": "0 (0x0000)"}, "0", "0.0")
-    at_inf = SpecialValue({"x": "inf (0x7f80)"}, "inf", "inf")
-    wrong = msgspec.structs.replace(at_inf, got="nan", status="wrong")
-    other = {"properties": "bb11bb11bb11"}
-    found = both(with_special(at_zero, at_inf), with_special(wrong, at_zero, **other))
-    assert (found.special_tried, [item.head.got for item in found.special]) == (2, ["nan"])
-    assert found.special[0].worse
-    assert found.exit_code == 1  # right before, wrong now
-    assert command.about(found) == [
-        "special 1 of 2 special inputs have another answer",
-        "        gelu y bfloat16 at x = inf (0x7f80): inf, now nan: wrong now",
-        "",
-    ]
-    assert command.data(found)["special"] == [
-        {
-            "kernel": "gelu",
-            "output": "y",
-            "dtype": "bfloat16",
-            "inputs": {"x": "inf (0x7f80)"},
-            "base": {"got": "inf", "status": "ok"},
-            "head": {"got": "nan", "status": "wrong"},
-        }
-    ]
-    back = both(with_special(wrong), with_special(at_inf))
-    assert (back.special[0].worse, back.exit_code) == (False, 0)
-    # an input that one record lacks is no difference, nor is another result's
-    assert both(with_special(at_zero), with_special(at_inf)).special_tried == 0
-    assert both(with_special(at_zero), with_special(at_zero, output="dx")).special_tried == 0
 
 
 def test_the_same_bits_are_not_told_for_a_mean_that_the_reference_rounds_otherwise() -> None:

@@ -25,8 +25,6 @@ from verify.records.files import load
 from verify.report import compare_words, gate_data
 from verify.report.markdown import comment
 
-MOST_SPECIAL = 12  # special inputs on the screen; --json has all
-
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
@@ -47,18 +45,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def about(found: Comparison) -> list[str]:
-    """Returns the lines above the table: differences below the kernels, and special inputs with other answers."""
+    """Returns the lines above the table: differences below the kernels."""
     lines = [f"{name:<7} {before}, now {after}" for name, before, after in found.beneath]
-    if found.special_tried:
-        lines.append(f"special {len(found.special):,} of {found.special_tried:,} special inputs have another answer")
-    # Wrong answers come first, because the list is cut.
-    for item in sorted(found.special, key=lambda item: not item.worse)[:MOST_SPECIAL]:
-        inputs = ", ".join(f"{name} = {value}" for name, value in item.head.inputs.items())
-        verdict = ": wrong now" if item.worse else ""
-        place = f"{item.kernel} {item.output} {item.dtype} at {inputs}"
-        lines.append(f"        {place}: {item.base.got}, now {item.head.got}{verdict}")
-    if (more := len(found.special) - MOST_SPECIAL) > 0:
-        lines.append(f"        and {more:,} more: --json PATH has all")
     return [*lines, ""] if lines else []
 
 
@@ -66,10 +54,4 @@ def data(found: Comparison) -> dict[str, Any]:
     """Returns the comparison for programs."""
     return gate_data.of_comparison(found) | {
         "beneath": {name: {"base": before, "head": after} for name, before, after in found.beneath},
-        "special tried": found.special_tried,
-        "special": [
-            {"kernel": item.kernel, "output": item.output, "dtype": item.dtype, "inputs": item.head.inputs}
-            | {name: {"got": of.got, "status": of.status} for name, of in (("base", item.base), ("head", item.head))}
-            for item in found.special
-        ],
     }

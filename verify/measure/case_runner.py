@@ -233,7 +233,8 @@ class CaseRunner:
                     return f"{DIFFER}: {place} was {each.got_hex}, then {fmt.hex(pattern)}"
             later = digests_of(results) if text == first else before
             other = ", ".join(name for name in before if later.get(name) != before[name])
-            return f"{DIFFER}: {other} of the first call, and after {self._count:,} calls" if other else ""
+            calls = f"{self._count:,} call{'' if self._count == 1 else 's'}"
+            return f"{DIFFER}: {other} of the first call, and after {calls}" if other else ""
 
         try:
             for text in worst:

@@ -26,7 +26,6 @@ from verify.measure.call import Measured, run_baseline, run_judged, running_here
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
 from verify.measure.case_runner import CaseRunner
 from verify.measure.effort import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
-from verify.measure.element import special_values
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Given, JudgedCase
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
@@ -34,12 +33,12 @@ from verify.measure.requests import Measure
 from verify.measure.result import GroupFindings, finite
 from verify.measure.trivial import KEPT
 from verify.ops.op import Problem
-from verify.records.record import ORDINARY, RESULT_STATUSES, Gap, GapKind, KernelRun, LawRun, Result, SpecialValue
+from verify.records.record import ORDINARY, RESULT_STATUSES, Gap, GapKind, KernelRun, Result
 from verify.truth.formats import named
 from verify.truth.quantised import Encoding
 from verify.workers.fork_map import LATE, NO_MEMORY, ForkMap, ran_out
 from verify.workers.phases import phase
-from verify.workers.requests import Died, Late, OnProgress, Step
+from verify.workers.requests import OnProgress, Step
 
 SHARE = 0.85  # after this share of a kernel's time no further case is tried
 JUDGED = 0.95  # after this share of it, forks that judge are ended
@@ -132,7 +131,7 @@ def judged_results(
             groups.append(group)
             measured = Measured({name: value.to(backend.device) for name, value in inputs.items()}, {}, given[KERNEL])
             judging._ask(group, judging._questions(group.of, case, measured, given, effort), forks, 0)
-    return [list(group.results(0, label(backend.device), {})) for group in groups]
+    return [list(group.results(0, label(backend.device))) for group in groups]
 
 
 def _demand_answer(kernel: Kernel, device: str, case: Case) -> None:
@@ -171,7 +170,6 @@ class Judging:
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     covered: str = ""  # a note on the pairs that all dtypes so far cover
-    laws: list[LawRun] = field(default_factory=list)  # the laws of a quantiser, which are in no profile
     finished: bool = False  # True: another process judged, and the kernel is called no more
 
     @property
@@ -193,7 +191,6 @@ class Judging:
         for result, note in judging.results():
             self.results.append(result)
             self.notes.append(note)
-        self.laws.extend(judging.laws())
 
     def measure(self, dtype: str, progress: OnProgress) -> None:
         """Calls the kernel on every case of one dtype, judges the results and adds them to the findings."""
@@ -349,8 +346,6 @@ class Judging:
         with phase("judge: repeat calls with wrong results"):
             own_turn = lambda case: turn(self.backend, needed(kernel, case, self.backend, self.effort))  # noqa: E731
             differs = "" if kernel.peer or self.finished else runner.difference(wrong, own_turn)
-        if status == "ok" and any(law.status == "broken" for law in self.laws):
-            status = "wrong"
         if self.gaps and not results and status == "ok":
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
@@ -360,7 +355,6 @@ class Judging:
             message,
             definition=kernel.op.definition,
             results=results,
-            laws=self.laws,
             notes=[*self.notes, *filter(None, [self.covered])],
             unrepeatable=differs,
             unmeasured=runner.unmeasured,
@@ -461,7 +455,7 @@ class Judging:
         return found
 
     def _add(self, group: GroupFindings) -> None:
-        """Adds the results of a group with their special values, its largest sizes, and a note on blind spots."""
+        """Adds the results of a group, its largest sizes, and a note on blind spots."""
         own, geometry = group.found[KERNEL], self.kernel.op.geometry
         for case in itertools.chain.from_iterable(item.cases for item in own.values()) if geometry.named else ():
             for name, size in zip(geometry.dims, case.dims, strict=True):
@@ -481,10 +475,4 @@ class Judging:
             for tie, count in item.slopes.items():
                 text = f"{name} {group.dtype}: at equal numbers the slope is not PyTorch's in {count:,} elements"
                 self.notes.append(f"{text}, as of {tie}; ties='as like' demands PyTorch's")
-        special = dict[str, list[SpecialValue]]()
-        if own and not group.of.only_gradients and not group.of.pinned and not self.runner.ended:
-            try:
-                special = special_values(self.kernel, self.runner.target, group.dtype, self.runner.call)
-            except (KernelError, Died, Late, JudgeFailed) as error:
-                self.notes.append(f"{group.dtype}: special values were not tried one by one: {error}")
-        self.results.extend(group.results(self.asked.seed, label(self.backend.device), special))
+        self.results.extend(group.results(self.asked.seed, label(self.backend.device)))

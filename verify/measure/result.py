@@ -37,7 +37,6 @@ from verify.records.record import (
     RegimeFigures,
     Result,
     ResultStatus,
-    SpecialValue,
     number,
     value_of,
 )
@@ -344,13 +343,13 @@ class GroupFindings:
             self._so_far = now, self.proven_wrong()
         return self._so_far[1]
 
-    def results(self, seed: int, baseline: str, special: Mapping[str, list[SpecialValue]]) -> Iterator[Result]:
+    def results(self, seed: int, baseline: str) -> Iterator[Result]:
         """Yields the results: the kernel's beside PyTorch's, whose name is `baseline`, then those of inference."""
         for by, of_results in self.found.items():
             for name in of_results if by != BASELINE else ():
-                yield self._result(by, name, seed, baseline, special.get(name, []))
+                yield self._result(by, name, seed, baseline)
 
-    def _result(self, by: str, name: str, seed: int, baseline: str, special: list[SpecialValue]) -> Result:
+    def _result(self, by: str, name: str, seed: int, baseline: str) -> Result:
         kernel, group, dtype, found = self.kernel, self.of, self.dtype, self.found[by][name]
         own, output, theirs = by == KERNEL, group.named(name), None
         # Only cases that gave a result count, so a kernel that starts to refuse some becomes incomparable. All cases of
@@ -362,7 +361,6 @@ class GroupFindings:
         more: dict[str, Any] = {"bits": self._digests[by, name].text if self._bits else "", "properties": properties}
         if own:
             theirs = self.found[BASELINE].get(name)
-            more["special"] = special
         if found.operand:
             fmt, beside = named(found.operand), None if theirs is None else theirs.curve
             more["curve"] = recorded(deciding_operand(kernel.op), fmt, found.edges, found.curve, beside)

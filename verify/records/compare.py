@@ -2,12 +2,11 @@
 
 The change may be in the code, or in the device and the versions below the kernel. Cases are the same bits on every
 device. So two records answer the same question if their property hashes and seeds agree, on any machines. If every
-input of a format is tried there is no seed. The special values are the same in every record.
+input of a format is tried there is no seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +16,7 @@ from verify.records.bounds.verdict import Excess
 from verify.records.figure import ordered
 from verify.records.grouped import grouped
 from verify.records.readings import FAILED, Key, Reading, arch_of, leading, readings
-from verify.records.record import UNPROVEN, Run, SpecialValue
+from verify.records.record import UNPROVEN, Run
 
 Change = Literal["worse", "better", "same", "incomparable", "removed", "added"]
 Bits = Literal["identical", "changed", "unknown"]
@@ -65,22 +64,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Special:
-    """Holds one special input for which the two records have different answers."""
-
-    kernel: str
-    output: str
-    dtype: str
-    base: SpecialValue
-    head: SpecialValue
-
-    @property
-    def worse(self) -> bool:
-        """True if the answer is right in base and wrong in head."""
-        return self.base.status == "ok" and self.head.status == "wrong"
-
-
-@dataclass(frozen=True)
 class Comparison:
     """Holds all pairs, the kernels that fail on one side only, and the two records."""
 
@@ -89,8 +72,6 @@ class Comparison:
     head: Run
     broke: tuple[tuple[str, str], ...] = ()  # kernel and message: fails in head, or breaks a law, not so in base
     fixed: tuple[str, ...] = ()  # kernels that failed in base and do not fail in head
-    special: tuple[Special, ...] = ()
-    special_tried: int = 0  # special inputs that both records have, with equal or different answers
 
     @property
     def beneath(self) -> tuple[tuple[str, str, str], ...]:
@@ -122,7 +103,7 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """Returns WRONG if something got worse, INCOMPLETE if something could not be compared, else PASS."""
-        if self.of("worse") or self.broke or any(item.worse for item in self.special):
+        if self.of("worse") or self.broke:
             return WRONG
         alike = any(pair.change in ("same", "better") for pair in self.pairs)
         return INCOMPLETE if self.of("incomparable") or self.of("removed") or not alike else PASS
@@ -143,33 +124,13 @@ def compare(base: Run, head: Run) -> Comparison:
     pairs.sort(key=lambda pair: (CHANGES.index(pair.change), pair.key, pair.source))
     failed, failing = _failed(base), _failed(head)
     failing |= _wrong_besides(base, head, {pair.key.kernel for pair in pairs if pair.change == "worse"})
-    tried = list(_special(base, head))
     return Comparison(
         tuple(pairs),
         base,
         head,
         broke=tuple((name, message) for name, message in failing.items() if name not in failed),
         fixed=tuple(name for name in failed if name not in failing and any(k.name == name for k in head.kernels)),
-        special=tuple(item for item in tried if item.base.got != item.head.got),
-        special_tried=len(tried),
     )
-
-
-def _special(base: Run, head: Run) -> Iterator[Special]:
-    """Yields each result of every special input that both records tried."""
-    before, after = (
-        {
-            (kernel.name, result.output, result.dtype, tuple(sorted(item.inputs.items()))): item
-            for kernel in run.kernels
-            if not kernel.peer
-            for result in kernel.results
-            for item in result.special
-        }
-        for run in (base, head)
-    )
-    for place, item in after.items():
-        if found := before.get(place):
-            yield Special(*place[:3], found, item)
 
 
 # without the arch, because records of two machines may answer the same question

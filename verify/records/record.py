@@ -277,7 +277,7 @@ class Result(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     properties: str = ""
     curve: Curve | None = None
     hardest: list[Hard] = []
-    special: list[SpecialValue] = []
+    special: list[SpecialValue] = []  # of older records
     bits: str = ""  # digest of all result bits, see `verify.measure.digest`; equal if no bit changed
     classes: list[ClassFigures] = []  # the classes that occur, in the order of CLASSES; empty for a hunt or a quantiser
     ulp_limit: float | None = None
@@ -357,7 +357,7 @@ class SideEffect(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     kind: Literal[
         "judge",  # an attribute of verify, torch, triton or Python itself on which the verdict depends
         "mode",  # a setting that changes how PyTorch computes from then on
-        "process",  # environment, paths, signal handlers, filters of warnings
+        "process",  # of older records, as the next one
         "random",
     ]
     after: Literal["import", "call"]

@@ -122,12 +122,6 @@ def in_blocks(values: Tensor, encoding: Encoding, padding: float | int | bool) -
     return full.reshape(high, rows, wide, columns).transpose(1, 2).reshape(high * wide, rows * columns)
 
 
-def from_blocks(values: Tensor, encoding: Encoding, shape: tuple[int, int]) -> Tensor:
-    """Puts the elements of whole blocks back to their rows and columns: the inverse of `in_blocks`."""
-    (rows, columns), (high, wide) = encoding.block_in(shape), encoding.grid(shape)
-    return values.reshape(high, wide, rows, columns).transpose(1, 2).reshape(shape)
-
-
 def judge(encoding: Encoding, value: Value, parts: Parts, *, ties: bool = True) -> Judged:
     """Judges the parts of a value. Raises WrongForm for a wrong shape or dtype. Without `ties`, TIE becomes RIGHT."""
     shape = value.shape
