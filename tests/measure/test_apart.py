@@ -18,7 +18,7 @@ from verify.errors import KernelError
 from verify.measure.kernel import measure_kernel
 from verify.measure.requests import Measure
 from verify.measure.session import Session, run
-from verify.records.record import KernelRun, Printed, SideEffect
+from verify.records.record import KernelRun, Printed
 from verify.report.present import KernelFacts
 from verify.workers import process_tree
 from verify.workers.pool import Pool
@@ -27,7 +27,7 @@ from verify.workers.process import Worker
 pytestmark = pytest.mark.usefixtures("warm")
 
 KERNELS = """
-import os, random, sys, time, warnings
+import os, sys, time
 import torch, verify
 
 open(__file__ + ".imports", "a").write(f"{os.getpid()}\\n")
@@ -54,12 +54,6 @@ def modes(x):
     torch.set_num_threads(2); torch.set_float32_matmul_precision("high"); os.chdir("/")
     torch._C._set_deterministic_algorithms(True)  # torch.use_... imports the compiler first, 0.8 s
     return y
-
-@kernel
-def untidy(x):
-    os.environ["LEFT"] = "1"; sys.path.append("/left"); warnings.simplefilter("ignore")
-    random.random(); torch.rand(3)
-    return silu(x)
 
 @kernel
 def prints(x):
@@ -163,19 +157,8 @@ def test_modes_that_a_call_leaves_are_an_error_of_the_kernel(found: dict[str, Ke
     ]
 
 
-def test_what_decides_no_result_is_said_and_not_held_against_it(found: dict[str, KernelRun]) -> None:
-    untidy = found["untidy"]
-    assert untidy.status == "ok" and untidy.left == [
-        SideEffect("process", "call", "changed the environment variables LEFT"),
-        SideEffect("process", "call", "changed sys.path by /left"),
-        SideEffect("process", "call", "changed warnings.filters"),
-        SideEffect("random", "call", "drew or seeded random numbers of random, torch"),
-    ]
-    assert found["prints"].left == []
-    assert "its call changed sys.path by /left" in KernelFacts(untidy).notes
-
-
 def test_what_a_kernel_prints_is_kept_with_it(found: dict[str, KernelRun]) -> None:
+    assert found["prints"].left == []
     assert found["prints"].printed == Printed(30, "imported\nfirst \x1b[31mline\nlast\n")
     assert KernelFacts(found["prints"]).notes == ["printed 30 bytes: imported"]
     flood = found["floods"].printed

@@ -1,7 +1,7 @@
 """Compares the state of a process before and after a kernel, to find the side effects of the kernel.
 
-A kernel runs in a process that ends with it, so nothing has to be restored. Side effects are reported nevertheless: a
-user's program starts no process for a kernel, so the rest of the program would meet them.
+A kernel runs in a process that ends with it, so nothing has to be restored. A changed mode is an error nevertheless: a
+user's program starts no process for a kernel, so the rest of the program would compute otherwise.
 """
 
 from __future__ import annotations
@@ -12,13 +12,9 @@ import functools
 import math
 import operator
 import os
-import random
-import signal
 import sys
 import types
-import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,11 +23,7 @@ import torch
 
 from verify.records.record import SideEffect
 
-with suppress(ImportError):
-    import numpy.random  # noqa: F401  # numpy imports it at its first use: 10 ms in the process of each kernel
-
 SHOWN = 4  # at most this many names in one line
-_OWN_VARIABLES = "TORCHINDUCTOR"  # torch sets these variables when it compiles something
 _SUBNORMAL, _HALF_ULP = [5e-324], [2.0**-54]  # in lists, so that the compiler cannot evaluate them in advance
 
 # A kernel that replaces an attribute of these changes verdicts. Triton is not listed, as kernels compute with it.
@@ -75,11 +67,6 @@ class ProcessState:
     """Holds the state of this process at one time, to compare with a later one."""
 
     modes: dict[str, str]
-    variables: dict[str, str]
-    path: list[str]
-    handlers: dict[str, str]
-    filters: list[Any]
-    random: dict[str, Any]
     members: dict[str, _Members]  # by the name of the module or class
 
     @staticmethod
@@ -87,12 +74,6 @@ class ProcessState:
         """Returns the current state."""
         return ProcessState(
             modes={name: str(read()) for name, read in _MODES.items()},
-            variables={name: value for name, value in os.environ.items() if _OWN_VARIABLES not in name},
-            path=list(sys.path),
-            handlers={each.name: repr(signal.getsignal(each)) for each in signal.Signals},
-            # filters for a package's own warning categories come with its import
-            filters=[each for each in warnings.filters if each[2].__module__ == "builtins"],
-            random=dict(_random()),
             members=dict(map(_members, _owners())),
         )
 
@@ -105,24 +86,14 @@ class ProcessState:
         replaced = [
             name for owner, was in self.members.items() for name in _replaced(owner, was, now.members.get(owner))
         ]
-        judges = [name for name in replaced if not name.startswith("triton")]
-        found = [SideEffect("judge", after, _named("replaced", judges))] if judges else []
-        found += [
+        modes = (
             SideEffect("mode", after, f"changed {name} from {was} to {now.modes[name]}")
             for name, was in self.modes.items()
             if now.modes[name] != was
-        ]
-        rest = {
-            "replaced": [name for name in replaced if name not in judges],
-            "changed the environment variables": _changed(self.variables, now.variables),
-            "changed sys.path by": sorted(map(str, {*self.path} ^ {*now.path})),
-            "changed the signal handlers of": _changed(self.handlers, now.handlers),
-            "changed": ["warnings.filters"] if self.filters != now.filters else [],
-        }
-        found += [SideEffect("process", after, _named(what, names)) for what, names in rest.items() if names]
-        drawn = [name for name, was in self.random.items() if now.random.get(name) != was]
-        text = _named("drew or seeded random numbers of", drawn)
-        return [*found, SideEffect("random", after, text)] if drawn else found
+        )
+        more = f" and {len(replaced) - SHOWN} more" if len(replaced) > SHOWN else ""
+        text = f"replaced {', '.join(replaced[:SHOWN])}{more}"
+        return [*([SideEffect("judge", after, text)] if replaced else []), *modes]
 
 
 def working_folder() -> str:
@@ -133,32 +104,16 @@ def working_folder() -> str:
         return f"gone ({error.strerror})"
 
 
-def _random() -> Iterator[tuple[str, Any]]:
-    yield "random", random.getstate()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        kind, key, *rest = numpy.random.get_state()
-        yield "numpy.random", (kind, key.tobytes(), *rest)
-    yield "torch", torch.get_rng_state().numpy().tobytes()
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        with suppress(RuntimeError):  # after an illegal access the GPU answers nothing
-            yield "torch.cuda", [state.numpy().tobytes() for state in torch.cuda.get_rng_state_all()]
-
-
 def _owners() -> Iterator[Any]:
-    """Yields modules and classes whose functions decide verdicts, and Triton's modules unless it interprets."""
-    roots = ["verify"]
-    # in the interpreter Triton itself replaces parts of its language at each launch
-    if os.environ.get("TRITON_INTERPRET") != "1":
-        roots.append("triton")
+    """Yields modules and classes whose functions decide verdicts."""
     yield from _JUDGES
     for name, module in list(sys.modules.items()):
-        root = name.partition(".")[0]
-        if name in _BY_NAME or root in roots:
+        own = name.partition(".")[0] == "verify"
+        if own or name in _BY_NAME:
             yield module
-            if root == "verify":
-                for item in list(vars(module).values()):
-                    if isinstance(item, type) and item.__module__ == name:
-                        yield item
+        for item in list(vars(module).values()) if own else ():
+            if isinstance(item, type) and item.__module__ == name:
+                yield item
 
 
 def _members(owner: Any) -> tuple[str, _Members]:
@@ -196,12 +151,3 @@ def _is_own(owner: str, name: str, was: Any, now: Any) -> bool:
 def _folder_of(package: str) -> str:
     file = getattr(sys.modules.get(package), "__file__", None)
     return f"{Path(file).parent}{os.sep}" if file else "\0"
-
-
-def _changed(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    return sorted(name for name in {*before, *after} if before.get(name) != after.get(name))
-
-
-def _named(what: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{what} {', '.join(names[:SHOWN])}{more}"
