@@ -191,23 +191,6 @@ def test_a_start_that_is_interrupted_keeps_what_earlier_starts_found(
     assert sorted(fake.measured) == sorted(ALL), "each part once"
 
 
-def test_what_was_wrong_so_far_stays_where_a_part_has_no_result(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong = Step("case 2 of 9, wrong so far", "case", 2, 9, wrong="y float16: 9 ULP, the limit is 1")
-
-    def telling(request: Any, *, timeout: float, progress: Any = None) -> Any:
-        if isinstance(request, Measure) and request.dtypes == ("float16",):
-            progress(wrong)
-        return fake.answer(request)
-
-    monkeypatch.setattr(fake, "ask", telling)
-    fake.raises["one", "float16"] = Late("late", who="judge")
-    fake.raises["two", "float16"] = KeyboardInterrupt()
-    assert main(RUN) == exits.WRONG
-    found = {kernel.name: kernel for kernel in load("run.json").kernels}
-    for name in ("one", "two"):
-        assert found[name].status == "error" and "wrong so far: y float16: 9 ULP, the limit is 1" in found[name].message
-
-
 def ending(fake: Fake, error: VerifyError, status: str) -> None:
     """Lets the bfloat16 part of kernel `two` report one judged case and then end with an error."""
     judged = result(0.5 if status == "ok" else 9.0, dtype="bfloat16", status=status)

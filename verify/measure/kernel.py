@@ -222,10 +222,8 @@ class Judging:
                             left_out += 1
                             each.left += 1
                             continue
-                        wrong = each.wrong_so_far()
-                        words = {None: "", "": ", no finding so far"}.get(wrong, ", wrong so far")
-                        text = f"{self.kernel.name} {dtype}, case {number} of {total}{words}"
-                        step = Step(text, "case", number, total, wrong=wrong or "")
+                        text = f"{self.kernel.name} {dtype}, case {number} of {total}{each.so_far()}"
+                        step = Step(text, "case", number, total)
                         progress(step)
                         self.allowance.cases, late = total - number + 1, self.runner.late
                         try:

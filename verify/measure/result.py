@@ -309,7 +309,7 @@ class GroupFindings:
         self.asked = False  # True: every case has been called
         self._digests: dict[tuple[str, str], Digest] = {}  # of all results, by source and result
         self._bits = True  # False: they lack results
-        self._so_far: tuple[float, str | None] = (-math.inf, None)  # when it was computed, and the finding
+        self._so_far = (-math.inf, "")  # when it was computed, and the words
 
     def add(self, given: Mapping[str, Mapping[str, Tensor]], findings: CaseFindings) -> None:
         """Adds the findings about one case, whose results are `given`. Without them, the digest remains unknown."""
@@ -333,14 +333,14 @@ class GroupFindings:
                 return f"{name} {self.dtype}: {ordinary.reason}"
         return ""
 
-    def wrong_so_far(self) -> str | None:
-        """Returns why a result is wrong, by the cases judged so far; "" if none is, None if no case is judged.
+    def so_far(self) -> str:
+        """Returns what the cases judged so far show, for the line of progress; "" if no case is judged.
 
         It is computed at most once a second: for many small cases that takes longer than to judge them.
         """
         now = time.monotonic()
         if self.found[KERNEL] and now >= self._so_far[0] + _TELL_SECONDS:
-            self._so_far = now, self.proven_wrong()
+            self._so_far = now, ", wrong so far" if self.proven_wrong() else ", no finding so far"
         return self._so_far[1]
 
     def results(self, seed: int, baseline: str) -> Iterator[Result]:

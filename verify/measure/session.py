@@ -295,7 +295,6 @@ class Measuring(Source[_RunPart, KernelRun]):
         super().__init__(session)
         self.targets, self.session, self.profile = targets, session, session.profile
         self.ended: dict[str, KernelRun] = {}
-        self.wrong: dict[str, str] = {}  # findings of parts that are running
         self.judged: dict[str, list[bytes]] = {}  # cases of parts that are running, or that gave no reply
         self.not_imported: list[Gap] = []
 
@@ -393,8 +392,6 @@ class Measuring(Source[_RunPart, KernelRun]):
 
     def heard(self, part: _RunPart, text: str) -> None:
         """Shows how far the part is, and remembers its findings."""
-        if isinstance(text, Step) and text.wrong:
-            self.wrong[part.key] = text.wrong
         if isinstance(text, Step) and text.judged:
             self.judged.setdefault(part.key, []).append(text.judged)
         self.session.progress(self.progress.at(part.key, text))
@@ -425,11 +422,9 @@ class Measuring(Source[_RunPart, KernelRun]):
         self._unfinished(part, why.status, why.kind, why.message, hint)
 
     def _unfinished(self, part: _RunPart, status: Status, kind: GapKind | None, why: str, hint: str) -> None:
-        """Ends a part without a result. If it was wrong so far, that remains."""
+        """Ends a part without a result. `complete` adds the results of the cases that were judged."""
         message = f"{part.dtype}: {why}" if part.dtype else why
         gaps = [part.gap(kind, message)] if kind else []
-        if wrong := self.wrong.get(part.key):
-            message, status = f"{message}; wrong so far: {wrong}", "error" if status in _NO_FINDING else status
         self._end(part, part.kernel.run(status, message, hint=hint, gaps=gaps))
 
     def _end(self, part: _RunPart, done: KernelRun) -> None:
@@ -491,7 +486,7 @@ class Measuring(Source[_RunPart, KernelRun]):
         if old.status == "timeout":
             gaps.append(part.gap("timeout", f"{part.dtype}: {old.message}" if part.dtype else old.message))
         fields: dict[str, Any] = {name: getattr(made, name) for name in ("results", "notes", "sizes", "definition")}
-        if old.status in (*_NO_FINDING, "timeout") or (part.key in self.wrong and made.status == "wrong"):
+        if old.status in (*_NO_FINDING, "timeout"):
             fields |= {"status": made.status, "message": made.message}
         self.ended[part.key] = msgspec.structs.replace(old, gaps=gaps, **fields)
         if made.status not in _NO_FINDING:

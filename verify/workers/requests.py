@@ -172,15 +172,13 @@ class Step(str):
     """A line of progress; if units are counted, number `number` of `total` is running.
 
     `waited` are seconds since the last line where a judge waited for memory. The time of the request is longer by
-    them. `wrong` is a finding that was made, and `judged` what a case was judged to be, in a form of the request's own.
-    Both stay if the request does not end.
+    them. `judged` is what a case was judged to be, in the request's own form. It stays if the request does not end.
     """
 
     unit: str = ""
     number: int = 0
     total: int = 0
     waited: float = 0.0
-    wrong: str = ""
     judged: bytes = b""
 
     def __new__(cls, text: str, unit: str = "", number: int = 0, total: int = 0, **more: Any) -> Step:
@@ -191,7 +189,7 @@ class Step(str):
 
     def having(self, **more: Any) -> Step:
         """Returns the same line with seconds that a judge waited for memory, or with a case that was judged."""
-        return Step(self, self.unit, self.number, self.total, wrong=self.wrong, **more)
+        return Step(self, self.unit, self.number, self.total, **more)
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress", omit_defaults=True):
@@ -202,7 +200,6 @@ class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress",
     number: int = 0
     total: int = 0
     waited: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    wrong: str = ""
     judged: bytes = b""
 
     @staticmethod
