@@ -14,11 +14,11 @@ from verify.api import CompletedJudgement
 from verify.cli import exits, main
 from verify.errors import UsageError
 from verify.referee import judging
-from verify.referee.folders import digest
 from verify.referee.judging import COLUMNS
 from verify.referee.plan import SCHEMA, Judgement, Trick, WrongInput
 from verify.referee.words import lines_of
 from verify.workers import process
+from verify.workers.sandbox.folders import digest
 
 
 def test_the_text_has_the_answer_first() -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.referee.samples import TRACE
 from verify.errors import UsageError
-from verify.referee import folders, formats
+from verify.referee import formats
+from verify.workers.sandbox import folders
 from verify.workers.sandbox.folders import remove
 
 

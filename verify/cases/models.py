@@ -20,7 +20,7 @@ from verify.cases.sizes import work_of
 from verify.cases.values import MATRIX_REGIMES
 from verify.declare.declaration import Kernel
 from verify.declare.models import MODELS, OF_TURN, TURNS, Model, unnamed
-from verify.declare.sizes import free_dims
+from verify.declare.promises import free_dims
 from verify.ops.graph.shapes import NamedDims, Related, names_in, value_of
 
 Dims = tuple[int, ...]

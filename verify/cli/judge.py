@@ -138,7 +138,7 @@ def _before(
 ) -> tuple[list[CompletedJudgement], list[tuple[str, str]]]:
     """Returns the judgements of the file of --resume whose problem and solution did not change, and the other pairs."""
     from verify.api import CompletedJudgement
-    from verify.referee.folders import digest
+    from verify.workers.sandbox.folders import digest
 
     if not options.resume or not Path(options.resume).exists():
         return [], pairs

@@ -29,7 +29,6 @@ from verify.declare.calling import accepted, by_operand, functional, op_of, reco
 from verify.declare.captured import captured
 from verify.declare.promises import STOCHASTIC_LIMIT, STOCHASTIC_NOISE, limits_of_results, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
-from verify.declare.sizes import models_and_roles
 from verify.errors import UsageError
 from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate
@@ -460,7 +459,7 @@ def kernel(
             noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
         limits |= limits_of_results(relative, promised, of_outputs, None, demanding=False)
         noises = dict.fromkeys(relative, promises.DEFAULT_NOISE) | noises
-        models, roles = models_and_roles(about, sizes, definition) if sizes else ((), {})
+        models, roles = promises.models_and_roles(about, sizes, definition) if sizes else ((), {})
         if inputs is not None:
             kinds = {each: _kinds(each, floating, of_operands) for each in promised}
             definition = dataclasses.replace(definition, captured=captured(about, inputs, definition, kinds, file))

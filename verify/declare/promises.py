@@ -1,11 +1,12 @@
-"""Checks the parts of a declaration that depend on dtypes: limits by class of inputs, magnitudes, other dtypes, and
-stochastic=, the results that are rounded at random.
+"""Checks the parts of a declaration: limits by class of inputs, magnitudes, other dtypes, results that are rounded at
+random, and the models whose sizes it names.
 
 Each check states the rule and the received value.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,11 +16,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from verify.errors import UsageError, from_zero, one_of
+from verify.declare.models import ROLES, models_of, named_by, unnamed
+from verify.errors import UsageError, closest, from_zero, one_of
 from verify.ops.domain import Domain
 from verify.ops.graph.relative import RelativeRms
 from verify.ops.graph.rounding import Accumulate
-from verify.ops.graph.shapes import NamedDims, check
+from verify.ops.graph.shapes import NamedDims, Related, check, names_in
 from verify.ops.op import Largest, Op, as_defined, up_to
 from verify.records.record import CLASSES, DEMANDING, EXTREME, ORDINARY
 from verify.truth.formats import FORMATS, named
@@ -568,3 +570,38 @@ def _formats(results: Iterable[str], dtypes: Sequence[str], others: OfDtypes) ->
     return [
         (name, others.get(dtype, {}).get(name, dtype if name == "y" else None)) for name in results for dtype in dtypes
     ]
+
+
+def models_and_roles(about: str, given: Any, op: Op) -> tuple[tuple[str, ...], dict[str, str]]:
+    """Returns the models whose sizes a kernel is measured at, and the roles of dimensions that have other names.
+
+    Raises UsageError for an unknown model, dimension or role, and for dimensions of shapes= that no size is for.
+    """
+    said = dict(given) if isinstance(given, Mapping) else {"model": given}
+    models, dims = models_of(f"{about}: sizes", said.pop("model", ())), op.geometry.sizes
+    hint = f'sizes={{"{dims[-1]}": "hidden", "model": "qwen3-moe"}}; verify list --models'
+    demand(about, "sizes", said, "dimensions", dims, hint)
+    for text in said.values():
+        try:
+            unknown = names_in(ast.parse(text, mode="eval")) - set(ROLES)
+            check(text, [*ROLES, *unknown])
+        except (SyntaxError, TypeError, UsageError):
+            unknown = {repr(text)}
+        if unknown:
+            roles = f"{about}: sizes= is made of {', '.join(ROLES)}, and numbers; received {text!r}"
+            raise UsageError(f"{roles}{closest(min(unknown), ROLES)}", hint=hint)
+    lacking = free_dims(op.geometry, said)[1] if models and isinstance(op.geometry, NamedDims) else []
+    if lacking:
+        raise UsageError(f"{about}: {unnamed(lacking)}", hint=hint)
+    return models, said
+
+
+def free_dims(geometry: NamedDims, said: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """Maps dimensions to roles in a model, as `said` or by the names of dimensions that where= makes equal.
+
+    Omits dimensions that where= computes from others. Lists those without a role.
+    """
+    related, named = Related.by(geometry.dims, geometry.where), named_by(geometry.dims, said)
+    found = {related.group[name]: role for name, role in reversed(named.items())}
+    lacking = [root for root in related.roots if root not in found]
+    return {root: found[root] for root in related.roots if root in found}, lacking

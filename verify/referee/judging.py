@@ -25,7 +25,7 @@ from verify.measure.tally import BIAS_LIMIT, SURE
 from verify.records import record
 from verify.records.record import Run
 from verify.records.recorded import largest as largest
-from verify.referee import folders, formats
+from verify.referee import formats
 from verify.referee.plan import (
     AS_THE_MODEL,
     GAVE_NONE,
@@ -54,8 +54,7 @@ from verify.workers.machine import usable_cores
 from verify.workers.pool import Pool, spread, using
 from verify.workers.process import START_SECONDS
 from verify.workers.requests import Environment
-from verify.workers.sandbox import starter
-from verify.workers.sandbox.folders import remove
+from verify.workers.sandbox import folders, starter
 
 # Seconds of a judgement alone on a GPU, for an ordinary problem. Small cases are tried in any case.
 WANTED = {"quick": 10.0, "ci": 30.0}
@@ -121,7 +120,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
     problem = f"{Path(path).resolve()}{separator}{kernel}"
     folder = Path(tempfile.mkdtemp(prefix="tmp")).resolve()
     with ExitStack() as after:
-        after.callback(remove, str(folder))
+        after.callback(folders.remove, str(folder))
         workers = after.enter_context(using(pool, settings.backend))
         starts = starter.address(RUNNER, settings.backend)  # it imports PyTorch beside the worker, not after it
         about = workers.known or workers.ask(Environment(probed=None), timeout=START_SECONDS)
