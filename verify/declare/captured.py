@@ -6,15 +6,14 @@
     @verify.kernel(like=norm, shapes={"x": "n d", "weight": "d"}, inputs="norm.safetensors")
 
 A file has the operands by name: "x", or "2/x" in the third call. Operands without a number belong to all
-calls. "2/dy" is the gradient that arrives at the output y. The formats are safetensors (a length of 8 bytes, a JSON
-header, raw bytes) and npz. Nothing is unpickled.
+calls. "2/dy" is the gradient that arrives at the output y. The format is safetensors: a length of 8 bytes, a JSON
+header, raw bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import inspect
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -24,7 +23,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +31,7 @@ from verify.ops.graph.shapes import NamedDims
 from verify.ops.op import Op
 from verify.records.files import write_atomically
 
+SUFFIX = ".safetensors"
 PREFIX = "captured "  # of the recipe of such a case, before the number of the call
 _TYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -108,15 +107,14 @@ def captured(about: str, given: Any, op: Op, dtypes: Mapping[str, Mapping[str, t
     operand, or if a call has no sizes or dtypes that the kernel takes.
     """
     path = Path(file).parent / str(given)
-    readers = {".safetensors": _safetensors, ".npz": _npz}
-    if path.suffix not in readers or not path.is_file():
+    if path.suffix != SUFFIX or not path.is_file():
         raise UsageError(
-            f"{about}: inputs is a file that ends in {' or '.join(readers)}; received {str(given)!r}"
+            f"{about}: inputs is a file that ends in {SUFFIX}; received {str(given)!r}"
             + ("" if path.is_file() else ", which does not exist"),
             hint=f"verify.capture(module, {str(given)!r}) writes one",
         )
     try:
-        found = readers[path.suffix](path)
+        found = _safetensors(path)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{about}: {path.name} is no file of tensors: {error}", hint="write it again") from error
     known = {each.name for each in op.operands if each.derive is None} | {"d" + name for name in op.outputs}
@@ -179,19 +177,9 @@ def _bytes_of(path: Path, start: int, count: int, kind: torch.dtype, shape: tupl
     return flat.view(kind).reshape(shape)
 
 
-def _npz(path: Path) -> dict[str, Held]:
-    with np.load(path, allow_pickle=False) as arrays:
-        tensors = {name: torch.from_numpy(arrays[name]) for name in arrays.files}
-    return {name: Held(value.dtype, tuple(value.shape), value.clone) for name, value in tensors.items()}
-
-
-def _written(path: Path, tensors: Mapping[str, Tensor]) -> bytes:
-    """Returns the bytes of a file in the format of its name."""
+def _written(tensors: Mapping[str, Tensor]) -> bytes:
+    """Returns the bytes of a file."""
     held = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    if path.suffix == ".npz":
-        stream = io.BytesIO()
-        np.savez(stream, **{name: value.numpy() for name, value in held.items()})  # type: ignore[arg-type]
-        return stream.getvalue()
     header, data, names = dict[str, Any](), bytearray(), {kind: name for name, kind in _TYPES.items()}
     for name, value in held.items():
         start = len(data)
@@ -212,8 +200,8 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
     target = Path(path)
     if not isinstance(calls, int) or calls < 1:
         raise UsageError(f"a capture has at least one call; received calls={calls!r}", hint="calls=1")
-    if target.suffix not in (".safetensors", ".npz"):
-        raise UsageError(f"a capture is written to a .safetensors or .npz file; received {path!r}")
+    if target.suffix != SUFFIX:
+        raise UsageError(f"a capture is written to a {SUFFIX} file; received {path!r}")
     found: dict[str, Tensor] = {}
     begun = [0]
 
@@ -243,4 +231,4 @@ def capture(module: torch.nn.Module, path: str, *, calls: int = 1) -> Iterator[N
     if not begun[0]:
         raise UsageError("the module was not called inside `with verify.capture(...)`", hint="call the model there")
     parameters = {name.replace(".", "_"): value for name, value in module.named_parameters()}
-    write_atomically(target, _written(target, parameters | found))
+    write_atomically(target, _written(parameters | found))

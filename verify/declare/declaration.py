@@ -354,7 +354,7 @@ def kernel(
         of that dtype in max_ulp. Without it y has the dtype of the case, and a statistic any.
     refuses: True: it may raise an error on a case, which is reported as its limit. False promises to accept all cases.
         Without it, cases on which it raises have no verdict.
-    inputs: with like=, a file of captured operands, `"acts.safetensors"` or `.npz`, beside the declaring file. They are
+    inputs: with like=, a file of captured operands, `"acts.safetensors"`, beside the declaring file. They are
         measured too, with results of their own. `verify.capture` writes such a file.
     stochastic: with like=, the operand that seeds the rounding of all outputs, `"seed"`, or of some, `{"p_": "seed"}`.
         Such a result is one of the two neighbours of the exact number (docs/like.md).

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from verify.backends import BACKENDS
 from verify.records.figure import ordered
-from verify.records.record import Basis, Figures, Gate, Number, RegimeFigures, Result, ResultStatus, Run, Worst
+from verify.records.record import Basis, Figures, Gate, Number, Result, ResultStatus, Run, Worst
 
 Source = Literal["run", "sweep", "hunt"]
 
@@ -144,7 +144,6 @@ class Part:
     verdict: ResultStatus
     decides: bool = False
     counted: bool = False  # True: shares and means are bounded; the inputs are chosen without regard to their errors
-    region: RegimeFigures | None = None  # of a regime
 
     def value(self, gate: Gate) -> float:
         """Returns the judged maximum. Infinite if an answer is wrong at an infinite or NaN input."""
@@ -167,13 +166,12 @@ def parts(result: Result) -> list[Part]:
     for each in result.regimes:
         if each.name != BEYOND:
             within = judged(each.figures, result.gate) <= result.limit
-            found.append(Part(each.name, each.figures, each.worst, "ok" if within else result.status, region=each))
+            found.append(Part(each.name, each.figures, each.worst, "ok" if within else result.status))
     whole = judged(result.figures, result.gate)
     known = [judged(part.figures, result.gate) for part in found if part.name != NONFINITE]
     if not any(ordered(whole) <= ordered(value) for value in known):
-        region = RegimeFigures(WHOLE, None, None, result.figures)
         alone = not result.classes
-        found.append(Part(WHOLE, result.figures, None, result.status, alone, alone and not chosen, region))
+        found.append(Part(WHOLE, result.figures, None, result.status, alone, alone and not chosen))
     for of in result.classes:
         unproven = of.limit is not None and is_open(of.figures, result.gate, of.limit)
         own: ResultStatus = "ok" if not of.reason else "undecided" if unproven else "wrong"
