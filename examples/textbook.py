@@ -1,7 +1,7 @@
 """The formulas as textbooks and tutorials write them, evaluated one operation at a time in the tensor's own dtype.
 
-They are measured for comparison (`peer=True`): `verify bench gelu` shows what a kernel gains over the line of code
-that it replaces.
+They are measured for comparison (`peer=True`): `verify bench` of a kernel's file and this one shows what a kernel
+gains over the line of code that it replaces.
 """
 
 from __future__ import annotations

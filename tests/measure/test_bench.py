@@ -151,7 +151,7 @@ def test_the_workers_answers_are_what_the_parent_reads(tmp_path: Path, monkeypat
     monkeypatch.setattr(process, "Worker", lambda backend: direct)
     session = Session(dtypes=("float32",))
     settings = bench.Bench(wanted=(str(path),), shapes=((4, 8),), rounds=2)
-    entries = bench.contenders(direct, settings, session)  # type: ignore[arg-type]
+    entries = bench.contenders(direct, settings)  # type: ignore[arg-type]
     names = [entry.kernel.name for entry in entries]
     assert names == ["mine", "broken", "layers", "mine@eager", "mine@compile", "layers@eager", "layers@compile"]
     entries = [each for each in entries if each.kernel.op == "gelu" and not each.kernel.name.endswith("@compile")]

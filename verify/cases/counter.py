@@ -61,13 +61,6 @@ def _fused(device: torch.device) -> Callable[[Tensor, int], Tensor] | None:
     return made if torch.equal(found.cpu(), words(0, "trial", 64)) else None
 
 
-def prepare(device: torch.device | str) -> None:
-    """Loads what makes many numbers in one pass on a device, if anything does."""
-    keys = torch.zeros(6, dtype=torch.int64, device=device)
-    if (fused := _fused(keys.device)) is not None:
-        fused(keys, 1)
-
-
 def _on_cpu(device: torch.device | str) -> bool:
     return torch.device(device).type == "cpu"
 

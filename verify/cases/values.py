@@ -177,11 +177,6 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def forget() -> None:
-    """Empties the cache, so that the time to make a tensor can be measured."""
-    _small.cache_clear()
-
-
 def _filled(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tuple[float, ...]) -> Tensor:
     count = math.prod(shape)
     if recipe.startswith("block "):

@@ -1,16 +1,13 @@
 """Accuracy and speed of every implementation, side by side.
 
-Compare the kernels of targets. The name of an op selects every declared kernel that computes it ([tool.verify]
-kernels and peers in pyproject.toml). Each kernel is compared with PyTorch eager and torch.compile. Speed is
-measured on a GPU only, interleaved, as a fraction of a copy of the same bytes.
+Compare the kernels of targets that compute the same, also with PyTorch eager and torch.compile. Speed is measured
+on a GPU only, interleaved, as a fraction of a copy of the same bytes.
 
-    verify bench gelu --dtype bfloat16
-    verify bench accuracy.py::my_gelu --shape 8192,4096 --forward
-    verify bench layer_norm --no-accuracy --json bench.json
+    verify bench accuracy.py --dtype bfloat16
+    verify bench accuracy.py::my_gelu peers.py --shape 8192,4096 --forward
+    verify bench accuracy.py --no-accuracy --json bench.json
 
-targets: [OP|TARGET ...]  OP, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNEL (default: everything under
-    `[tool.verify] kernels` in pyproject.toml)
---dtype ...
+targets --dtype ...
 --shape N,N ...  time at this shape, e.g. 8192,4096; M,K,N for linear
 --forward  time the forward pass only
 --backward  time the backward pass only
@@ -26,13 +23,9 @@ targets: [OP|TARGET ...]  OP, or FILE.py, MODULE, FILE.py::KERNEL, MODULE::KERNE
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
 from verify.cli import exits, given, screen, sinks
 from verify.declare import config
-from verify.declare.config import Config
-from verify.declare.target import Target
 from verify.measure.bench import Bench, bench
 from verify.measure.session import Session
 from verify.report import bench_words
@@ -40,8 +33,6 @@ from verify.report import bench_words
 
 def main(options: argparse.Namespace) -> int:
     """Carries out the command."""
-    found = config.find()
-    wanted = given.targets(options, found)
     session = Session(
         backend=options.backend,
         seed=options.seed,
@@ -52,8 +43,7 @@ def main(options: argparse.Namespace) -> int:
     )
     both = options.forward == options.backward
     settings = Bench(
-        wanted=tuple(wanted),
-        pool=_configured_targets(found, Path.cwd()),
+        wanted=tuple(given.targets(options, config.find())),
         shapes=tuple(dict.fromkeys(options.shape)),
         directions=tuple(name for name in Bench.directions if both or getattr(options, name)),
         rounds=options.rounds,
@@ -68,18 +58,3 @@ def main(options: argparse.Namespace) -> int:
     if session.usage:
         return exits.USAGE
     return exits.INCOMPLETE if result.incomplete else exits.PASS
-
-
-def _configured_targets(settings: Config, here: Path) -> tuple[str, ...]:
-    """Returns the kernels and peers of pyproject.toml, with paths relative to `here`.
-
-    The bench looks among them for other implementations of an op.
-    """
-
-    def placed(target: str) -> str:
-        named = Target.parse(target)
-        if named.file is not None:
-            named = Target(os.path.relpath(settings.root / named.file, here), named.kernel)
-        return str(named)
-
-    return tuple(placed(item) for item in (*settings.kernels, *settings.peers))

@@ -18,8 +18,8 @@ class Config:
     """Holds the settings of a project. `root` is the folder of pyproject.toml.
 
     kernels: targets of `verify run`, `sweep`, `hunt` and `nightly` if the command names none. peers: other
-    implementations of the same ops, which `verify bench` and `nightly` compare with them. bounds, corpus: folders of
-    the committed bounds and of the pinned cases.
+    implementations of the same ops, which `verify nightly` compares with them. bounds, corpus: folders of the
+    committed bounds and of the pinned cases.
     """
 
     root: Path

@@ -16,7 +16,6 @@ from typing import Literal
 import msgspec
 
 from verify.backends import named
-from verify.declare.requests import ListOps
 from verify.declare.target import Target
 from verify.errors import SPENT, KernelError, UsageError
 from verify.measure.requests import Contender, ListContenders, Time
@@ -37,7 +36,6 @@ class Bench:
     """Holds the settings of a comparison. Empty `shapes` means one large default shape for each kind of op."""
 
     wanted: tuple[str, ...]
-    pool: tuple[str, ...] = ()  # an op's implementations are searched among these targets
     shapes: tuple[tuple[int, ...], ...] = ()
     directions: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
     rounds: int = 15
@@ -53,7 +51,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
         backend = worker.ask(Environment(), timeout=START_SECONDS).backend
-        found = contenders(worker, settings, session)
+        found = contenders(worker, settings)
     declared = {dtype for item in found for dtype in item.kernel.dtypes}
     session.dtypes = session.dtypes or tuple(sorted(declared - {"float64"}))
     on_gpu = named(backend).clock
@@ -79,34 +77,11 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
 # -- which implementations ------------------------------------------------------------------------------
 
 
-def contenders(worker: Answers, settings: Bench, session: Session) -> list[Contender]:
+def contenders(worker: Answers, settings: Bench) -> list[Contender]:
     """Returns the implementations to compare. PyTorch's implementations come last."""
-    known = {op.name for op in worker.ask(ListOps(), timeout=START_SECONDS)}
-    ops = [item for item in settings.wanted if item in known]
     found: dict[str, Contender] = {}
     for target in settings.wanted:
-        if target in known:
-            continue
-        parsed = Target.parse(target)
-        if not (parsed.is_file or "." in target or parsed.kernel is not None):
-            raise UsageError(
-                f"{target!r} is neither an op nor a target FILE|MODULE[::KERNEL]; the ops are: "
-                f"{', '.join(sorted(known))}",
-                hint="verify list --ops",
-            )
         found |= {item.kernel.target: item for item in _declared(worker, target)}
-    for target in settings.pool if ops else ():
-        try:
-            declared = _declared(worker, target)
-        except UsageError as error:
-            session.usage.append(str(error))
-            continue
-        found |= {item.kernel.target: item for item in declared if item.kernel.op in ops}
-    if not found:
-        raise UsageError(
-            f"no declared kernel computes {', '.join(ops)}",
-            hint="verify bench FILE.py, or list files under [tool.verify] kernels or peers in pyproject.toml",
-        )
     both = list(found.values())
     return [*both, *_stand_ins(worker, both, beside_peers=settings.beside_peers)]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import math
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -140,18 +139,6 @@ def total_memory(backend: Backend) -> int:
     if backend.gpu and backend.streams:
         return int(torch.cuda.get_device_properties(backend.device).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def peak_memory(backend: Backend) -> dict[str, int]:
-    """Returns the peak memory of this process or one of its forks so far, in bytes, of the host and of the device."""
-    own, forks = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    status = Path("/proc/self/status")
-    if status.exists():  # on Linux, VmHWM excludes memory of the process that started this one
-        own = next((int(line.split()[1]) for line in status.read_text().splitlines() if "VmHWM" in line), own)
-    found = {"host": max(own, forks) * 1024}
-    if backend.gpu and backend.streams:
-        found["device"] = int(torch.cuda.max_memory_allocated(backend.device))
-    return found
 
 
 def needed(kernel: Kernel, case: Case, backend: Backend, effort: Effort) -> float:

@@ -25,7 +25,7 @@ from verify.errors import JudgeFailed, KernelError, Refused, TruthError, no_verd
 from verify.measure.call import Measured, run_baseline, run_judged, running_here
 from verify.measure.case import NoAnswer, Question, judge_case, question_of, sampled_question
 from verify.measure.case_runner import CaseRunner
-from verify.measure.effort import Allowance, Effort, beyond, differing, needed, peak_memory, sampled, total_memory, turn
+from verify.measure.effort import Allowance, Effort, beyond, differing, needed, sampled, total_memory, turn
 from verify.measure.findings import BASELINE, KERNEL, CaseFindings, Given, JudgedCase
 from verify.measure.quantiser import QuantiserJudging
 from verify.measure.remote_call import RemoteKernel, Run
@@ -170,7 +170,6 @@ class Judging:
     results: list[Result] = field(default_factory=list)
     sizes: dict[str, int] = field(default_factory=dict)
     covered: str = ""  # a note on the pairs that all dtypes so far cover
-    finished: bool = False  # True: another process judged, and the kernel is called no more
 
     @property
     def cases_of(self) -> str:
@@ -259,7 +258,7 @@ class Judging:
 
     def finish(self) -> None:
         """Adds the findings of cases that another process judged, and calls the kernel no more."""
-        self.runner.until, self.finished = -math.inf, True
+        self.runner.until = -math.inf
         cases = [msgspec.msgpack.decode(each, type=JudgedCase) for each in self.asked.judged]
         for dtype in dict.fromkeys(case.dtype for case in cases):
             groups, numbers = self._planned(dtype), defaultdict[int, set[int]](set)
@@ -343,7 +342,7 @@ class Judging:
         wrong = [result for result in results if result.status == "wrong"]
         with phase("judge: repeat calls with wrong results"):
             own_turn = lambda case: turn(self.backend, needed(kernel, case, self.backend, self.effort))  # noqa: E731
-            differs = "" if kernel.peer or self.finished else runner.difference(wrong, own_turn)
+            differs = "" if kernel.peer or self.asked.judged else runner.difference(wrong, own_turn)
         if self.gaps and not results and status == "ok":
             status, message = "skipped", self.gaps[0].text.removeprefix(f"{kernel.name}: ")
         if status == "ok":
@@ -358,7 +357,6 @@ class Judging:
             unmeasured=runner.unmeasured,
             gaps=self.gaps,
             sizes={} if kernel.op.geometry.examples else self.sizes,
-            peak=peak_memory(self.backend),
         )
 
     def _lost(self, kind: GapKind, text: str) -> None:

@@ -424,7 +424,7 @@ class KernelRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     gaps: list[Gap] = []  # gaps of a kernel on its way into a run, which collects them in `incomplete`
     sizes: dict[str, int] = {}  # the largest size of each named dimension over the measured cases
     definition: str = ""  # the source of the function that like= names
-    peak: dict[str, int] = {}  # the most bytes that the judging process held: of the host, and of a device
+    peak: dict[str, int] = {}  # of older records: the most bytes that the judging process held
 
 
 def unrepeatable(laws: Sequence[LawRun]) -> str:
