@@ -11,6 +11,8 @@ the class's own `forward` on a few numbers, with small stand-ins for the weights
                    or Gemma bit for bit on these numbers
     gated MLPs     down_proj(act(gate_proj(x)) up_proj(x)), where act is SiLU or a form of GELU
     activations    GELU, and with the torch.nn.Linear before it squared ReLU; the linear layer computes the activation
+    attention      a class whose `forward` calls apply_rotary_pos_emb of Llama or OLMo: `rope` takes the place of this
+                   function alone, in a copy of `forward` that sees the other names of its module as they are now
 
 >>> norm = from_layer(model.norm)   # a new layer that shares the parameters of an existing one
 
@@ -19,11 +21,14 @@ Compile a model after `patch`.
 
 from __future__ import annotations
 
+import functools
+import inspect
+import math
 import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -33,6 +38,7 @@ from torch import Tensor, nn
 from . import layers, modules
 from .checks import Contract
 from .modules import set_contract
+from .rope import rope
 
 __all__ = ["Patched", "from_layer", "patch", "unpatch"]
 
@@ -80,7 +86,7 @@ class Patched:
 
     Attributes:
         replaced: path of a layer in the model -> class that computes it now
-        left: path of a norm, MLP or activation that stays -> the reason
+        left: path of a norm, MLP, activation or attention with a rotary embedding that stays -> the reason
         others: classes of the other layers without inner layers; no kernel here computes them
     """
 
@@ -187,8 +193,64 @@ def _linear_before(parent: nn.Module, act: str) -> str | None:
     return None
 
 
+_ROPE = "apply_rotary_pos_emb"
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns what Llama's function computes of queries or keys; numbers without an angle stay."""
+    turned, others = x.tensor_split([cos.shape[-1]], -1)
+    first, second = turned.chunk(2, -1)
+    y = turned * cos.unsqueeze(1) + torch.cat((-second, first), -1) * sin.unsqueeze(1)
+    return torch.cat((y, others), -1)
+
+
+def _rotary(function: Callable[..., Any], contract: Contract) -> Callable[..., Any]:
+    """Returns what replaces a model's function of q, k, cos and sin. Raises _Left if it computes something else."""
+    shapes = ((2, 2, 3, 8), (2, 1, 3, 8), (2, 3, 8), (1, 3, 8))
+    wide = [torch.arange(1.0, 1 + math.prod(shape), device="cpu").sin().view(shape) for shape in shapes]
+    narrow = [t.bfloat16() for t in wide]
+    part = [*wide[:2], *(t[..., :4] for t in wide[2:])]
+    keeps = True  # OLMo's results have the dtype of q; Llama's have the wider dtype of q and cos
+    for operands in (narrow[:2] + wide[2:], wide, narrow, part):
+        try:
+            with torch.no_grad():
+                q, k = function(*operands)
+                found = [q.detach(), k.detach()]
+        except Exception as error:
+            if operands is part:  # then no model of this function has fewer angles than numbers
+                continue
+            raise _Left(f"{_ROPE} cannot be tried: {type(error).__name__}: {error}") from None
+        wanted = [_turned(x, *operands[2:]) for x in operands[:2]]
+        keeps = keeps and found[0].dtype == operands[0].dtype
+        wanted = [t.to(x.dtype) if keeps else t for x, t in zip(operands, wanted, strict=False)]
+        if not all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True)):
+            raise _Left(f"{_ROPE} is neither Llama's nor OLMo's")
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *others: Any, **options: Any) -> Any:
+        if others or options:  # heads in another dimension
+            return function(q, k, cos, sin, *others, **options)
+        if q.dtype != cos.dtype and not keeps:
+            q, k, cos, sin = (t.to(torch.promote_types(q.dtype, cos.dtype)) for t in (q, k, cos, sin))
+        return rope(q, k, cos, sin, contract=contract)
+
+    return rotate
+
+
+@functools.cache
+def _with_rope(kind: Any, function: Callable[..., Any], contract: Contract) -> Layer:
+    """Returns a class of attention like `kind`, whose `forward` calls `rope` in the place of the model's function."""
+    own = kind.forward
+    names = own.__globals__ | {_ROPE: _rotary(function, contract)}
+    del names["__name__"]  # or Dynamo would look the other names up in the module
+    forward = FunctionType(own.__code__, names, own.__name__, own.__defaults__, own.__closure__)
+    forward.__kwdefaults__ = own.__kwdefaults__
+    functools.update_wrapper(forward, own)
+    _BOUND.add(forward)
+    return type(f"{kind.__name__} with rope", (kind,), {"forward": forward})
+
+
 def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Module, Layer | str | None]]:
-    """Returns path -> (module, layer) for each norm, gated MLP and activation.
+    """Returns path -> (module, layer) for each norm, gated MLP, activation and attention with a rotary embedding.
 
     A reason takes the place of a layer that cannot be replaced, and None of one that is computed by its parent.
     """
@@ -198,12 +260,18 @@ def _layers_of(model: nn.Module, contract: Contract) -> dict[str, tuple[nn.Modul
         inner = {name: f"{path}.{name}".removeprefix(".") for name in module._modules}
         acts = [name for name in inner if _is_activation(module._modules[name])]
         gated = {"gate_proj", "up_proj", "down_proj"} <= inner.keys() and len(acts) == 1
+        kind: Any = type(module)
+        forward = kind.forward
         try:
-            if "Norm" in type(module).__name__:
+            if "Norm" in kind.__name__:
                 found[path] = module, _norm(module)
             elif _is_activation(module) and path not in found:
                 activation = _activation(module, contract)
                 found[path] = module, activation.alone or f"{activation.name} alone has no kernel here"
+            elif _ROPE in getattr(inspect.unwrap(forward), "__code__", _rotary.__code__).co_names:
+                if forward is not inspect.unwrap(forward):
+                    raise _Left(f"{kind.__name__} has a decorated forward")
+                found[path] = module, _with_rope(kind, forward.__globals__[_ROPE], contract)
             for name in acts:
                 child: Any = module._modules[name]
                 activation = _activation(child, contract)

@@ -7,7 +7,9 @@ A step is forward and backward of LlamaForCausalLM with a loss, in bfloat16 with
 patch(model), "liger" the patch of liger_kernel with its RMS norm, SwiGLU and rotary embedding. The loss is PyTorch's in
 all three. Contenders take turns; a figure is the median over rounds in milliseconds, and "patched over" has the
 ratios of "patched" to the others. `logits` has the norm of the difference from the eager model's logits in float32
-relative to theirs. The JSON is printed, and written to $OUT/llama.json. Needs a GPU and transformers, 4 or 5.
+relative to theirs. "rope" has microseconds of that Llama's rotary embedding alone, forward and in a step, in CUDA
+graphs that take turns; "copy" is a copy of queries and keys. The JSON is printed, and written to $OUT/llama.json. Needs
+a GPU, Liger and transformers, 4 or 5.
 """
 
 from __future__ import annotations
@@ -25,8 +27,9 @@ import torch
 import transformers
 from torch import Tensor
 
-from kernels.bench import block, report
+from kernels.bench import block, everything, report
 from kernels.patch import patch
+from kernels.rope import rope
 
 SHAPES = ((1, 512), (8, 2048))
 SIZES = {
@@ -94,6 +97,33 @@ def timed() -> dict[str, Any]:
     return found
 
 
+def rotary() -> dict[str, Any]:
+    """Returns microseconds of the rotary embedding of each contender, by shape and pass."""
+    from liger_kernel.ops.rope import LigerRopeFunction
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+    contenders = {
+        "eager": apply_rotary_pos_emb, "compile": torch.compile(apply_rotary_pos_emb), "liger": LigerRopeFunction.apply,
+        "ours": rope, "ours, model": partial(rope, contract="model"),
+    }  # fmt: skip
+    heads, found = [SIZES["num_attention_heads"], SIZES["num_key_value_heads"]], {"failed": {}}
+
+    def step(function: Any, q: Tensor, k: Tensor, *others: Tensor) -> Any:
+        leaves = q.detach().requires_grad_(), k.detach().requires_grad_()
+        return torch.autograd.grad(function(*leaves, *others[:2]), leaves, others[2:])
+
+    for shape in SHAPES:
+        q, k, *upstream = (block.waves(*shape, n, SIZES["head_dim"]).bfloat16().transpose(1, 2) for n in heads * 2)
+        whole, angles = torch.cat((q, k), 1), 9 * block.waves(1, shape[1], SIZES["head_dim"])
+        operands = q, k, angles.cos().bfloat16(), angles.sin().bfloat16()  # Liger turns q and k in place
+        forward = {name: partial(function, *operands) for name, function in contenders.items()}
+        steps = {name: partial(step, function, *operands, *upstream) for name, function in contenders.items()}
+        calls = {"forward": forward | {"copy": whole.clone}, "step": steps}
+        us = {which: everything.graph_times(each, 10, found["failed"]) for which, each in calls.items()}
+        found["x".join(map(str, shape))] = us
+    return found
+
+
 def curves(steps: int) -> dict[str, list[float]]:
     """Returns twenty losses of a training of each family on random tokens in bfloat16, eager and patched."""
     found = {}
@@ -117,7 +147,7 @@ def main() -> None:
     parser.add_argument("--curves", type=int, default=0, metavar="STEPS", help="steps of training of five small models")
     options = parser.parse_args()
     about = {"device": report.device("kernels.bench.llama"), "transformers": transformers.__version__}
-    found = about | timed() | ({"curves": curves(options.curves)} if options.curves else {})
+    found = about | {"rope": rotary()} | timed() | ({"curves": curves(options.curves)} if options.curves else {})
     report.save(None, "llama", **found)
     print(json.dumps(found, indent=1))
 

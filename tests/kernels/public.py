@@ -12,6 +12,7 @@ from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_resid
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm, rms_norm_gated, rms_norm_residual
+from kernels.rope import rope
 from kernels.swiglu import swiglu, swiglu_split
 
 GPU = torch.cuda.is_available()
@@ -33,6 +34,12 @@ def results(function, leaves):
 
 def same(a, b):
     return all(torch.equal(s, t) and s.stride() == t.stride() for s, t in zip(a, b, strict=True))
+
+
+def rotated(q, k, **how):
+    """`rope` with angles that follow from the keys, as fake tensors and batches need them."""
+    angles = k.detach()[:, 0]
+    return rope(q, k, angles.cos(), angles.sin(), **how)
 
 
 ROW, WIDE, VECTOR = (6, 32), (6, 64), (32,)
@@ -59,4 +66,5 @@ FUNCTIONS = {
     "linear_act id": (linear_act, [ROW, (16, 32), (16,)]),
     "linear_data_grad": (lambda dy, w, pre: linear_data_grad(dy, w, pre, "gelu"), [(6, 16), (16, 32), ROW]),
     "linear_geglu": (linear_geglu, [ROW, (16, 32), (16,)]),
+    "rope": (rotated, [(6, 4, 3, 8), (6, 2, 3, 8)]),
 }

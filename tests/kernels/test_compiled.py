@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm
+from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm, rope
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -37,6 +37,8 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
         for gate in ("none", "silu"):
             call(geglu.split, x, x, gate)
             call(geglu.split_backward, x, x, x, gate)
+        heads, angles = (2, 8, 64, 128), (1, 64, 128)
+        call(rope._rotate, heads, heads, angles, angles, "model", True)
         for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
             x, v = (rows, columns), (columns,)
             r = residual and x
@@ -67,7 +69,7 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
 KERNELS = {
     "_forward_kernel", "_backward_kernel", "_second_kernel", "forward_kernel", "backward_kernel", "columns_kernel",
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
-    "_weight_kernel",
+    "_weight_kernel", "_rope_kernel",
 }  # fmt: skip
 OF_FLOAT32 = {"forward_rows_kernel", "backward_rows_kernel", "backward_paired_kernel", "_tiny_kernel"}
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps

@@ -17,12 +17,16 @@ from tests.kernels.public import DEVICE
 
 WIDTH = 64
 FAMILIES = {  # of transformers: prefix of its classes, the layers that replace those of a model with two blocks
-    "llama": ("Llama", "LlamaForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
-    "mistral": ("Mistral", "MistralForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
-    "qwen3": ("Qwen3", "Qwen3ForCausalLM", {"SwiGLUMLP": 2, "LlamaRMSNorm": 9}),
-    "olmo2": ("Olmo2", "Olmo2ForCausalLM", {"SwiGLUMLP": 2, "OlmoRMSNorm": 9}),
-    "gemma3": ("Gemma3Text", "Gemma3ForCausalLM", {"GEGLUTanhMLP": 2, "GemmaRMSNorm": 13}),
-    "phi": ("Phi", "PhiForCausalLM", {"LinearGELUTanh": 2, "Applied": 2, "LayerNorm": 3}),
+    "llama": ("Llama", "LlamaForCausalLM", {"LlamaAttention with rope": 2, "SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
+    "mistral": ("Mistral", "MistralForCausalLM", {"MistralAttention with rope": 2, "SwiGLUMLP": 2, "LlamaRMSNorm": 5}),
+    "qwen3": ("Qwen3", "Qwen3ForCausalLM", {"Qwen3Attention with rope": 2, "SwiGLUMLP": 2, "LlamaRMSNorm": 9}),
+    "olmo2": ("Olmo2", "Olmo2ForCausalLM", {"Olmo2Attention with rope": 2, "SwiGLUMLP": 2, "OlmoRMSNorm": 9}),
+    "gemma3": (
+        "Gemma3Text",
+        "Gemma3ForCausalLM",
+        {"Gemma3Attention with rope": 2, "GEGLUTanhMLP": 2, "GemmaRMSNorm": 13},
+    ),
+    "phi": ("Phi", "PhiForCausalLM", {"PhiAttention with rope": 2, "LinearGELUTanh": 2, "Applied": 2, "LayerNorm": 3}),
 }
 
 
