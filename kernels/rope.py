@@ -22,7 +22,8 @@ Rounding, for angles in the dtype of q and k, or in float32 beside 16 bits:
     contract="model"  16 bits: the products are rounded too, as eager PyTorch's are, to 16 bits or to float32 if the
                       angles are float32. Gradients of products are rounded to 16 bits.
 
-Every multiply-add of which the bits depend is written as one, so a compiler that fuses others changes none.
+Only the fused multiply-adds written here are fused (enable_fp_fusion=False): LLVM would fuse a product rounded to 16
+bits with the sum, and leave out the rounding.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from torch import Tensor
 
 from .arithmetic import narrowed, neg
 from .checks import Contract, check_dtype, rounds_as_model, under
-from .launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, of_any_alignment, traced
+from .launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, of_any_alignment
 from .operators import operator
 from .plans import run
 
@@ -158,7 +159,7 @@ def _shape(x: Tensor, rows: int) -> tuple[int, int, int]:
     return down, across, triton.cdiv(tokens, down) * triton.cdiv(heads, across)
 
 
-@operator("precise_rope::rotate", visible=True)
+@operator("precise_rope::rotate")
 def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, contract: str, transposed: bool) -> tuple[Tensor, Tensor]:
     """Returns q and k turned by the angles, or back."""
     results = torch.empty_like(q), torch.empty_like(k)  # the layout that torch's elementwise operators give
@@ -173,14 +174,14 @@ def _rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, contract: str, trans
     strides = [_strides(t) for t in tensors]
     kernel = _rope_kernel
     regular = all(each[-1] == 1 and not any(stride % 16 for stride in each[:-1]) for each in strides)
-    if not traced() and not (regular and all(t.data_ptr() % 16 == 0 for t in tensors)):
+    if not regular or any(t.data_ptr() % 16 for t in tensors):
         kernel = _OF_ANY_ALIGNMENT
     with torch.cuda.device_of(q):  # which may differ from the current one
         run(
             kernel, (q_tiles + k_tiles, triton.cdiv(batches, deep), deep), *tensors, *itertools.chain(*strides),
             q_tiles, q.shape[1], k.shape[1], q.shape[2], batches, Q_TOKENS=q_down, Q_HEADS=q_across, K_TOKENS=k_down,
             K_HEADS=k_across, HALF=half, REST=q.shape[3] - 2 * half, BLOCK=block, TRANSPOSED=transposed,
-            MODEL=rounds_as_model(contract, q.dtype), num_warps=4,
+            MODEL=rounds_as_model(contract, q.dtype), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
     return results
 

@@ -20,7 +20,9 @@ from kernels import layer_norm as layer_norms
 from kernels import linear_act as linears
 from kernels import linear_geglu as linear_gates
 from kernels import rms_norm as norms
+from kernels import rope as ropes
 from kernels import swiglu as swiglus
+from properties.rope import PARTS, rotated
 
 EPS = 1e-6
 ROWS = {"x": "m k", "weight": "k"}
@@ -162,3 +164,9 @@ def linear_then_geglu(x, weight, bias):
 def linear_geglu(x, weight, bias):
     """Both halves and gelu are rounded before the product."""
     return linear_gates.linear_geglu(x, weight, bias, contract="model")
+
+
+@model(like=rotated, **PARTS | {"gradients": ["q", "k"]})
+def rope(q, k, cos, sin):
+    """Both products are rounded before their sum."""
+    return ropes.rope(q, k, cos.detach(), sin.detach(), contract="model")

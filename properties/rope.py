@@ -7,12 +7,17 @@ import torch
 import verify
 from kernels import rope as triton_rope
 
-# float64 works too: at most 1.5 ULP, by Kahan's sum of two products, which tests/kernels/test_rope.py compares with
-# fractions. Angles are a cosine and a sine: beyond 1, a product of two large numbers may leave float32.
-FLOATS = ["bfloat16", "float16", "float32"]
-LIMITS = {"bfloat16": 0.51, "float16": 0.51, "float32": 0.51}
-SHAPES = {"q": "batch heads sequence d", "k": "batch kv_heads sequence d", "cos": "c sequence r", "sin": "c sequence r"}
-WHERE = "(c == 1 or c == batch) and r % 2 == 0 and r <= d and d <= 256"
+# tests/kernels/test_rope.py compares float16 with the exact sums, float64 with fractions (at most 1.5 ULP), and more
+# angles and keys with Llama's function. Beyond 1, which no cosine is, a product of two numbers may leave float32.
+FLOATS = ["bfloat16", "float32"]
+LIMITS = {"bfloat16": 0.51, "float32": 0.51}
+ANGLES = {"cos": "-1 <= cos <= 1", "sin": "-1 <= sin <= 1"}
+PARTS = {
+    "shapes": {"q": "batch heads sequence d", "k": "batch 2 sequence d", "cos": "1 sequence r", "sin": "1 sequence r"},
+    "where": "r % 2 == 0 and r <= d and d <= 64 and heads <= 8 and batch <= 4",
+    "domain": ANGLES,
+    "outputs": ["q_out", "k_out"],
+}
 BITS = ["rows", "position"]  # an element depends on its own operands alone, whatever the launch is
 
 
@@ -30,16 +35,7 @@ def rotated(q, k, cos, sin):
 
 
 @verify.kernel(
-    like=rotated,
-    shapes=SHAPES,
-    where=WHERE,
-    dtypes=FLOATS,
-    max_ulp=LIMITS,
-    domain={"cos": "-1 <= cos <= 1", "sin": "-1 <= sin <= 1"},
-    outputs=["q_out", "k_out"],
-    gradients=["q", "k"],
-    refuses=False,
-    same_bits=BITS,
+    like=rotated, **PARTS, dtypes=FLOATS, max_ulp=LIMITS, gradients=["q", "k"], refuses=False, same_bits=BITS
 )
 def rope(q, k, cos, sin):
     """The Triton kernel on queries and keys."""

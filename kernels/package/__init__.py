@@ -1,4 +1,4 @@
-"""Norms, gates, GELU and fused linear layers in Triton. Each result is rounded once.
+"""Norms, gates, GELU, fused linear layers and rotary embedding in Triton. Each result is rounded once.
 
 >>> from verify_kernels_triton import patch, rms_norm
 >>> y = rms_norm(x, weight, eps=1e-6)

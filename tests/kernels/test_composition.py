@@ -217,10 +217,6 @@ from triton.runtime import driver
 from kernels import operators
 from kernels.layer_norm import layer_norm_residual
 from kernels.rms_norm import rms_norm
-from kernels import rope as rotary
-from kernels.rope import rope
-
-rotary.check_device = lambda *operands: None
 
 class Driver:
     get_current_device = staticmethod(lambda: 0)
@@ -231,13 +227,12 @@ driver.set_active(Driver())
 
 def block(x, r, w):
     y, s = layer_norm_residual(x * 2, r, w)
-    q, k = rope(y.view(1, 4, 16, 256), s.view(1, 4, 16, 256), *angles)
-    return rms_norm(torch.nn.functional.silu(q) * k, w)
+    return rms_norm(torch.nn.functional.silu(y) * s, w)
 
 def partition(joint, inputs, **how):
     names = [str(node.target) for node in joint.graph.nodes]
     launches = [node for node in joint.graph.nodes if "triton_kernel_wrapper" in str(node.target)]
-    print(sum("verify_kernels" in name or "precise_rope" in name for name in names), len(launches))
+    print(sum("verify_kernels" in name for name in names), len(launches))
     print(*sorted({name for node in launches for name in node.kwargs["tensors_to_clone"]}))
     return default_partition(joint, inputs, **how)
 
@@ -249,7 +244,6 @@ def stop(program, inputs):
 
 x, r = (torch.randn(64, 256, dtype=torch.bfloat16, requires_grad=True) for _ in range(2))
 w = torch.ones(256, dtype=torch.bfloat16, requires_grad=True)
-angles = torch.ones(2, 1, 16, 256, dtype=torch.bfloat16).unbind()
 for shown in (False, True):
     torch._dynamo.reset()
     operators.show_launches(shown)
@@ -260,10 +254,9 @@ for shown in (False, True):
 """
 
 
-def test_a_compiler_sees_the_launches_of_norms_and_rope_if_it_is_shown_them(printed, tmp_path):
+def test_a_compiler_sees_the_launches_of_norms_if_it_is_shown_them(printed, tmp_path):
     """Only results are written: of an operand that Triton's analysis took for one, the program would make a copy."""
     opaque, _, launches, written = printed(VISIBLE, tmp_path, 120).splitlines()
-    assert opaque == "6 0" and launches == "0 8"
+    assert opaque == "4 0" and launches == "0 6"
     results = {"dx_ptr", "hard_ptr", "dw_ptr", "part_ptr", "s_ptr", "stats_ptr", "suspect_ptr", "sums_ptr", "y_ptr"}
-    results |= {"q_out_ptr", "k_out_ptr"}
     assert set(written.split()) <= results, written

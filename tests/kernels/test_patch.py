@@ -278,3 +278,112 @@ def test_an_activation_with_other_bits_than_torchs_has_no_contract_of_the_model(
     model = model_of(SteppedGELU())
     assert patch(model).replaced == {"0": "GELUTanh"}
     assert "SteppedGELU has other bits than torch's tanh GELU" in patch(model, contract="model").left["0"]
+
+
+def rotate_half(x):
+    first, second = x.chunk(2, -1)
+    return torch.cat((-second, first), -1)
+
+
+def apply_rotary_pos_emb(q, k, cos, sin, unsqueeze_dim=1):
+    """Llama's function; tests put others in its place."""
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return q * cos + rotate_half(q) * sin, k * cos + rotate_half(k) * sin
+
+
+def olmo(q, k, cos, sin, llama=apply_rotary_pos_emb):
+    return tuple(y.to(x.dtype) for x, y in zip((q, k), llama(q, k, cos, sin), strict=True))
+
+
+def first_numbers(q, k, cos, sin, llama=apply_rotary_pos_emb):
+    """Phi-3's: numbers without an angle stay."""
+    r = cos.shape[-1]
+    turned = llama(q[..., :r], k[..., :r], cos, sin)
+    return tuple(torch.cat((y, x[..., r:]), -1) for x, y in zip((q, k), turned, strict=True))
+
+
+class Attention(nn.Module):
+    """What is left of an attention: queries and keys of `x`, turned by `angles`, and their scores."""
+
+    def __init__(self, turned=16, **options):
+        super().__init__()
+        self.q_proj, self.turned, self.options = nn.Linear(WIDTH, WIDTH), turned, options
+
+    def forward(self, x, *, heads=4):
+        q = self.q_proj(x).view(*x.shape[:2], heads, -1)
+        k, angles = q[:, :, :2] * 2, torch.arange(x.shape[1] * self.turned, device=x.device).view(1, -1, self.turned)
+        if not self.options:
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        angles = angles.to(torch.float32 if x.dtype == torch.bfloat16 and self.turned == 8 else x.dtype)
+        q, k = apply_rotary_pos_emb(q, k, angles.cos(), angles.sin(), **self.options)
+        return torch.cat((q, k), 2 if self.options else 1)
+
+
+@pytest.mark.parametrize("function", [apply_rotary_pos_emb, olmo, first_numbers], ids=["llama", "olmo", "part"])
+@pytest.mark.parametrize("contract", ["model", "once"])
+def test_the_rotary_embedding_of_one_model_is_replaced(monkeypatch, function, contract):
+    """Other models of its module keep theirs, and dtypes of results stay: Llama's are those of the wider operands."""
+    monkeypatch.setitem(globals(), "apply_rotary_pos_emb", function)
+    x = torch.randn(2, 5, WIDTH, device=DEVICE)
+    layer = Attention(8 if function is first_numbers else 16)
+    model, other = model_of(layer), model_of(layer)
+    for dtype in (torch.bfloat16, torch.float32):
+        model, other, x = model.to(dtype), other.to(dtype), x.to(dtype)
+        want = other(x)
+        assert patch(model, contract=contract).replaced == {"0": "Attention with rope"}
+        copied, got = copy.deepcopy(model), model(x)
+        exact = contract == "model" and want.dtype == torch.bfloat16
+        assert (
+            torch.equal(got, want) if exact else 0 < (got - want).norm() <= 2 * torch.finfo(got.dtype).eps * want.norm()
+        )
+        assert got.dtype == want.dtype and torch.equal(other(x), want) and torch.equal(copied(x), got)
+        unpatch(model)
+        assert torch.equal(model(x), want) and "forward" not in vars(model[0])
+
+
+def test_a_layer_of_its_own_has_the_rotary_embedding():
+    layer, x = model_of(Attention())[0], torch.randn(2, 5, WIDTH, device=DEVICE)
+    made = from_layer(layer)
+    assert isinstance(made, Attention) and made.q_proj is layer.q_proj
+    assert 0 < (made(x) - layer(x)).norm() <= 1e-6 * layer(x).norm()
+
+
+def test_heads_elsewhere_are_turned_by_the_function_of_the_model():
+    model, x = model_of(Attention(unsqueeze_dim=2)), torch.randn(2, 5, WIDTH, device=DEVICE)
+    want = model(x)
+    assert patch(model).replaced == {"0": "Attention with rope"}
+    assert torch.equal(model(x), want)
+
+
+def test_an_attention_that_computes_something_else_stays(monkeypatch):
+    def last_numbers(q, k, cos, sin, llama=apply_rotary_pos_emb):
+        r = q.shape[-1] - cos.shape[-1]
+        turned = llama(q[..., r:], k[..., r:], cos, sin)
+        return tuple(torch.cat((x[..., :r], y), -1) for x, y in zip((q, k), turned, strict=True))
+
+    functions = {
+        "cannot be tried: TypeError: .* 'position'": lambda q, k, cos, sin, position: (q, k),
+        "cannot be tried: ValueError": lambda q, k, cos, sin: (q, k, cos),
+        "neither Llama's nor OLMo's": lambda q, k, cos, sin, llama=apply_rotary_pos_emb: llama(q, k, sin, cos),
+        "neither Llama's nor OLMo's$": last_numbers,
+        "neither .*": lambda q, k, cos, sin: (q, k),
+    }
+    for reason, function in functions.items():
+        monkeypatch.setitem(globals(), "apply_rotary_pos_emb", function)
+        report = patch(model_of(Attention()))
+        assert not report.replaced and re.search(reason, report.left["0"])
+
+    class Decorated(Attention):
+        forward = torch.no_grad()(Attention.forward)
+
+    assert patch(model_of(Decorated())).left == {"0": "Decorated has a decorated forward"}
+
+
+def test_a_patched_attention_compiles_as_one_graph():
+    model, x = model_of(Attention()), torch.randn(2, 5, WIDTH, device=DEVICE)
+    patch(model)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), model(x))
+    grads = [torch.autograd.grad(f(x).square().sum(), list(model.parameters())) for f in (compiled, model)]
+    assert all(map(torch.equal, *grads))
