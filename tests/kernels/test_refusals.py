@@ -16,6 +16,7 @@ from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_resid
 from kernels.linear_act import linear_act, linear_data_grad
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm, rms_norm_fp8, rms_norm_gated, rms_norm_residual
+from kernels.rope import rope
 from kernels.swiglu import swiglu, swiglu_split
 from tests.golden import answers
 from tests.kernels.public import DEVICE
@@ -33,7 +34,9 @@ def test_a_refused_call_states_the_rule_and_what_was_received() -> None:
     answers(Path(__file__).parent / "snapshots" / "refusals.txt", globals())
 
 
-@pytest.mark.parametrize("function", [gelu, geglu, swiglu, layer_norm])
+@pytest.mark.parametrize(
+    "function", [gelu, geglu, swiglu, layer_norm, lambda t: rope(*[t.view(1, 1, 2, 4)] * 2, *[t.view(1, 2, 4)] * 2)]
+)
 def test_a_cpu_tensor_without_the_interpreter_is_refused(function, monkeypatch) -> None:
     for module in (launch, norm_launch):
         monkeypatch.setattr(module, "INTERPRETED", False)
