@@ -15,8 +15,8 @@ few heads of a few tokens of one batch, of q or of k; an element depends on its 
 
 Rounding, for angles in the dtype of q and k, or in float32 beside 16 bits:
 
-    16 bits           products are exact in float32 (float64 beside float32 angles), their sum has one rounding to it:
-                      0.5 + 2^-13 ULP (float16), 0.5 + 2^-16 (bfloat16)
+    16 bits           products are exact in float32 (float64 beside float32 angles); their sum is rounded to float32,
+                      then to the result: 0.5 + 2^-13 ULP (float16), 0.5 + 2^-16 (bfloat16)
     float32           products are exact in float64: 0.5 + 2^-28 ULP
     float64           Kahan's sum of two products: at most 1.5 ULP
     contract="model"  16 bits: the products are rounded too, as eager PyTorch's are, to 16 bits or to float32 if the

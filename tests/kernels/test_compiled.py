@@ -38,7 +38,7 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
             call(geglu.split, x, x, gate)
             call(geglu.split_backward, x, x, x, gate)
         heads, angles = (2, 8, 64, 128), (1, 64, 128)
-        call(rope._rotate, heads, heads, angles, angles, "model", True)
+        call(rope._rotate, heads, heads, angles, angles, "model ", True)
         for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):
             x, v = (rows, columns), (columns,)
             r = residual and x

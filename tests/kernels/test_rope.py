@@ -158,6 +158,26 @@ def test_operands_without_elements(shape):
         assert same(rope(*given[:2], *(t[..., :0] for t in given[2:])), given[:2])  # nothing turns
 
 
+COMPILE = """
+import torch
+from kernels import rope
+from kernels.operators import launcher_of
+from tests.kernels.compiled import compiled_for
+
+x, angles = torch.empty(2, 8, 64, 64, dtype=torch.bfloat16), torch.empty(1, 64, 64, dtype=torch.bfloat16)
+with compiled_for(90):
+    for back in (False, True):
+        launcher_of(rope._rotate)(x, x, angles, angles, "model ", back)
+"""
+
+
+def test_rounded_products_are_not_fused_with_their_sum(printed, tmp_path):
+    """LLVM makes products of bfloat16 of them, and fuses those unless it is told not to."""
+    printed(COMPILE, tmp_path, 120)
+    codes = [path.read_text() for path in (tmp_path / "cache").rglob("*.ptx")]
+    assert len(codes) == 2 and all("mul.rn.bf16" in code and "fma.rn.bf16" not in code for code in codes)
+
+
 @pytest.mark.gpu
 def test_operands_beyond_32_bit_offsets_and_grids():
     n = (1 << 31) // 128 + 3  # tokens
