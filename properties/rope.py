@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 import verify
@@ -41,3 +42,10 @@ def rotated(q, k, cos, sin):
 def rope(q, k, cos, sin):
     """The Triton kernel on queries and keys."""
     return triton_rope.rope(q, k, cos.detach(), sin.detach())
+
+
+# tests/kernels/test_rope.py compares layouts and special values with Llama's function, test_composition.py compiles and
+# transforms calls, so these laws are slow tests. `verify run --profile ci` tries every law in every dtype.
+LAWS = ["special values", "layout independence", "upstream layout independence", "nothing overwritten"]
+
+test_rope = pytest.mark.slow(verify.laws_for(rope, dtypes=["bfloat16"], laws=LAWS))
