@@ -4,10 +4,10 @@
     python docs/generate_findings.py --check               exit 1 if it differs
     python docs/generate_findings.py --measure PATH        measure every kernel on this machine, write the answers
     python docs/generate_findings.py --merge PATH          add such answers to findings.json, and write the page
-    python docs/generate_findings.py --scripts FOLDER --to docs/findings/answers.json
+    python docs/generate_findings.py --scripts FOLDER... --to docs/findings/answers.json
 
-`--scripts FOLDER` runs the script of each page in docs/findings/ on one GPU. FOLDER has the packages, or the files of
-their kernels (benchmarks/kernel_files.py). It needs torch and triton only.
+`--scripts FOLDER...` runs the script of each page in docs/findings/ on one GPU. The folders have the packages, or the
+files of their kernels (benchmarks/kernel_files.py). It needs torch and triton only.
 
 `--measure PATH --only ID ...` measures some findings. Merged answers are added to those of the same environment, and
 replace those of another environment of the same backend.
@@ -27,6 +27,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -192,20 +193,32 @@ def script(report: Path) -> str:
     return str(text)
 
 
-def run_scripts(packages: str) -> dict[str, Any]:
-    """Runs each script in a process of its own. Returns what it printed, and whether the fault is there."""
+def run_scripts(folders: list[str]) -> dict[str, Any]:
+    """Runs each script in a process of its own, several at once. Returns what each printed, and if the fault is there.
+
+    An answer of None has no verdict: the script ended with another error, which is in `error`.
+    """
     import torch
     import triton
 
-    found = {}
-    for report in sorted(REPORTS.glob("*.md")):
+    path = os.pathsep.join(str(Path(each).resolve()) for each in folders)
+
+    def answered(report: Path) -> dict[str, Any]:
         command = [sys.executable, "-c", script(report)]
-        environment = os.environ | {"PYTHONPATH": str(Path(packages).resolve())}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+        try:
+            done = subprocess.run(
+                command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return {"there": None, "printed": "", "error": "it took longer than 300 s"}
         last = ([""] + done.stderr.strip().splitlines())[-1]
         printed = ([""] + done.stdout.strip().splitlines())[-1]
         broken = True if last == "AssertionError" else None  # an assertion of the package has a message
-        found[report.stem] = {"there": broken if done.returncode else False, "printed": printed, "error": last}
+        return {"there": broken if done.returncode else False, "printed": printed, "error": last}
+
+    reports = sorted(REPORTS.glob("*.md"))
+    with ThreadPoolExecutor(8) as several:
+        found = {report.stem: answer for report, answer in zip(reports, several.map(answered, reports), strict=True)}
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     return {"where": f"{where}, torch {torch.__version__}, triton {triton.__version__}", "found": found}
 
@@ -348,7 +361,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--measure", metavar="PATH")
     parser.add_argument("--only", metavar="ID", nargs="+", help="with --measure: these findings")
     parser.add_argument("--merge", metavar="PATH")
-    parser.add_argument("--scripts", metavar="FOLDER")
+    parser.add_argument("--scripts", metavar="FOLDER", nargs="+")
     parser.add_argument("--to", metavar="PATH", default=str(FOUND), help="with --scripts: where the answers go")
     parser.add_argument("--backend", choices=("cuda", "interpreter", "cpu"))
     options = parser.parse_args(arguments)

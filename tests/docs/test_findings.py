@@ -84,6 +84,6 @@ def test_scripts_say_if_a_fault_is_there(tmp_path: Path, monkeypatch: pytest.Mon
     for name, last in (("there", "assert given.right == 2"), ("gone", "assert given.right"), ("broken", "given.x")):
         (tmp_path / f"{name}.md").write_text(f"# T\n\n```python\nimport given\nprint(7)\n{last}\n```\n")
     monkeypatch.setattr(GENERATOR, "REPORTS", tmp_path)
-    found = GENERATOR.run_scripts(str(tmp_path))["found"]
+    found = GENERATOR.run_scripts([str(tmp_path)])["found"]
     assert {name: answer["there"] for name, answer in found.items()} == {"broken": None, "gone": False, "there": True}
     assert found["there"]["printed"] == "7" and "has no attribute 'x'" in found["broken"]["error"]
