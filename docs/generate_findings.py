@@ -233,7 +233,7 @@ def reports_table() -> list[str]:
         "Each page has a script of at most ten lines, the cause and a suggested change.",
     ]
     if answers["where"]:
-        lines += ["", f"What the scripts print is of {answers['where']}."]
+        lines += ["", f"All scripts ran on one {answers['where']}."]
     lines += ["", "| report | of | fault there | the script prints |", "|---|---|---|---|"]
     for report in sorted(REPORTS.glob("*.md")):
         text = report.read_text(encoding="utf-8")
