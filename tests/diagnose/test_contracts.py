@@ -165,6 +165,23 @@ def test_a_number_that_is_stored_for_one_of_its_uses_alone_is_found() -> None:
     assert set(found.formats.values()) == {"bfloat16"}
 
 
+def test_a_number_that_is_computed_again_from_a_stored_one_is_found() -> None:
+    """Inductor stores a gradient in 16 bits. A second loop multiplies the stored one, the first one does not."""
+
+    def layer(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        h = x.float() * c.float() * w.float()
+        return (h + 1.5).to(x.dtype), (h * x.float()).to(x.dtype)
+
+    def kernel(x: Tensor, w: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        g = x.float() * c.float()
+        return (g * w.float() + 1.5).to(x.dtype), (g.to(x.dtype).float() * w.float() * x.float()).to(x.dtype)
+
+    inputs = drawn("r n n", 0, BF16)
+    found = found_by(trace(layer, inputs), layer, kernel, inputs)
+    assert found.form == "mul is computed again for each of its uses" and found.unseen == 1.0
+    assert list(found.formats.values()) == ["bfloat16"]
+
+
 def test_tanh_in_place_of_erf_is_a_form_of_the_program() -> None:
     def layer(x: Tensor) -> Tensor:
         return functional.gelu(x)

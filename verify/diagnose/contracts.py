@@ -23,7 +23,6 @@ from functools import cached_property
 from itertools import chain, combinations, count, islice, product
 from typing import Any, cast
 
-import msgspec
 import torch
 from torch import Tensor, fx
 
@@ -35,7 +34,7 @@ from verify.declare.declaration import Kernel
 from verify.declare.discovery import imported
 from verify.declare.target import Target
 from verify.diagnose.forms import forms_of
-from verify.diagnose.places import EACH, EXACT, Contract, Program, Rounded, trace
+from verify.diagnose.places import Contract, Program, Rounded, trace
 from verify.diagnose.requests import ContractReport, FoundContract
 from verify.errors import UsageError
 from verify.records.record import ORDINARY
@@ -49,7 +48,7 @@ _JOIN = 2  # sets of inputs that refute a contract join the search at once
 _ROUNDS = 12  # times that inputs join the search
 _DRAWN = 1 << 23  # elements of inputs, of which those that tell contracts apart are chosen
 _CHUNK = 1 << 16  # elements that are evaluated at once
-_FORMS = 3  # forms of the program that are searched if its own explains too little
+_FORMS = 2  # forms that are searched if that of the program explains too little: with other places, and with the same
 _CHANGES = 3  # of the form, one after the other
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
 _STARTS = 6  # contracts that a search begins with
@@ -57,7 +56,6 @@ _NEXT = 3  # of them, the best after single changes, in which several places are
 _TOGETHER = 3  # places that are changed at once, at most
 _EVALUATIONS = 20_000  # of a search, after which it keeps the best so far
 _PART = 0.125  # changes with less than this part of the largest gain wait
-_NARROW = ("bfloat16", "float16")  # formats of accumulators
 
 
 def contract(
@@ -101,7 +99,7 @@ def contract(
     program = trace(traced, inputs, names)
     own = found_by(program, traced, layer, inputs)
     theirs = found_by(program, traced, call, inputs)
-    tried = [inputs, *(each for kind in _SEEDS for each in islice(sets_like(inputs, kind), 4))]
+    tried = [inputs, *(each for kind in _KINDS for each in islice(sets_like(inputs, kind), 4))]
     pairs = ((each, _results(layer, each), _results(call, each)) for each in tried)
     shown = next(filter(None, (_shown(program, *pair) for pair in pairs)), "")
     return ContractReport(own, theirs, not shown, _first(own, theirs) if shown else "", shown)
@@ -236,21 +234,22 @@ def found_by(
     )
     best = evidence.searched(program)
     for _ in range(_CHANGES):  # of the form: those that begin nearest, and then changes of a changed one
-        before, spent, forms = best, best.evaluations, list[tuple[str, Program, float]]()
+        before, forms = best, list[tuple[bool, float, str, Program]]()
         if _is_good(best):
             break
         for change, other in forms_of(program, layer, inputs):
-            search = _Search(other, evidence.known)
-            forms.append((change, other, min(search.held(start).off for start in _starts(other, best))))
-            spent += search.evaluations
-        for change, other, _ in sorted(forms, key=lambda form: form[2])[:_FORMS]:
+            search, starts = _Search(other, evidence.known), _starts(other, best)
+            kept, new = starts[:2]  # a number that is computed again changes bits only where it is rounded
+            alone = [{**base, place: new[place]} for place in new if place not in kept for base in (kept, {})]
+            forms.append((bool(alone), min(search.held(start).off for start in starts + alone), change, other))
+        forms.sort(key=lambda form: form[1])
+        nearest = [form for several in (True, False) for form in [f for f in forms if f[0] == several][:_FORMS]]
+        for _, _, change, other in sorted(nearest, key=lambda form: form[1]):
             found = evidence.searched(other, before, "; ".join(filter(None, (before.form, change))))
-            spent += found.evaluations
             if found.known + found.unseen > best.known + best.unseen:
                 best, program = found, other
-            if _is_good(best):
-                break
-        best = msgspec.structs.replace(best, evaluations=spent)
+                if 1 - best.known <= (1 - before.known) / 2:  # it explains most: others are looked for after it
+                    break
         if best.form == before.form:
             break
     return best
@@ -343,14 +342,7 @@ class _Search:
 
     def __init__(self, program: Program, known: _Known, evaluations: int = 0) -> None:
         self.program, self.known, self.evaluations = program, known, evaluations
-        wide = any(each.dtype == torch.float32 for each in known.results)
-        kinds = tuple(dict.fromkeys((program.usual, *program.kinds)))
-        contracted = program.contracted if wide else set()
-        added = tuple(kind + EACH for kind in dict.fromkeys((program.narrow, *_NARROW)))
-        self.kinds = {
-            place: kinds + (EXACT,) * (place in contracted) + added * (place in program.added)
-            for place in program.places
-        }
+        self.kinds = program.formats(any(each.dtype == torch.float32 for each in known.results))
 
     def enough(self, known: _Known) -> float:
         """Returns the distance that ends a search: functions of other libraries move few elements by a unit."""
@@ -422,11 +414,10 @@ class _Search:
 
     def rivals(self, formats: Contract, others: _Known) -> list[Contract]:
         """Returns the changes of one place, and of two near ones, that no known result refutes."""
-        held, rest = self.held(formats), _Search(self.program, others)
-        groups = [group for size in (1, 2) for group in self._groups(size)]
-        found = [each for group in groups for each in self._changes(formats, group)]
-        for one, start in ((self, held), (rest, rest.held(formats))):
-            found = [each for each in found if one.held(each, start).off <= start.off]
+        found = [each for size in (1, 2) for group in self._groups(size) for each in self._changes(formats, group)]
+        for search in (self, _Search(self.program, others)):
+            held = search.held(formats)
+            found = [each for each in found if search.held(each, held).off <= held.off]
         return found
 
     def _changes(self, formats: Contract, group: Sequence[str]) -> Iterator[Contract]:
@@ -480,31 +471,32 @@ def _stack(sets: Sequence[Sequence[Tensor]]) -> tuple[Tensor, ...]:
 
 # -- inputs ------------------------------------------------------------------------------------------------
 
-# the others refute a contract, the telling ones are chosen from; the unseen ones only count
-_SEEDS = {"search": 0, "others": 1_000, "unseen": 1_000_000, "telling": 2_000_000}
-_SEARCH: tuple[Callable[[Tensor], Tensor], ...] = (
+_RECIPES: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda z: z,  # normal
     lambda z: z * torch.exp2((z * 977).frac() * 6),  # of any size
-)
-_OTHERS: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda z: z * 8,
     lambda z: z.abs() + 0.01,
     lambda z: z + 3,  # far from zero
     lambda z: z * 0.03,
-)
-_TELLING = (
-    *_OTHERS,
     lambda z: z * torch.exp2((z.reshape(-1)[0] * 977).frac() * 12),  # each operand of another size
     lambda z: z * torch.exp2((z.amax(-1, keepdim=True) * 977).frac() * 12),  # each row
 )
+_SEARCH = _RECIPES[:2]
+#: The first seed and the recipes of a kind. The others refute a contract, telling ones are chosen; unseen ones count.
+_KINDS = {
+    "search": (0, _SEARCH),
+    "others": (1_000, _RECIPES[2:6]),
+    "unseen": (1_000_000, _RECIPES[2:6]),
+    "telling": (2_000_000, _RECIPES[2:]),
+}
 
 
 def sets_like(inputs: Sequence[Tensor], kind: str) -> Iterator[tuple[Tensor, ...]]:
     """Yields inputs of the same shapes and dtypes: floating-point operands by the recipes, others as they are."""
-    recipes = {"search": _SEARCH, "telling": _TELLING}.get(kind, _OTHERS)
+    first, recipes = _KINDS[kind]
     size = max(each.numel() for each in inputs)
     for at in count():
-        generator = torch.Generator().manual_seed(_SEEDS[kind] + at)
+        generator = torch.Generator().manual_seed(first + at)
         made = []
         for each in inputs:
             drawn = torch.randn(each.shape, generator=generator, dtype=torch.float64)

@@ -60,55 +60,46 @@ def forms_of(program: Program, layer: Callable[..., Any], inputs: Sequence[Tenso
 
 
 @cache
-def _parsed(text: str) -> ast.expr:
-    return ast.parse(text, mode="eval").body
+def _parsed(text: str) -> Any:
+    """Returns steps as a tree: a letter, a number, or the operator such as "mul" with its operands."""
+
+    def of(part: Any) -> Any:
+        if isinstance(part, ast.Name | ast.Constant):
+            return part.id if isinstance(part, ast.Name) else part.value
+        if isinstance(part, ast.Call):
+            return part.func.id, *map(of, part.args)  # type: ignore[attr-defined]
+        operands = (part.left, part.right) if isinstance(part, ast.BinOp) else (part.operand,)
+        return _FUNCTIONS[type(part.op)], *map(of, operands)
+
+    return of(ast.parse(text, mode="eval").body)
 
 
-def _parts(pattern: ast.expr) -> tuple[str, list[ast.expr]]:
-    """Returns the operator of a pattern, such as "mul", and its operands."""
-    if isinstance(pattern, ast.Call):
-        return pattern.func.id, pattern.args  # type: ignore[attr-defined]
-    assert isinstance(pattern, ast.BinOp | ast.UnaryOp)
-    operands = [pattern.left, pattern.right] if isinstance(pattern, ast.BinOp) else [pattern.operand]
-    return _FUNCTIONS[type(pattern.op)], operands
-
-
-def _ways(node: Any, pattern: ast.expr, letters: Mapping[str, fx.Node]) -> Iterator[Mapping[str, fx.Node]]:
+def _ways(node: Any, pattern: Any, letters: Mapping[str, fx.Node]) -> Iterator[Mapping[str, fx.Node]]:
     """Yields the nodes of a pattern's letters, for each way in which a node computes the pattern."""
-    if isinstance(pattern, ast.Name):
-        if isinstance(node, fx.Node) and letters.get(pattern.id, node) is node:
-            yield {**letters, pattern.id: node}
-        return
-    if isinstance(pattern, ast.Constant):
-        if not isinstance(node, fx.Node) and node == pattern.value:
-            yield letters
-        return
-    name, parts = _parts(pattern)
-    if named(node) != name:
-        return
-    for operands in (node.args, node.args[::-1])[: 2 if name in ("add", "mul") else 1]:
-        ways = [letters]
-        for operand, part in zip(operands, parts, strict=False):
-            ways = [more for way in ways for more in _ways(operand, part, way)]
-        yield from ways
+    if isinstance(pattern, str):
+        if isinstance(node, fx.Node) and letters.get(pattern, node) is node:
+            yield {**letters, pattern: node}
+    elif not isinstance(pattern, tuple):
+        yield from [letters] * (node == pattern)
+    elif named(node) == pattern[0]:
+        for operands in (node.args, node.args[::-1])[: 2 if pattern[0] in ("add", "mul") else 1]:
+            ways = [letters]
+            for operand, part in zip(operands, pattern[1:], strict=False):
+                ways = [more for way in ways for more in _ways(operand, part, way)]
+            yield from ways
 
 
-def _rewritten(
-    graph: fx.GraphModule, node: fx.Node, pattern: ast.expr, letters: Mapping[str, fx.Node]
-) -> fx.GraphModule:
+def _rewritten(graph: fx.GraphModule, node: fx.Node, pattern: Any, letters: Mapping[str, fx.Node]) -> fx.GraphModule:
     """Returns a graph in which other steps compute a node."""
     changed = copy.deepcopy(graph)
     nodes = {each.name: each for each in changed.graph.nodes}
     at = nodes[node.name]
 
-    def built(part: ast.expr) -> Any:
-        if isinstance(part, ast.Name):
-            return nodes[letters[part.id].name]
-        if isinstance(part, ast.Constant):
-            return part.value
-        name, parts = _parts(part)
-        operands = sorted(map(built, parts), key=lambda each: not isinstance(each, fx.Node))  # numbers come last
-        operator = getattr(torch.ops.aten, name)
+    def built(part: Any) -> Any:
+        if not isinstance(part, tuple):
+            return nodes[letters[part].name] if isinstance(part, str) else part
+        operands = sorted(map(built, part[1:]), key=lambda each: not isinstance(each, fx.Node))  # numbers come last
+        operator = getattr(torch.ops.aten, part[0])
         target = operator.default if len(operands) == 1 else operator.Tensor
         made = changed.graph.call_function(target, tuple(operands))
         made.meta["val"] = target(*(each.meta["val"] if isinstance(each, fx.Node) else each for each in operands))
@@ -124,11 +115,18 @@ def _rewritten(
 
 
 def _again(program: Program, node: fx.Node) -> fx.GraphModule:
-    """Returns a graph that computes a number again for each of its uses: a compiler stores it for some of them."""
+    """Returns a graph that computes a number again for each of its uses, from numbers that are stored.
+
+    A compiler stores a number for some of its uses, or one that it follows from by elementwise steps.
+    """
     changed = copy.deepcopy(program.graph)
     same = next(each for each in changed.graph.nodes if each.name == node.name)
+
+    def copied(each: fx.Node) -> fx.Node:
+        elementwise = torch.Tag.pointwise in getattr(each.target, "tags", ())
+        return changed.graph.node_copy(each, copied) if elementwise or each is same else each
+
     for user in list(same.users)[1:]:
-        with changed.graph.inserting_after(same):
-            made = changed.graph.node_copy(same)
-        user.replace_input_with(same, made)
+        with changed.graph.inserting_before(user):
+            user.replace_input_with(same, copied(same))
     return changed

@@ -31,6 +31,7 @@ EXACT, WIDE, NEAREST, VECTORS = "exact", "float32", "nearest", "vectors"
 FORMATS = {
     name: getattr(torch, name) for name in (WIDE, "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")
 }  # formats that a place may have, beside EXACT
+_NARROW = ("bfloat16", "float16")
 EACH = " at each addition"  # follows the format of an accumulator, to which each partial sum is rounded
 _TERMS = 1 << 10  # most terms of a sum whose accumulator is searched for: they are added one after the other
 Contract = Mapping[str, str]  # the name of a place -> its format; other places have float32
@@ -167,11 +168,6 @@ class Program:
         return next((kind for kind in kinds if kind in FORMATS and kind != WIDE), "bfloat16")
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """The formats narrower than float32 that places may have."""
-        return tuple(dict.fromkeys((self.narrow, "bfloat16", "float16", "float8_e4m3fn", *self.stored.values())))
-
-    @cached_property
     def contracted(self) -> set[str]:
         """The products that only sums and differences take, which a kernel may leave unrounded."""
         products = [node for node in map(self.by_name.__getitem__, self.places) if named(node) == "mul"]
@@ -182,6 +178,15 @@ class Program:
         """The sums over one dimension, which a kernel may round at each addition."""
         sums = [node for node in map(self.by_name.__getitem__, self.places) if named(node) in ("sum", "mean")]
         return {node.name for node in sums if len(_axes(node)) == 1 and _terms(node) <= _TERMS}
+
+    def formats(self, wide: bool) -> dict[str, tuple[str, ...]]:
+        """Maps each place to the formats that it may have; `wide`: a result is float32, which shows contraction."""
+        kinds = tuple(dict.fromkeys((self.usual, self.narrow, *_NARROW, "float8_e4m3fn", *self.stored.values())))
+        each = tuple(kind + EACH for kind in dict.fromkeys((self.narrow, *_NARROW)))
+        return {
+            place: kinds + (EXACT,) * (wide and place in self.contracted) + each * (place in self.added)
+            for place in self.places
+        }
 
     @cached_property
     def by_name(self) -> dict[str, fx.Node]:
