@@ -50,6 +50,7 @@ def rms_norm(x, weight, *, eps):
     shapes={"x": "n d", "residual": "n d", "weight": "d"},
     outputs=["y", "sum"],
     layouts="contiguous",
+    largest={"float32": 1e18, "bfloat16": 1e18, "float16": 3e4},  # the sum has the dtype of the data
 )
 def add_rms_norm(x, residual, weight):
     """RMS norm of a sum, which is returned too."""
@@ -93,6 +94,7 @@ def silu_and_mul(x):
     like=rotated,
     shapes={"query": "n d", "table": "n 16"},
     where="d % 16 == 0",
+    domain={"table": "-1 <= table <= 1"},
     layouts="contiguous",
 )
 def rotary(query, table):

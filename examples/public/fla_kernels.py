@@ -205,6 +205,7 @@ def local_cumsum(x):
     like=rotated,
     shapes={"x": "b t h d", "cos": "t e", "sin": "t e"},
     where="d == 2 * e and d <= 256",
+    domain={"cos": "-1 <= cos <= 1", "sin": "-1 <= sin <= 1"},
     gradients=["x"],
 )
 def rotary(x, cos, sin):
@@ -230,7 +231,7 @@ def mean_pooling(x):
     return mean_pooling(x, 16)
 
 
-@fla(like=gated_recurrence, shapes={"x": "b t d", "g": "b t d"}, where="t <= 16")
+@fla(like=gated_recurrence, shapes={"x": "b t d", "g": "b t d"}, where="t <= 16", domain={"g": "g <= 0"})
 def recurrence(x, g):
     """A gated recurrence over time (HGRN)."""
     from fla.ops.hgrn import fused_recurrent_hgrn

@@ -235,6 +235,7 @@ def dynamic_tanh(x, alpha, gamma, beta):
     like=rotated,
     shapes={"q": "b h s d", "k": "b g s d", "cos": "1 s e", "sin": "1 s e"},
     where="d == 2 * e and d <= 256",
+    domain={"cos": "-1 <= cos <= 1", "sin": "-1 <= sin <= 1"},
     outputs=["q_out", "k_out"],
     gradients=["q", "k"],
 )
