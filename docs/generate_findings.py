@@ -49,7 +49,7 @@ PACKAGES = (
 HEAD = """# Findings
 
 Errors that `verify` found in PyTorch and other packages. Each entry has the `verify replay` command that shows it.
-[Reports for trackers](#reports-for-trackers) show 16 more without `verify`.
+[Reports for trackers](#reports-for-trackers) show 17 more without `verify`.
 
 An error is in ULP of the output format at the exact value. 255 in bfloat16, or 1.7e+07 in float32, means that no digit
 is right. "s" marks an error in ULP of the magnitude of the summed terms. "interpreter" is a CPU, with Triton kernels
