@@ -76,7 +76,8 @@ def judged(run: Run, kernel: KernelRun) -> tuple[str, str]:
     reasons = [f"{each.output} {each.dtype}: {each.reason}" for each in kernel.results if each.status != "ok"]
     gaps = [f"{gap.kind}: {gap.text}" for gap in run.incomplete if gap.target == kernel.target]
     why = " | ".join([*([kernel.message] if kernel.message else []), *reasons, *gaps])
-    if kernel.status in ("wrong", "error", "crashed") and " raised " not in kernel.message:
+    broken = kernel.status in ("wrong", "error", "crashed") and " raised " not in kernel.message
+    if broken or any(each.status == "wrong" for each in kernel.results):
         return "wrong", why
     # a record that was interrupted judges some dtypes of a kernel alone
     passed = (

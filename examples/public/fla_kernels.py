@@ -171,12 +171,12 @@ def logsumexp(input):
     return logsumexp_fwd(input)
 
 
-@fla(op="softmax", gradients=False)
-def softmax(x):
+@fla(like=functools.partial(torch.softmax, dim=-1), shapes={"input": "n d"}, gradients=False)
+def softmax(input):
     """Softmax over the last dimension."""
     from fla.ops.utils import softmax_fwd
 
-    return softmax_fwd(x, x.dtype)
+    return softmax_fwd(input, input.dtype)
 
 
 @fla(like=functools.partial(torch.cumsum, dim=1), shapes={"input": "b t h d"}, gradients=False, outputs=["sums"])

@@ -135,12 +135,12 @@ def hypot(x, y):
     return flag_gems.hypot(x, y)
 
 
-@forward(op="softmax")
-def softmax(x):
+@forward(like=functools.partial(torch.softmax, dim=-1), shapes={"input": "n d"})
+def softmax(input):
     """Softmax over the last dimension."""
     import flag_gems
 
-    return flag_gems.softmax(x, -1)
+    return flag_gems.softmax(input, -1)
 
 
 @forward(like=functools.partial(functional.log_softmax, dim=-1), shapes={"input": "n d"})

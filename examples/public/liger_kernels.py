@@ -20,7 +20,7 @@ liger = functools.partial(verify.kernel, requires="liger_kernel")
 ROWS = {"logits": "n v", "label": "n"}
 LABELS = {"label": "0 <= label < v"}
 EPS = 1e-6
-LOGARITHMS = {"float32": 80.0, "bfloat16": 80.0, "float16": 10.0}  # of probabilities: what their exponentials allow
+LOGARITHMS = "-80 <= {} <= 0"  # of probabilities
 
 
 def rms_normalized(x, eps=EPS):
@@ -108,7 +108,8 @@ def linear_cross_entropy(x, weight, label):
     shapes={"x": "n v", "target": "n v"},
     outputs=["loss"],
     gradients=["x"],
-    largest=LOGARITHMS,
+    where="n >= 1",
+    domain={"x": LOGARITHMS.format("x"), "target": LOGARITHMS.format("target")},
 )
 def jsd(x, target):
     """Jensen-Shannon divergence of logarithms of probabilities."""
@@ -122,7 +123,7 @@ def jsd(x, target):
     shapes={"input": "n v", "target": "n v"},
     outputs=["loss"],
     gradients=["input"],
-    largest=LOGARITHMS,
+    domain={"input": LOGARITHMS.format("input"), "target": LOGARITHMS.format("target")},
 )
 def kl_div(input, target):
     """Kullback-Leibler divergence of logarithms of probabilities."""
@@ -160,12 +161,12 @@ def swiglu_of_halves(x):
     return LigerFusedGateUpSiLUMulFunction.apply(x)
 
 
-@liger(op="softmax", refuses=True)  # rows beyond 65,536
-def softmax(x):
+@liger(like=functools.partial(torch.softmax, dim=-1), shapes={"input": "n d"}, refuses=True)  # rows beyond 65,536
+def softmax(input):
     """Softmax over the last dimension."""
     from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
-    return LigerSoftmaxFunction.apply(x)
+    return LigerSoftmaxFunction.apply(input)
 
 
 @liger(like=sparsemax, shapes={"x": "n d"})
