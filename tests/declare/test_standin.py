@@ -11,7 +11,7 @@ from verify.cases.plan import plan
 from verify.declare.declaration import Kernel
 from verify.declare.declaration import kernel as declare
 from verify.declare.discovery import load as load_target
-from verify.declare.standin import stand_in
+from verify.declare.standin import baseline_of, stand_in
 from verify.declare.target import Target
 from verify.errors import UsageError
 from verify.measure.call import run_baseline, run_kernel
@@ -57,3 +57,13 @@ def test_a_stand_in_is_a_target(tmp_path: Path) -> None:
         load("mine@jit")
     with pytest.raises(UsageError, match="has no kernel 'other@eager'"):
         load("other@eager")
+
+
+def test_a_definition_makes_its_positions_beside_its_operands() -> None:
+    """PyTorch runs it on the device of the operands; torch.arange(n) would be on the CPU."""
+
+    def placed(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.arange(x.shape[-1])
+
+    kernel = declare(like=placed, shapes={"x": "n d"})(placed)
+    assert baseline_of(kernel).function(torch.ones(2, 3, device="meta")).device.type == "meta"

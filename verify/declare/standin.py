@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -68,7 +69,10 @@ def _baseline(kernel: Kernel) -> Callable[..., Any]:
 
     def baseline(*arguments: Tensor, **keywords: Any) -> Any:
         given, kinds = _in_one_dtype(kernel, arguments)
-        returned = op.baseline(*[None if place is None else given[place] for place in places], **keywords)
+        # a definition may call torch.arange(n): on a GPU, beside its operands
+        device = next((each.device for each in given if each is not None and not each.is_cpu), nullcontext())
+        with device:
+            returned = op.baseline(*[None if place is None else given[place] for place in places], **keywords)
         items = tuple(returned) if isinstance(returned, tuple | list) else (returned,)
         chosen = [items[index] for index in wanted]
         chosen = [item if kind is None else item.to(kind) for item, kind in zip(chosen, kinds, strict=True)]
