@@ -48,7 +48,7 @@ _JOIN = 2  # sets of inputs that refute a contract join the search at once
 _ROUNDS = 12  # times that inputs join the search
 _DRAWN = 1 << 23  # elements of inputs, of which those that tell contracts apart are chosen
 _CHUNK = 1 << 16  # elements that are evaluated at once
-_FORMS = 2  # forms that are searched if that of the program explains too little: with other places, and with the same
+_FORMS = (3, 2)  # that are searched if that of the program explains too little: with the same places, with others
 _CHANGES = 3  # of the form, one after the other
 _GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
 _STARTS = 6  # contracts that a search begins with
@@ -235,28 +235,29 @@ def found_by(
     best = evidence.searched(program)
     for _ in range(_CHANGES):  # of the form: those that begin nearest, and then changes of a changed one
         before, forms = best, list[tuple[bool, float, str, Program]]()
-        if _is_good(best):
+        if max(1 - best.known, 1 - best.unseen) <= _GOOD:
             break
         for change, other in forms_of(program, layer, inputs):
-            search, starts = _Search(other, evidence.known), _starts(other, best)
+            search, starts = _Search(other, evidence.others), _starts(other, best)
             kept, new = starts[:2]  # a number that is computed again changes bits only where it is rounded
             alone = [{**base, place: new[place]} for place in new if place not in kept for base in (kept, {})]
             forms.append((bool(alone), min(search.held(start).off for start in starts + alone), change, other))
         forms.sort(key=lambda form: form[1])
-        nearest = [form for several in (True, False) for form in [f for f in forms if f[0] == several][:_FORMS]]
+        nearest = [f for more in (False, True) for f in [each for each in forms if each[0] == more][: _FORMS[more]]]
         for _, _, change, other in sorted(nearest, key=lambda form: form[1]):
             found = evidence.searched(other, before, "; ".join(filter(None, (before.form, change))))
-            if found.known + found.unseen > best.known + best.unseen:
+            if _missed(found) < _missed(best):
                 best, program = found, other
-                if 1 - best.known <= (1 - before.known) / 2:  # it explains most: others are looked for after it
+                if _missed(best) <= _missed(before) / 2:  # it explains most: others are looked for after it
                     break
         if best.form == before.form:
             break
     return best
 
 
-def _is_good(found: FoundContract) -> bool:
-    return min(found.known, found.unseen) >= 1 - _GOOD
+def _missed(found: FoundContract) -> float:
+    """Returns the shares of bits that are not predicted, of inputs of the search and of unseen ones."""
+    return 2 - found.known - found.unseen
 
 
 @dataclass(frozen=True)
