@@ -2,8 +2,8 @@
 
 RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages, or with the
 files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. Of a
-kernel in several records the last one counts. With --page the page gets the table of what was found, and with --figures
-that of all figures of the first record.
+kernel in several records the last one that measured it counts. With --page the page gets the table of what was found,
+and with --figures that of all figures of the first record.
 """
 
 from __future__ import annotations
@@ -79,11 +79,9 @@ def judged(run: Run, kernel: KernelRun) -> tuple[str, str]:
     broken = kernel.status in ("wrong", "error", "crashed") and " raised " not in kernel.message
     if broken or any(each.status == "wrong" for each in kernel.results):
         return "wrong", why
-    # a record that was interrupted judges some dtypes of a kernel alone
-    passed = (
-        "none" if any(gap.kind == "interrupted" for gap in run.incomplete if gap.target == kernel.target) else "pass"
-    )
-    return {"ok": passed, "skipped": "skipped"}.get(kernel.status, "none"), why
+    if any(gap.kind == "interrupted" for gap in run.incomplete if gap.target == kernel.target):
+        return "skipped", why  # some of its dtypes alone were judged
+    return {"ok": "pass", "skipped": "skipped"}.get(kernel.status, "none"), why
 
 
 def compared(run: Run, expected: Mapping[str, Mapping[str, str]]) -> Iterator[tuple[str, str, str, str]]:
@@ -98,10 +96,11 @@ def compared(run: Run, expected: Mapping[str, Mapping[str, str]]) -> Iterator[tu
 
 
 def found_in(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
-    """Returns the kernels of some records, compared; the last record of a kernel counts."""
+    """Returns the kernels of some records, compared; the last record that measured a kernel counts."""
     expected = tomllib.loads(EXPECTED.read_text())
     order = [f"{stem}::{name}" for stem, said in expected.items() if stem != "faults" for name in said]
-    found = {row[0]: row for run in runs for row in compared(run, expected)}
+    rows = sorted((row for run in runs for row in compared(run, expected)), key=lambda row: row[2] != "skipped")
+    found = {row[0]: row for row in rows}
     return [found[name] for name in order if name in found]
 
 

@@ -63,7 +63,12 @@ def normed(x, residual, weight):
     return total * torch.rsqrt(total.square().mean(-1, keepdim=True) + 1e-6) * weight, total
 
 
-@theirs(like=normed, shapes={"x": "n d", "residual": "n d", "weight": "d"}, writes={"x": "x_", "residual": "residual_"})
+@theirs(
+    like=normed,
+    shapes={"x": "n d", "residual": "n d", "weight": "d"},
+    writes={"x": "x_", "residual": "residual_"},
+    largest={"float32": 1e18, "bfloat16": 1e18, "float16": 3e4},  # the sum has the dtype of the data
+)
 def rms_norm_add_residual(x, residual, weight):
     """RMS norm of a sum with a residual, both in place."""
     from flashinfer.triton.norm import rms_norm_add_residual

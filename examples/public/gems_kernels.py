@@ -190,7 +190,9 @@ def skip_layer_norm(x, residual, weight, bias):
     return flag_gems.skip_layer_norm(x, residual, x.shape[-1:], weight, bias, EPS)
 
 
-@gems(like=lambda v, g: v * (g / v.square().sum(-1, keepdim=True).sqrt()), shapes={"v": "n d", "g": "n 1"})
+@gems(
+    like=lambda v, g: v * (g / v.square().sum(-1, keepdim=True).sqrt()), shapes={"v": "n d", "g": "n 1"}, where="d >= 1"
+)
 def weight_norm(v, g):
     """Rows of a given length."""
     from flag_gems.fused.weight_norm import weight_norm

@@ -33,6 +33,7 @@ def rms_norm(x, weight, *, eps):
     like=lambda x, y, weight: rms_normalized(x + y) * weight,
     shapes={"x": "n d", "y": "n d", "weight": "d"},
     gradients=False,
+    largest={"float32": 1e18, "bfloat16": 1e18, "float16": 3e4},  # the sum has the dtype of the data
 )
 def rms_norm_add(x, y, weight):
     """RMS norm of a sum, for inference."""
