@@ -94,7 +94,7 @@ import verify
 def raises(x):
     raise RuntimeError("no such unit")
 
-test_raises = verify.laws_for(raises, laws=["accuracy", "shapes"])
+test_raises = verify.laws_for(raises, laws=["accuracy", "determinism"])
 """
 
 
