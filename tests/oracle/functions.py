@@ -194,7 +194,8 @@ def gelu(x: Number, approximate: str = "none") -> Number:
         return x * smooth(_phi, lambda v, y: _density(v))(x)
     inner = (x + x * x * x * 0.044715) * mp.sqrt(2 / mp.pi)
     share = (SMOOTH["tanh"](inner) + 1) * 0.5
-    if Run.now.source and share.value**2 < Run.now.unit:  # the form has lost half of its digits
+    near = abs(inner.value) < 5e4  # further out a sigmoid is 0 in each format
+    if Run.now.source and near and share.value**2 < Run.now.unit:  # the form has lost half of its digits
         share = SMOOTH["sigmoid"](inner * 2)
     return x * share
 

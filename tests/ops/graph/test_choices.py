@@ -726,6 +726,48 @@ def test_copies_of_a_number_may_come_in_any_order(
     assert not passes(like, x, T(wrong) * 0.5)
 
 
+@pytest.mark.parametrize(("second", "right"), [(0.0, True), (1.0, True), (0.5, False)])
+def test_all_but_one_of_computed_numbers_stay_equal(second: float, right: bool) -> None:
+    """Each cosine is 1 but for roundings, and so are the square roots before it. The largest are three, or all four."""
+
+    def largest(x: Tensor) -> Tensor:
+        a = torch.expm1(x.clamp(max=4))
+        share = functional.softmin(functional.cosine_similarity(a, a, dim=-1), -1)
+        return functional.selu((share == share.amax(-1, keepdim=True)) * share)
+
+    one, other = [-0.6529632210731506, 0.2785835564136505], [1.1740663051605225, -1.8282926082611084]
+    x = T([one, other, [1.551309585571289, 0.11396563053131104], one])
+    assert passes(largest, x, functional.selu(T([0.25, 0.25 * second, 0.25, 0.25]))) is right
+
+
+def test_copies_are_exchanged_within_their_rows() -> None:
+    """The orders of all rows together decide which number of a column is the largest, so all are one part."""
+    index = T([0, 0, 4, 1, 2])
+
+    def numbers(x: Tensor) -> Tensor:
+        a = torch.sinh(x.clamp(-3, 3))
+        return (a.to(torch.int32) * a)[..., index]
+
+    def places(x: Tensor) -> Tensor:
+        scaled = numbers(x).argsort(-1) * numbers(x)
+        return scaled.argmax(-2, keepdim=True) + scaled
+
+    x = T([
+        [-0.42942065, -1.57851923, -1.67222142, -0.48190859, -0.08134382],
+        [-0.98743796, 0.41463789, -0.65022337, 0.51815474, -0.46754277],
+        [0.70851946, 0.3036235, -0.9975977, -torch.inf, 1.45667160],
+        [-0.54109961, 0.18053971, 0.23679394, 0.89501351, 2.72534513],
+        [0.39841136, 1.68145406, 0.45458193, 1.00170958, 0.48355693],
+        [-0.78464091, 0.21796183, 1.17244077, -0.21546657, 1.68775833],
+    ])
+    order = T([[0, 1, 2, 3, 4], [3, 4, 2, 0, 1], [0, 1, 3, 4, 2], [0, 1, 3, 4, 2], [0, 1, 4, 2, 3], [0, 1, 3, 4, 2]])
+    scaled = order * numbers(x)
+    right = scaled.argmax(-2, keepdim=True) + scaled
+    assert passes(places, x, right)
+    right[1, 0] += 1.16
+    assert not passes(places, x, right)
+
+
 def test_each_column_may_choose_for_itself() -> None:
     """Sorted columns of equal numbers, each in an order of its own, which no choice for all of them together finds."""
 

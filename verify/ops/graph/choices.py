@@ -416,6 +416,7 @@ class Choices:
         rounded: torch.dtype | None = None,
         beyond: int | None = None,
         side: float = 0.0,
+        level: bool = False,
     ) -> Proposal:
         """Returns the decisions that the program takes if it moves some of its numbers. `taken` admits them.
 
@@ -425,7 +426,8 @@ class Choices:
         With `rounded`, every step is stored in that format. With `beyond`, numbers below the range of an integer dtype
         become its least number, and those above it its end 0 or 1, the least or the greatest. With a `side`,
         comparisons see the first of equal numbers above (1) or below (-1) the second: no x + tiny p moves both columns
-        of a softmax down, yet in each the first of equal numbers may be the least so far.
+        of a softmax down, yet in each the first of equal numbers may be the least so far. With `level`, numbers that
+        differ by float64's roundings are equal before they are moved.
         """
         run, numbers = replace(self.run, decisions={}, maps={}), dict[int, Tensor]()
         placed, decided, sources = placed or {}, decided or {}, set(map(id, self.sources))
@@ -457,6 +459,7 @@ class Choices:
                 run.decisions[id(step)] = torch.where(stays, own, run.decisions[id(step)])
                 value = step.value(run, given)
             value = placed.get(id(step), value)
+            value = _level(value) if level and id(step) in sources else value
             if id(step) in moved and not isinstance(step, Order):
                 value = value + moved[id(step)]
             if rounded is not None and step.real and not isinstance(step, Leaf):
@@ -598,6 +601,13 @@ def _noting(run: Run, kept: set[int], numbers: dict[int, Tensor]) -> Make:
 def _at_side(step: Map, side: Tensor) -> Tensor:
     """Returns what a comparison decides if the first of two equal numbers lies above (1) or below (-1) the second."""
     return step.evaluated([side, torch.zeros_like(side)])
+
+
+def _level(x: Tensor) -> Tensor:
+    """Returns numbers of which those that are one in float32 are all the largest of them."""
+    places = torch.unique(x.to(torch.float32), return_inverse=True)[1].reshape(-1)
+    largest = torch.full_like(x.reshape(-1), -math.inf).scatter_reduce(0, places, x.reshape(-1), "amax")
+    return largest[places].reshape(x.shape)
 
 
 def _breaks_ties(step: Step) -> bool:

@@ -90,9 +90,9 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            starts = ((self._found, 2.0), (lambda size, _: ramp(size), 2.0), (self._level, 0.25))
-            for start, out in () if self._is_possible() else starts:
-                self._exchange(parts, start, out)
+            starts = ((self._found, False), (lambda size, _: ramp(size), False), (self._copied, True))
+            for start, level in () if self._is_possible() else starts:
+                self._exchange(parts, start, level)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -135,15 +135,15 @@ class _Search:
                 break
         return cost, than
 
-    def _exchange(self, parts: Parts, start: Callable[[Tensor, int], Tensor], out: float) -> None:
+    def _exchange(self, parts: Parts, start: Callable[[Tensor, int], Tensor], level: bool) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
         at least one of them into its place. It is tried in all parts at once. `start` says where numbers are at first:
-        as in what is best so far, or the first of equal ones wins, or equal ones stay equal, and of those the
-        definition may average. `out` is how far a single number moves from there.
+        as in what is best so far, or the first of equal ones wins. Or equal ones stay equal (`level`), and of those the
+        definition may average.
         """
-        choices = self.choices
+        choices, out = self.choices, 0.25 if level else 2.0  # how far a single number moves
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
         every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
@@ -152,7 +152,7 @@ class _Search:
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
             moved = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
-            return self._better(choices.proposed(moved), parts, torch.full_like(best, math.inf), self.own)
+            return self._better(choices.proposed(moved, level=level), parts, torch.full_like(best, math.inf), self.own)
 
         best = self._cost(choices.values(self.found.decisions), parts)
         if self._is_settled(best, parts):  # or what is not explained depends on many parts
@@ -181,13 +181,9 @@ class _Search:
         moved = ((self.found.numbers[key] - real) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
 
-    def _level(self, size: Tensor, key: int) -> Tensor:
-        """Returns where equal numbers are equal: rounded to float32, so without the roundings of float64."""
-        if key < 0:  # copies, which come in some order
-            return self._found(size, key)
-        real = self.choices.numbers[key]
-        moved = ((real.to(torch.float32).to(real.dtype) - real) / size).nan_to_num(0.0, 0.0, 0.0)
-        return moved.masked_fill(moved.abs() > 0.5, 0.0)
+    def _copied(self, size: Tensor, key: int) -> Tensor:
+        """Returns where numbers are real ones, and copies come in the best order so far."""
+        return self._found(size, key) if key < 0 else torch.zeros_like(size)
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and the end that a single number goes to. The likeliest first.
@@ -196,6 +192,7 @@ class _Search:
         """
         values, rows = self.choices.values(self.found.decisions), torch.nonzero(open).reshape(-1)[:_ROWS]
         rowed = {-id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
+        lines = {key: torch.arange(x.numel(), device=x.device) // max(x.shape[-1], 1) for key, x in rowed.items()}
 
         def moves(key: int, size: Tensor) -> Iterator[tuple[int, int, int, float]]:
             def of_open(value: Tensor) -> Tensor:
@@ -211,7 +208,9 @@ class _Search:
                 weight = weight + 4.0 * (of_open(self._excess(name, values[name])) > 1.0).any(0)
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             x, reach = x[:, chosen], reach[:, chosen]
-            tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]).any(0).tolist()
+            line = of_open(lines[key])[:, chosen] if key in lines else torch.zeros_like(x)  # copies tie in their line
+            tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]) & (line[:, :, None] == line[:, None])
+            tied = tied.any(0).tolist()
             for j, place in enumerate(chosen):
                 yield from ((key, place, place, way) for way in (1.0, -1.0))
                 yield from ((key, chosen[i], place, 0.0) for i in range(j) if tied[i][j])
