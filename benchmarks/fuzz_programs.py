@@ -41,7 +41,8 @@ from torch import Tensor
 
 import verify
 from benchmarks.drafts import Program, drawn
-from tests.oracle.choices import Evaluation, noise, opened, rounded
+from tests.oracle.choices import Evaluation, evaluate, noise, opened, rounded
+from tests.oracle.numbers import NEAR
 from tests.oracle.searching import Choices
 
 OFF = {"float32": 1.001, "bfloat16": 1.02, "float16": 1.02, "float64": 1 + 1e-6}
@@ -55,6 +56,7 @@ LIMITS = {
 }  # docs/limits.md, elementwise: ULP and noise
 SUMS = {"float32": 4.0, "float64": 4.0}  # ULP of outputs that add up; what a gradient adds up the oracle does not tell
 SLACK = 2.0  # the oracle's noise is sampled, and so is verify's
+STORED = 12  # runs with roundings that reach as far as a right kernel's
 OTHERS = 100  # choices that are drawn where a message names a truth that none of the first has
 FIRST_AT_RANDOM = 2  # the choice after those in which the first and the last of equal numbers win
 SECONDS = 60
@@ -203,6 +205,14 @@ class Verdicts:
         for each in self.choices.others(OTHERS, toward):
             yield each.values[at][place]
 
+    def stored(self, at: int, place: Any) -> list[Any]:
+        """Returns numbers that one element has where roundings reach as far as a right kernel's, and formats store."""
+        program, disturb = self.program, 2.0 * NEAR  # a rounding is within one unit, so half as far in the mean
+        if not program.right[0].run.stores:
+            return []
+        given = program.f, list(program.inputs.values()), program.upstream
+        return [evaluate(*given, disturbed=seed, strength=disturb).values[at][place] for seed in range(STORED)]
+
     def off(self, results: dict[str, Tensor], found: Evaluation) -> float:
         """Returns how far results are from one choice, over all elements; 0: within twice the published limits."""
         total = 0.0
@@ -326,18 +336,20 @@ class Verdicts:
                 seen.append(other)
                 if meets(other):
                     break
-            # what is stored in a narrow format may be any neighbour within noise: more than can be drawn
-            between = self.program.right[0].run.stores and min(seen) - rough <= low and high <= max(seen) + rough
             at, middle = self.program.names().index(name), (low + high) / 2
+            # what is stored in a narrow format may be any neighbour within noise: more than can be drawn
+            reached = [*seen, *self.stored(at, place)]
+            between = self.program.right[0].run.stores and min(reached) - rough <= low and high <= max(reached) + rough
 
             def apart(each: Evaluation) -> float:
                 value = each.values[at][place]  # noqa: B023
+                reached.append(value)  # noqa: B023
                 return 0.0 if meets(value) else float(abs(value - middle))  # noqa: B023
 
             if seen and (between or meets(seen[-1]) or self.choices.explained(apart)):
                 self.counts["truth of another choice"] += 1
                 continue
-            if len(set(seen)) * 2 > len(seen) and min(seen) <= high and low <= max(seen):
+            if len(set(seen)) * 2 > len(seen) and min(reached) <= high and low <= max(reached):
                 self.counts["truth among too many choices"] += 1  # nearly each that is drawn is a new one
                 continue
             tied = len(truths) > 1 or self.program.right[0].nears

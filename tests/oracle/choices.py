@@ -14,7 +14,7 @@ from mpmath import mp, mpf
 from torch import Tensor
 
 from tests.oracle.functions import Tensors
-from tests.oracle.numbers import Choice, Number, Oracled, Run, backward
+from tests.oracle.numbers import NEAR, Choice, Number, Oracled, Run, backward
 from tests.oracle.tensors import SMALL, filled
 
 BITS = {torch.float64: 53}  # 16-bit kernels compute in float32 within an operator
@@ -43,13 +43,15 @@ def evaluate(
     disturbed: int | None = None,
     last: bool = False,
     choice: Choice | None = None,
+    strength: float = 1.0,
 ) -> Evaluation:
     """Returns what f is at inputs + tiny drifts.
 
-    disturbed: the seed of roundings after every step. last: of equal places the last one wins, or as a choice says.
+    disturbed: the seed of roundings after every step, of this strength. last: of equal places the last one wins, or as
+    a choice says.
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice)
+    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice, strength)
     run.outer = max([run.unit, *(2.0 ** -SMALL[kind] for kind in kinds if kind in SMALL)])
     given: list[Any] = []
     leaves: list[np.ndarray] = []
@@ -119,14 +121,16 @@ def noise(
 
     They are those that any kernel may have: of results and gradients that PyTorch stores in 16 bits between its
     operators (`kept`), of slopes that it takes from stored results (`saved`), of constants, and of the noisier of two
-    forms where it takes that one.
+    forms where it takes that one. Of numbers that a narrow format rounds, an eighth of what eight roundings in each
+    step do counts, if that is more: within those, either neighbour is right.
     """
     exact = evaluate(f, inputs, upstream)
-    moved = [evaluate(f, inputs, upstream, disturbed=seed) for seed in range(runs)]
-    found = []
-    for at, values in enumerate(exact.values):
-        squares = sum(_squares(each.values[at], values) for each in moved)
-        found.append(np.asarray(np.sqrt(squares / runs)))
+    found = [np.zeros(values.shape) for values in exact.values]
+    for strength in (1.0, NEAR) if exact.run.stores else (1.0,):
+        moved = [evaluate(f, inputs, upstream, disturbed=seed, strength=strength) for seed in range(runs)]
+        for at, values in enumerate(exact.values):
+            squares = sum(_squares(each.values[at], values) for each in moved)
+            found[at] = np.maximum(found[at], np.sqrt(squares / runs) / strength)
     return found
 
 

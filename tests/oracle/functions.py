@@ -151,7 +151,14 @@ def curved(x: Number, alpha: Any, scale: Any) -> Number:
 
 
 def stepped(x: Number, step: Callable[[Any], Any], half: bool = False) -> Number:
-    """Returns a step function of x: floor, or with half rounding to even."""
+    """Returns a step function of x: floor, or with half rounding to even. Its numbers have a direction of their own."""
+    found = unmoved(x, step, half)
+    if Run.now.choice is not None and mp.isfinite(found.value):
+        found.drift = Run.now.choice.drift(found.place)
+    return found
+
+
+def unmoved(x: Number, step: Callable[[Any], Any], half: bool) -> Number:
     if not mp.isfinite(x.value):
         return made(x.value, ((x, 0),), rounds=False)
     if x.push:  # a choice; roundings may lead to any integer near it
@@ -194,9 +201,9 @@ def gelu(x: Number, approximate: str = "none") -> Number:
         return x * smooth(_phi, lambda v, y: _density(v))(x)
     inner = (x + x * x * x * 0.044715) * mp.sqrt(2 / mp.pi)
     share = (SMOOTH["tanh"](inner) + 1) * 0.5
-    near = abs(inner.value) < 5e4  # further out a sigmoid is 0 in each format
-    if Run.now.source and near and share.value**2 < Run.now.unit:  # the form has lost half of its digits
-        share = SMOOTH["sigmoid"](inner * 2)
+    if Run.now.source and share.value**2 < Run.now.unit:  # the form has lost half of its digits
+        far = abs(inner.value) > 4e4  # and the other is 0 in each format
+        share = share * 0 if far else SMOOTH["sigmoid"](inner * 2)
     return x * share
 
 

@@ -39,7 +39,7 @@ class Choice:
     are equal, and computed numbers that they leave equal are equal in comparisons. lean: 1 or -1, all have this sign,
     so that steps alike move numbers alike. orders, pushes: seeds of orders (by their number in the run), and pushes by
     the place of the number that is pushed. sides: the comparisons of equal given numbers that take the side of the
-    direction, by their number in the run.
+    direction, by their number in the run, and the numbers whose kinks have PyTorch's slope, by a negative one.
     """
 
     seed: int = 0
@@ -52,6 +52,11 @@ class Choice:
 
     def order(self, place: int) -> random.Random:
         return random.Random(f"{self.seed}:{place}:{self.orders.get(place, '')}")
+
+    def drift(self, place: int) -> float:
+        """Returns how an integer, which no direction reaches, moves for ties; in half of the choices none does."""
+        source = random.Random(f"{self.seed}:integers")
+        return random.Random(f"{self.seed}:{place}").uniform(-1, 1) if source.random() < 0.5 else 0.0
 
     def push(self, place: int) -> float:
         """Returns a number between -1 and 1 for one rounding."""
@@ -78,7 +83,9 @@ class Run:
         last: bool = False,
         kinds: Sequence[Any] = (),
         choice: Choice | None = None,
+        strength: float = 1.0,
     ) -> None:
+        self.strength = strength  # of each disturbance, in roundings
         self.bits, self.directed, self.ties = bits, directed, 0
         self.nears = 0  # numbers in whose place roundings may choose another
         self.stores = 0  # numbers that a narrow format rounds
@@ -87,7 +94,8 @@ class Run:
         self.choice = choice  # or any of them
         self.orders = self.sides = 0  # orders and comparisons so far
         self.free: set[int] = set()  # orders of equal numbers
-        self.sided: set[int] = set()  # comparisons of equal given numbers
+        self.sided: set[int] = set()  # comparisons of equal given numbers, and numbers at kinks
+        self.kinks: dict[int, int] = {}  # id(number with kinks) -> its own number, from -1 down
         self.decisive: set[int] = set()  # places on the tape of numbers whose roundings decide
         self.unit, self.finest = 2.0**-bits, mpf(2) ** LOWEST[bits]
         self.outer = self.unit  # the same of what PyTorch stores between operators
@@ -100,7 +108,9 @@ class Run:
 
     def shaken(self, value: Any, unit: float) -> Any:
         """Returns a value as one rounding might leave it."""
-        return value * (1 + unit * self.source.uniform(-1, 1)) if self.source and mp.isfinite(value) else value
+        if not self.source or not mp.isfinite(value):
+            return value
+        return value * (1 + self.strength * unit * self.source.uniform(-1, 1))
 
     def order(self) -> random.Random | None:
         """Returns what orders copies at the next place; None: `last` does."""
@@ -482,7 +492,11 @@ def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]
 
 def kinked(x: Number, at: Any, below: Any, here: Any, above: Any, value: Callable[[Any], Any]) -> Number:
     """Returns a function that is continuous at a kink: its slopes below, at (PyTorch's) and above it."""
-    way, near = sign_between(x, constant(at))
+    way, near = sign_between(x, bound := constant(at))
+    if x.value == bound.value and not x.loose + bound.loose:
+        place, choice = Run.now.kinks.setdefault(id(x), ~len(Run.now.kinks)), Run.now.choice
+        Run.now.sided.add(place)
+        way = 0 if choice is not None and place in choice.sides else way
     if mp.isnan(x.value):
         return made(NAN, ((x, NAN),))
     return made(value(x.value), ((x, (below, here, above)[way + 1]),), rounds=False, kink=near)

@@ -136,7 +136,7 @@ class Choices:
         """Returns a choice with one decision changed at random."""
         drifts, choice = [each.copy() for each in tried.drifts], tried.choice
         ways = ["drift"] * found.run.directed + ["order"] * bool(found.run.free)
-        ways += ["push"] * bool(found.run.decisive) + ["side"] * bool(self.sides)
+        ways += ["push"] * bool(found.run.decisive) + ["side"] * bool(self.sides) + ["seed"]
         way = source.choice(ways)
         if way == "order":
             place = source.choice(sorted(found.run.free))
@@ -145,6 +145,8 @@ class Choices:
             place = source.choice(sorted(found.run.decisive))
             push = source.choice([1.0, -1.0, 0.0, 0.1, -0.1])
             return Try(drifts, replace(choice, pushes={**choice.pushes, place: push}))
+        if way == "seed":  # of all orders, pushes and integers that none of those names
+            return Try(drifts, replace(choice, seed=source.getrandbits(32)))
         if way == "side":
             return Try(drifts, replace(choice, sides=choice.sides ^ {source.choice(self.sides)}))
         drift = source.choice(drifts)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.oracle.choices import Evaluation, choices, rounded
+from tests.oracle.choices import Evaluation, choices, noise, rounded
 from tests.oracle.searching import Choices
 
 T = torch.tensor
@@ -121,6 +121,46 @@ def test_many_gradients_take_a_side_together(slope: float, right: bool) -> None:
 
     x, dy = torch.zeros(32), torch.linspace(1, 2, 32)
     assert explains(masked, x, [x, dy * slope], dy) is right
+
+
+@pytest.mark.parametrize(
+    ("slope", "right"), [(0.0, True), (1.0507, True), (1.7581, True), (2.1014, True), (1.4044, False), (0.525, False)]
+)
+def test_each_kink_may_have_pytorchs_slope_or_that_of_the_direction(slope: float, right: bool) -> None:
+    """selu has 1.0507 above 0 and 1.7581 below and at it, and |y| has 1, -1 and 0."""
+
+    def kinked(x: Any) -> Any:
+        y = torch.nn.functional.selu(x)
+        return y + y.abs()
+
+    x = T([0.0])
+    assert explains(kinked, x, [x, T([slope]) * (1 if slope else 0)], torch.ones(1)) is right
+
+
+@pytest.mark.parametrize(("slope", "right"), [(0.0, True), (1.0, True), (0.5, False)])
+def test_an_integer_lies_on_either_side_of_a_threshold_in_a_gradient(slope: float, right: bool) -> None:
+    def masked(x: Any) -> Any:
+        y = x + (torch.round(x) - x).detach()
+        return y.masked_fill(y > 0.0, 0.0)
+
+    x = T([0.25, -0.5])
+    assert explains(masked, x, [x * 0, T([slope, slope])], torch.ones(2)) is right
+
+
+def test_a_tanh_form_of_gelu_is_0_far_below() -> None:
+    def like(x: Any) -> Any:
+        return torch.nn.functional.gelu(x, approximate="tanh")
+
+    assert all(not values.any() for values in noise(like, [T([-127.0])], [torch.ones(1)]))
+
+
+def test_noise_of_a_narrow_format_counts_a_neighbour_that_roundings_reach() -> None:
+    def cast(x: Any) -> Any:
+        return (x * 1.1).half().float()
+
+    near = 2049 / 2048 * (1 + 2e-7) / 1.1  # 3 roundings above the middle of 1 and 1.00098
+    far = 1.0002 / 1.1
+    assert float(noise(cast, [T([near])], [None])[0][0]) > 2.0**-15 > float(noise(cast, [T([far])], [None])[0][0])
 
 
 def test_an_output_takes_no_side_at_an_exact_threshold() -> None:
