@@ -209,8 +209,8 @@ class _Search:
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             x, reach = x[:, chosen], reach[:, chosen]
             line = of_open(lines[key])[:, chosen] if key in lines else torch.zeros_like(x)  # copies tie in their line
-            tied = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]) & (line[:, :, None] == line[:, None])
-            tied = tied.any(0).tolist()
+            close = ((x[:, :, None] - x[:, None]).abs() <= reach[:, :, None]) & (line[:, :, None] == line[:, None])
+            tied = close.any(0).tolist()
             for j, place in enumerate(chosen):
                 yield from ((key, place, place, way) for way in (1.0, -1.0))
                 yield from ((key, chosen[i], place, 0.0) for i in range(j) if tied[i][j])
