@@ -41,7 +41,7 @@ from torch import Tensor
 
 import verify
 from benchmarks.drafts import Program, drawn
-from tests.oracle.choices import Evaluation, evaluate, noise, opened, rounded
+from tests.oracle.choices import Evaluation, disturbed, noise, opened, rounded
 from tests.oracle.numbers import NEAR
 from tests.oracle.searching import Choices
 
@@ -207,11 +207,11 @@ class Verdicts:
 
     def stored(self, at: int, place: Any) -> list[Any]:
         """Returns numbers that one element has where roundings reach as far as a right kernel's, and formats store."""
-        program, disturb = self.program, 2.0 * NEAR  # a rounding is within one unit, so half as far in the mean
+        program = self.program
         if not program.right[0].run.stores:
             return []
-        given = program.f, list(program.inputs.values()), program.upstream
-        return [evaluate(*given, disturbed=seed, strength=disturb).values[at][place] for seed in range(STORED)]
+        given = program.f, list(program.inputs.values()), program.upstream  # a rounding is half a unit in the mean
+        return [each.values[at][place] for each in disturbed(*given, STORED, 2.0 * NEAR)]
 
     def off(self, results: dict[str, Tensor], found: Evaluation) -> float:
         """Returns how far results are from one choice, over all elements; 0: within twice the published limits."""

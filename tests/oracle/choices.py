@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,6 +115,15 @@ def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:
     return [np.logical_or.reduce([each.open[at] for each in found]) for at in range(len(found[0].open))]
 
 
+def disturbed(
+    f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], runs: int, strength: float
+) -> Iterator[Evaluation]:
+    """Yields what f is with roundings of a strength, but where they lead to what the oracle cannot say."""
+    for seed in range(runs):
+        with suppress(Oracled):
+            yield evaluate(f, inputs, upstream, disturbed=seed, strength=strength)
+
+
 def noise(
     f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], runs: int = 12
 ) -> list[np.ndarray]:
@@ -127,10 +137,10 @@ def noise(
     exact = evaluate(f, inputs, upstream)
     found = [np.zeros(values.shape) for values in exact.values]
     for strength in (1.0, NEAR) if exact.run.stores else (1.0,):
-        moved = [evaluate(f, inputs, upstream, disturbed=seed, strength=strength) for seed in range(runs)]
-        for at, values in enumerate(exact.values):
+        moved = list(disturbed(f, inputs, upstream, runs, strength))
+        for at, values in enumerate(exact.values if moved else ()):
             squares = sum(_squares(each.values[at], values) for each in moved)
-            found[at] = np.maximum(found[at], np.sqrt(squares / runs) / strength)
+            found[at] = np.maximum(found[at], np.sqrt(squares / len(moved)) / strength)
     return found
 
 

@@ -105,7 +105,7 @@ SMOOTH = {
     "log": smooth(mp.log, lambda x, y: 1 / x),
     "log2": smooth(lambda x: mp.log(x) / mp.log(2), lambda x, y: 1 / x / mp.log(2)),
     "log10": smooth(lambda x: mp.log(x) / mp.log(10), lambda x, y: 1 / x / mp.log(10)),
-    "log1p": smooth(lambda x: mp.log(1 + x), lambda x, y: 1 / (1 + x)),
+    "log1p": smooth(mp.log1p, lambda x, y: 1 / (1 + x)),
     "sin": smooth(mp.sin, lambda x, y: mp.cos(x)),
     "cos": smooth(mp.cos, lambda x, y: -mp.sin(x)),
     "tanh": smooth(mp.tanh, lambda x, y: mp.sech(x) ** 2 if mp.isfinite(x) else mpf(0), True, lambda y: 1 - y * y),
@@ -114,7 +114,7 @@ SMOOTH = {
     "atan": smooth(mp.atan, lambda x, y: 1 / (1 + x * x)),
     "asinh": smooth(mp.asinh, lambda x, y: 1 / mp.sqrt(1 + x * x)),
     "sigmoid": smooth(_logistic, lambda x, y: y * _logistic(-x), True, lambda y: y * (1 - y)),
-    "logsigmoid": smooth(lambda x: -mp.log(1 + mp.exp(-x)), lambda x, y: _logistic(-x)),
+    "logsigmoid": smooth(lambda x: -mp.log1p(mp.exp(-x)), lambda x, y: _logistic(-x)),
     "erf": smooth(mp.erf, lambda x, y: 2 * mp.exp(-x * x) / mp.sqrt(mp.pi), ends=True),
     "erfc": smooth(mp.erfc, lambda x, y: -2 * mp.exp(-x * x) / mp.sqrt(mp.pi), ends=True),
     "sqrt": smooth(mp.sqrt, lambda x, y: 1 / (2 * y)),
@@ -305,11 +305,20 @@ for _each, _function in {
     "and": lambda a, b: verdict(a.value and b.value, a.open or b.open),
     "or": either,
     "where": where,
-    "masked_fill": lambda x, mask, value: where(mask, value, x),
     "lerp": lambda a, b, w: a + (b - a) * w,
     **{name: partial(compared, name) for name in ("gt", "ge", "lt", "le", "eq", "ne")},
 }.items():
     HANDLERS[_each] = lambda out, *given, f=_function: one_by_one(f, *given)
+
+
+def filled_in(out: torch.Tensor, x: Any, mask: Any, value: Any) -> Any:
+    """Returns x with a value in some places; integers and conditions take what it is in their dtype."""
+    if isinstance(value, (int, float)) and not out.dtype.is_floating_point:
+        value = int(torch.tensor(value).to(out.dtype))
+    return one_by_one(lambda x, mask, value: where(mask, value, x), x, mask, value)
+
+
+HANDLERS["masked_fill"] = filled_in
 HANDLERS |= {"radd": HANDLERS["add"], "rmul": HANDLERS["mul"], "div": HANDLERS["truediv"]}
 
 

@@ -39,6 +39,12 @@ def compare(x, y, out, N: tl.constexpr):
 
 
 @triton.jit
+def threads(out):
+    tl.store(out, tl.extra.cuda.num_threads())
+    tl.store(out + 1, tl.extra.cuda.num_warps())
+
+
+@triton.jit
 def constants(out):
     tl.store(out + tl.arange(0, 4), tl.full([4], 0.1, out.dtype.element_ty))
     tl.store(out + 4 + tl.arange(0, 4), tl.full([4], 1e-7, out.dtype.element_ty))

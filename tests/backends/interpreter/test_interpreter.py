@@ -102,6 +102,11 @@ def check_float_argument(k: types.ModuleType) -> None:
     assert got.tolist() == [float(np.float32(s) * np.float32(s)) - 1] * 4
 
 
+def check_threads(k: types.ModuleType) -> None:
+    assert run(k.threads, torch.zeros(2, dtype=torch.int32)).tolist() == [128, 4]
+    assert run(k.threads, torch.zeros(2, dtype=torch.int32), num_warps=8).tolist() == [256, 8]
+
+
 CHECKS: dict[str, Callable[[types.ModuleType], None]] = {
     name.removeprefix("check_"): f for name, f in list(globals().items()) if name.startswith("check_")
 }

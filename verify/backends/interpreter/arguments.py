@@ -151,14 +151,17 @@ def converting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _known: WeakKeyDictionary[Any, Arguments] = WeakKeyDictionary()
+WARPS = 4  # of a launch that names no other
 
 
 def launching(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces InterpretedFunction.run: converts the arguments as for a compiled kernel."""
+    """Replaces InterpretedFunction.run: converts the arguments as for a compiled kernel, and notes its warps."""
+    from triton.runtime.interpreter import interpreter_builder
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if self not in _known:
             _known[self] = Arguments(self.fn, self.kwargs)
+        interpreter_builder.options.num_warps = kwargs.get("num_warps") or WARPS
         args, kwargs = _known[self].bind(args, kwargs)
         return original(self, *args, grid=grid, warmup=warmup, **kwargs)
 

@@ -29,7 +29,6 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator
@@ -118,9 +117,9 @@ def _replace(patches: ExitStack) -> None:
     checked = programs.of_operands(semantic.binary_op_type_checking_impl)
     _set(patches, semantic, "binary_op_type_checking_impl", checked)
     _set(patches, shipped, "_get_np_dtype", programs.np_dtype)
-    builder = shipped.interpreter_builder
-    if not builder.options.debug:
-        _set(patches, builder, "options", dataclasses.replace(builder.options, sanitize_overflow=False))
+    own = shipped.interpreter_builder.options
+    options = {**vars(own), "sanitize_overflow": own.debug and own.sanitize_overflow, "num_warps": arguments.WARPS}
+    _set(patches, shipped.interpreter_builder, "options", SimpleNamespace(**options))
     # it replaces what the modules in the globals of a function need
     patches.callback(patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": core})).restore)
 
@@ -225,14 +224,15 @@ def _bound(function: Callable[..., Any], semantic: Any) -> Callable[..., Any]:
 
 
 def _bind_libdevice(patches: ExitStack, shipped: Any) -> None:
-    """Makes both spellings of libdevice call the interpreter; the portable one has only empty functions."""
+    """Makes both spellings of libdevice, and tl.extra.cuda, call the interpreter; the portable one has no functions."""
     import triton.language.extra.libdevice as portable
     from triton.language import core
-    from triton.language.extra.cuda import libdevice as cuda
+    from triton.language.extra import cuda as extra
 
-    for name, function in inspect.getmembers(cuda):
-        if core.is_builtin(function):
-            _set(patches, cuda, name, _bound(function, shipped.interpreter_semantic))
+    cuda = extra.libdevice
+    for module in (extra, cuda):
+        for name, function in inspect.getmembers(module, core.is_builtin):
+            _set(patches, module, name, _bound(function, shipped.interpreter_semantic))
     for name, function in inspect.getmembers(portable, inspect.isfunction):
         if function.__module__ == portable.__name__:
             _set(patches, portable, name, getattr(cuda, name, None) or _not_on_cuda(name))

@@ -286,7 +286,7 @@ class _Search:
     def _divided(self) -> Parts:
         """Returns the smallest parts that may choose for themselves: rows, single elements, or columns.
 
-        Evaluates a mixture of two choices: its results must be those of the choice that each part has.
+        Evaluates a mixture of two choices: its results must be those of the choice that each part has, both somewhere.
         """
         choices, steps = self.choices, self.choices.deciding
         shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
@@ -302,6 +302,10 @@ class _Search:
             if parts is None or parts.count < 2 or not any(map(parts.holds, choices.base)):
                 continue
             coins = torch.rand(parts.count, device=choices.run.device, generator=generator) < 0.5
+            decided = [(key, one != made[1].decisions[key]) for key, one in made[0].decisions.items()]
+            other = sum(parts.of(key, differs).any(-1) for key, differs in decided if parts.holds(key))
+            some = torch.nonzero(torch.as_tensor(other)).reshape(-1)[:2]  # a mixture has a part of each
+            coins[some[1:]] = ~coins[some[:1]]
             values, both = choices.values(_mixed(parts, coins, *made).decisions), _mixed(parts, coins, *pair)
             wanted = _mixed_tensors(parts, coins, *(each.values for each in made))
             apart = {name for name in values if parts.holds(name) and bool(_differ(values[name], wanted[name]).any())}

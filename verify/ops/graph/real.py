@@ -97,6 +97,7 @@ _SELECTING = frozenset("sort argsort topk max min argmax argmin kthvalue median 
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+    x = x.to(dtype or (x.dtype if x.is_floating_point() else torch.int64))
     if not x.ndim:
         return x
     parts = list(x.unbind(dim))
@@ -369,7 +370,7 @@ _NAMED = (
     *(_rms_norm, _rrelu, _embedding_bag, _scatter_reduce),
 )
 _BEFORE_AUTOGRAD: dict[str, Callable[..., Any]] = {
-    "cumprod": lambda x, dim, dtype=None: cumprod(x, dim),
+    "cumprod": lambda x, dim, dtype=None: cumprod(x, dim, dtype=dtype),
     "logcumsumexp": logcumsumexp,
     "cummax": _running("cummax"),
     "cummin": _running("cummin"),
