@@ -260,7 +260,9 @@ def operands(where: str, op: Op, operands: Iterable[str] | None) -> tuple[str, .
 
 def outputs(where: str, op: Op, outputs: Iterable[str] | None) -> tuple[str, ...]:
     """Returns the outputs of a kernel, by default the required ones of the op."""
-    return op.required_outputs if outputs is None else _some_of(where, op, "outputs", op.all_outputs, outputs)
+    if outputs is None:
+        return tuple(name for name in op.outputs if name not in op.optional_outputs)
+    return _some_of(where, op, "outputs", op.all_outputs, outputs)
 
 
 def _some_of(where: str, op: Op, what: str, known: Sequence[str], given: Iterable[str]) -> tuple[str, ...]:

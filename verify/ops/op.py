@@ -332,11 +332,6 @@ class Op:
         return "plain" if result in self.integers else self.gate
 
     @property
-    def required_outputs(self) -> tuple[str, ...]:
-        """The outputs that a kernel returns, unless it declares optional ones too."""
-        return tuple(name for name in self.outputs if name not in self.optional_outputs)
-
-    @property
     def all_outputs(self) -> tuple[str, ...]:
         """Required and optional outputs, in the order in which the baseline returns them."""
         return tuple(dict.fromkeys((*self.outputs, *self.optional_outputs)))

@@ -770,6 +770,28 @@ def test_copies_are_exchanged_within_their_rows() -> None:
     assert not passes(places, x, right)
 
 
+def test_a_running_product_of_conditions_is_an_integer() -> None:
+    def like(x: Tensor) -> Tensor:
+        return functional.threshold((x > 2.0).cumprod(-1), 1.0, -1.0)
+
+    x = T([3.0, 1.0, 5.0])
+    assert passes(like, x, T([-1, -1, -1])) and not passes(like, x, T([1, 1, 1]))
+
+
+def test_neighbours_that_share_a_choice_are_one_part() -> None:
+    """Of two equal largest numbers, one of a running product and the next, the last wins. No other element decides."""
+
+    def scaled(x: Tensor) -> Tensor:
+        a = x.cumprod(-1)
+        return torch.exp(-(a / a.abs().amax(-1, keepdim=True)).abs())
+
+    x, dy = T([-3.0, 2.0, 0.5, 3.0, -2.5, -1.0]), T([0.5, -0.25, 1.0, 0.75, -0.5, 1.366924])
+    moved = x.double() * (1 + T([0.0, 0.0, 0.0, 0.0, 0.0, 1e-9]).double())
+    right = slope(scaled, moved, dy.double()).float()
+    assert passes(scaled, x, scaled(x), right, dy)
+    assert not passes(scaled, x, scaled(x), right * T([1.0, 1.0, 1.0, 1.0, 1.0, 1.5]), dy)
+
+
 def test_each_column_may_choose_for_itself() -> None:
     """Sorted columns of equal numbers, each in an order of its own, which no choice for all of them together finds."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import verify
 from verify.errors import UsageError
 from verify.ops.graph.derived import derivations
 from verify.ops.graph.rounded import GRIDS
@@ -29,3 +30,21 @@ def test_operands_are_derived_after_those_that_they_are_derived_from() -> None:
     assert sorted(found, key=lambda name: found[name].depth) == ["a", "b", "c"]
     with pytest.raises(UsageError, match="computes operands from each other: a, b"):
         derivations({"a": lambda b: b, "b": lambda a: a}, ["a", "b"])
+
+
+def test_a_function_of_derived_operands_sees_integers_in_their_range() -> None:
+    def last(lengths: torch.Tensor) -> torch.Tensor:
+        assert bool((lengths >= 1).all()), "no length is 0"
+        return lengths - 1
+
+    @verify.kernel(
+        like=lambda x, lengths: x * lengths[:, None],
+        shapes={"x": "n d", "lengths": "n", "last": "n"},
+        integers={"lengths": "1 <= lengths <= d"},
+        derive={"last": last},
+        gradients=False,
+    )
+    def scaled(x: torch.Tensor, lengths: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        return x * (last + 1)[:, None]
+
+    assert scaled.operands == ("x", "lengths", "last")

@@ -151,7 +151,6 @@ def converting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _known: WeakKeyDictionary[Any, Arguments] = WeakKeyDictionary()
-WARPS = 4  # of a launch that names no other
 
 
 def launching(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -161,7 +160,7 @@ def launching(original: Callable[..., Any]) -> Callable[..., Any]:
     def run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         if self not in _known:
             _known[self] = Arguments(self.fn, self.kwargs)
-        interpreter_builder.options.num_warps = kwargs.get("num_warps") or WARPS
+        interpreter_builder.options.num_warps = kwargs.get("num_warps") or 4
         args, kwargs = _known[self].bind(args, kwargs)
         return original(self, *args, grid=grid, warmup=warmup, **kwargs)
 

@@ -118,8 +118,8 @@ def _replace(patches: ExitStack) -> None:
     _set(patches, semantic, "binary_op_type_checking_impl", checked)
     _set(patches, shipped, "_get_np_dtype", programs.np_dtype)
     own = shipped.interpreter_builder.options
-    options = {**vars(own), "sanitize_overflow": own.debug and own.sanitize_overflow, "num_warps": arguments.WARPS}
-    _set(patches, shipped.interpreter_builder, "options", SimpleNamespace(**options))
+    options = SimpleNamespace(**{**vars(own), "sanitize_overflow": own.debug and own.sanitize_overflow})
+    _set(patches, shipped.interpreter_builder, "options", options)
     # it replaces what the modules in the globals of a function need
     patches.callback(patch_lang(SimpleNamespace(__globals__={"tl": shipped.tl, "core": core})).restore)
 

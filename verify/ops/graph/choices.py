@@ -350,9 +350,8 @@ class Choices:
         """
         if id(step) in decided and id(step) in self._ties:
             return self._ties[id(step)] & (decided[id(step)] == self.run.decisions[id(step)])
-        if not isinstance(step, Map) or not step.decides or step.function == "integer":
-            return None
-        if any(id(each) not in self.numbers for each in step.inputs):
+        known = all(id(each) in self.numbers for each in step.inputs)
+        if not known or not isinstance(step, Map) or not step.decides or step.function == "integer":
             return None
         real = [self.numbers[id(each)] for each in step.inputs]
         found = self._follows(step, real)
@@ -518,28 +517,29 @@ class Choices:
         sources = [*self.sources, *self.orders]
         sizes = {id(step): self.size(step) for step in sources}
         ramps = {key: ramp(size) for key, size in sizes.items()}
+        kinds = {id(s): 2 if isinstance(s, Order) else 3 * _is_rounded(s) or 1 - isinstance(s, Leaf) for s in sources}
         for name, value in got.items():
             if not self.program.results[name].real:
                 yield from self._read_off(name, value, sizes)
-        for moved in in_lines({id(step): _kind_of(step) for step in sources}, ramps):
+        for moved in in_lines(kinds, ramps):
             yield self.proposed({key: sizes[key] * line for key, line in moved.items()})
-        for side, sign in product((1.0, -1.0) if self._sided else (), (0.0, 1.0, -1.0) if self.orders else (0.0,)):
-            scores = {id(step): sizes[id(step)] * ramps[id(step)] * sign for step in self.orders if sign}
+        # copies of one number in their own order, or by places
+        ordered = [{id(s): sizes[id(s)] * ramps[id(s)] * sign for s in self.orders if sign} for sign in (0, 1, -1)]
+        ordered = ordered if self.orders else [{}]
+        for side, scores in product((1.0, -1.0) if self._sided else (), ordered):
             yield self.proposed(scores, side=side)
         alone = [[key] for key in list(sizes)[:_ALONE]] if len(self.sources) > 1 else []
         for keys, sign in product([list(sizes), *alone], (1.0, -1.0)):
             yield self.proposed({key: sizes[key] * sign for key in keys})
-        if any(isinstance(step, Map) and step.stepped for step in self.deciding):  # as far as roundings usually go
-            for share, sign in product(_SHARES, (1.0, -1.0)):
-                yield self.proposed({key: size * (share * sign) for key, size in sizes.items()})
+        rounds = any(isinstance(step, Map) and step.stepped for step in self.deciding)
+        for share, sign in product(_SHARES if rounds else (), (1.0, -1.0)):  # as far as roundings usually go
+            yield self.proposed({key: size * (share * sign) for key, size in sizes.items()})
         dtypes = [value.dtype for value in self.run.leaves.values() if value.is_floating_point()]
         for dtype in dict.fromkeys([torch.float32, *(dtype for dtype in dtypes if dtype.itemsize < 4)]):
-            for sign in (0, 1, -1) if self.orders else (0,):  # copies of one number in their own order, or by places
-                scores = {id(step): sizes[id(step)] * ramps[id(step)] * sign for step in self.orders if sign}
+            for scores in ordered:
                 yield self.proposed(scores, rounded=dtype)
-        if any(isinstance(step, Map) and step.function == "integer" for step in self.deciding):
-            for end in (1, 0):
-                yield self.proposed({}, beyond=end)
+        for end in (1, 0) if any(getattr(step, "function", "") == "integer" for step in self.deciding) else ():
+            yield self.proposed({}, beyond=end)
         for name, value in got.items():
             alike = [step for step in sources if sizes[id(step)].shape == value.shape]
             if not self.program.results[name].real or not alike:
@@ -613,11 +613,6 @@ def _level(x: Tensor) -> Tensor:
 def _breaks_ties(step: Step) -> bool:
     """True for operands, and for rounded numbers: what breaks the ties of operands does not reach those."""
     return isinstance(step, Leaf) or _is_rounded(step)
-
-
-def _kind_of(step: Step) -> int:
-    """Returns the kind of a source for `in_lines`."""
-    return 0 if isinstance(step, Leaf) else 2 if isinstance(step, Order) else 3 if _is_rounded(step) else 1
 
 
 def _is_rounded(step: Step) -> bool:

@@ -71,7 +71,7 @@ class Derivation:
             return self._exactly({name: given[name] for name in self.takes})
         except Exception as error:
             raise UsageError(
-                f"derive={{{self.name!r}: ...}} fails for zeros: {type(error).__name__}: {str(error)[:300]}",
+                f"derive={{{self.name!r}: ...}} fails for a sample: {type(error).__name__}: {str(error)[:300]}",
                 hint="the function takes operands as tensors and returns a tensor",
             ) from error
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from itertools import islice, zip_longest
+from itertools import islice, takewhile, zip_longest
 from typing import Any
 
 import torch
@@ -90,9 +90,8 @@ class _Search:
         choices, divided = self.choices, self._divided()
         for parts in (divided, Parts()) if divided.count > 1 else (divided,):
             self._follow_directions(parts)
-            starts = ((self._found, False), (lambda size, _: ramp(size), False), (self._copied, True))
-            for start, level in () if self._is_possible() else starts:
-                self._exchange(parts, start, level)
+            for start in () if self._is_possible() else (self._found, lambda size, _: ramp(size), None):
+                self._exchange(parts, start)
             if parts.count > 1 and not self._is_choice(self.found):
                 self.found = self.own
             elif self.is_explained(choices.values(self.found.decisions)) or all(map(parts.holds, self.got)):
@@ -135,31 +134,32 @@ class _Search:
                 break
         return cost, than
 
-    def _exchange(self, parts: Parts, start: Callable[[Tensor, int], Tensor], level: bool) -> None:
+    def _exchange(self, parts: Parts, start: Callable[[Tensor, int], Tensor] | None) -> None:
         """Moves single numbers above or below those beside them, and exchanges pairs, as long as that helps.
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
         at least one of them into its place. It is tried in all parts at once. `start` says where numbers are at first:
-        as in what is best so far, or the first of equal ones wins. Or equal ones stay equal (`level`), and of those the
-        definition may average.
+        as in what is best so far, or the first of equal ones wins. None: equal ones stay equal, of which the definition
+        may average, and copies come in the best order so far.
         """
-        choices, out = self.choices, 0.25 if level else 2.0  # how far a single number moves
+        choices, out = self.choices, 2.0 if start else 0.25  # how far a single number moves
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
         every = {id(step): choices.size(step) for step in choices.sources}
         every |= {-id(step): choices.size(step) for step in copies}
         sizes = {key: size for key, size in every.items() if bool(size.any()) and parts.holds(key)}
+        start = start or (lambda size, key: self._found(size, key) if key < 0 else torch.zeros_like(size))
         at = {key: parts.of(key, start(size, key)) for key, size in sizes.items()}
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
-            moved = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
-            return self._better(choices.proposed(moved, level=level), parts, torch.full_like(best, math.inf), self.own)
+            by = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
+            return self._better(choices.proposed(by, level=out < 1), parts, torch.full_like(best, math.inf), self.own)
 
         best = self._cost(choices.values(self.found.decisions), parts)
         if self._is_settled(best, parts):  # or what is not explained depends on many parts
             return
         cost, turned = judged(at)
-        most = min(_TRIED, _WORK // max(map(torch.numel, at.values()), default=1))
-        most = min(most, _EFFORT // len(choices.program.steps))
+        count = max(map(torch.numel, at.values()), default=1)
+        most = min(_TRIED, _WORK // count, _EFFORT // len(choices.program.steps))
         moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
         vain = 0
         for number, (key, one, other, way) in enumerate(islice(moves * _ROUNDS, most)):
@@ -180,10 +180,6 @@ class _Search:
         real = self.choices.numbers.get(key, torch.zeros_like(size))
         moved = ((self.found.numbers[key] - real) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
-
-    def _copied(self, size: Tensor, key: int) -> Tensor:
-        """Returns where numbers are real ones, and copies come in the best order so far."""
-        return self._found(size, key) if key < 0 else torch.zeros_like(size)
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and the end that a single number goes to. The likeliest first.
@@ -290,9 +286,7 @@ class _Search:
         """
         choices, steps = self.choices, self.choices.deciding
         shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
-        lead = min(map(len, shapes))
-        while lead and any(shape[:lead] != shapes[0][:lead] for shape in shapes):
-            lead -= 1
+        lead = sum(1 for _ in takewhile(lambda sizes: len(set(sizes)) == 1, zip(*shapes, strict=False)))
         pair = list(islice(choices.directions({}), 2))
         made = [next(choices.taken(each, Parts())) for each in pair]
         generator = torch.Generator(choices.run.device).manual_seed(1)

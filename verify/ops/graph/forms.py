@@ -213,7 +213,9 @@ class Gates:
         for step in steps:
             for place, a in enumerate(step.inputs) if _is_map(step, "add") else ():
                 for state in a.inputs if _is_map(a, "multiply") else ():
-                    if (by := _other(a, state)) is not None and _is_map(moved_from(by)[-1], "exp"):
+                    if (by := next((each for each in a.inputs if each is not state), None)) and _is_map(
+                        moved_from(by)[-1], "exp"
+                    ):
                         self.after[id(state)], self.factors[id(a)] = (id(step), 1 - place), id(state)
         readers: dict[int, list[Step]] = {}
         for step in steps if self.after else ():
@@ -268,11 +270,6 @@ def _is_log_sum(step: Step) -> bool:
     return any(
         isinstance(s, Reduce) and s.function == "sum" and _is_map(moved_from(s.inputs[0])[-1], "exp") for s in sums
     )
-
-
-def _other(step: Step, one: Step) -> Step | None:
-    """Returns the factor of a product beside another; None if they are the same."""
-    return next((each for each in step.inputs if each is not one), None)
 
 
 def _meets_exp(step: Step, readers: Mapping[int, Sequence[Step]]) -> bool:

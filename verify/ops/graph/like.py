@@ -364,11 +364,12 @@ class Like(Meaning):
         return self._sample(operand, shapes, dtype)
 
     def _sample(self, operand: str, shapes: Mapping[str, Shape], dtype: torch.dtype) -> Tensor:
-        """Returns zeros, changed as little as the structure of the operand demands."""
+        """Returns zeros, changed as little as the range and the structure of the operand demand."""
         zeros, known = torch.zeros(shapes[operand], dtype=dtype), self.ranges.get(operand)
-        if known is None or not known.structure or self.shapes is None:
+        if known is None or known.boolean or self.shapes is None:
             return zeros
-        return known.arranged(zeros, self.shapes.dims_of_shapes(shapes))
+        low, high = known(dims := self.shapes.dims_of_shapes(shapes))
+        return known.arranged(zeros.clamp(low, high - 1), dims)
 
     def _dtype(self, operand: str, kind: torch.dtype | None = None) -> torch.dtype:
         if operand not in self.ranges:

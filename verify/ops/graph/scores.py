@@ -175,12 +175,9 @@ def _places(program: Program, integers: Mapping[str, Tensor], step: Step, wanted
         for each in _leaves(program)
     } | dict(integers)
     part = Program(program.steps, {"part": step}, program.leaves)
-    listed = [each for each in part.needed_for(["part"]) if isinstance(each, Spread | Move) and not _is_view(each)]
+    listed = [each for each in part.needed_for(["part"]) if isinstance(each, Spread | Move)]
+    listed = [each for each in listed if not (isinstance(each, Move) and each.view and len(each.inputs) == 1)]
     if any(math.prod(one.shape) > _LISTED for each in listed for one in (each, *each.inputs)):
         return np.zeros(0, dtype=np.int64)
     found = part.places(Run(leaves, torch.device("cpu")), "part", wanted.tolist(), {}, every=True)
     return found[id(of)][0] if id(of) in found else np.zeros(0, dtype=np.int64)
-
-
-def _is_view(step: Step) -> bool:
-    return isinstance(step, Move) and step.view and len(step.inputs) == 1
