@@ -177,8 +177,7 @@ class _Search:
 
     def _found(self, size: Tensor, key: int) -> Tensor:
         """Returns where the best so far has the numbers of a source, in sizes, and scores of an order."""
-        real = self.choices.numbers.get(key, torch.zeros_like(size))
-        moved = ((self.found.numbers[key] - real) / size).nan_to_num(0.0, 0.0, 0.0)
+        moved = ((self.found.numbers[key] - self.choices.numbers.get(key, 0.0)) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
 
     def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
