@@ -27,7 +27,7 @@ def found_of(function: Any, text: str = "", **promised: Any) -> SameBits:
 
 def classes(found: SameBits, setting: str) -> list[list[str]]:
     [one] = [each for each in found.settings if each.setting == setting]
-    return [each.values for each in one.classes]
+    return one.classes
 
 
 def test_the_number_of_rows_at_which_bits_change_is_exact() -> None:

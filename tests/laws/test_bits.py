@@ -14,11 +14,12 @@ from examples import fused_quantisers as examples
 from tests.laws import silu
 from tests.laws.trial import PROFILE, attempt, breaks, holds, silu_kernel, skips
 from verify import backends
+from verify.cases import Case, inputs_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.same import settings_of
 from verify.errors import UsageError
 from verify.laws import registry
-from verify.laws.bits import hard_cases, one_nan
+from verify.laws.bits import at_borders, hard_cases, one_nan
 from verify.laws.law import Broken, Subject, plain_case
 from verify.truth.ulp import same_bits
 
@@ -163,6 +164,53 @@ def test_an_order_of_a_sum_that_the_rounding_of_the_result_hides_is_found() -> N
         like=lambda x: x.sum(-1), shapes={"x": "m n"}, dtypes=["bfloat16"], gradients=False, same_bits=["rows"]
     )(total)
     breaks("same bits", kernel, "the number of rows changes bits of a row", "bfloat16")
+
+
+def root_mean_square(x, turned=False):
+    """Divides rows by the root of their mean square, whose terms are added one after the other in float32."""
+    wide = x.float()
+    squares = (wide * wide).flip(-1) if turned else wide * wide
+    total = torch.from_numpy(squares.numpy().cumsum(-1)[:, -1:])
+    return (wide / (total / x.shape[-1] + 1e-6).sqrt()).to(x.dtype)
+
+
+def turned_for_few(x):
+    return root_mean_square(x, x.shape[0] < 4)
+
+
+def norm(function: Any, dtype: str = "bfloat16", **promised: Any) -> Kernel:
+    like = lambda x: torch.nn.functional.rms_norm(x, x.shape[-1:], None, 1e-6)  # noqa: E731
+    return verify.kernel(like=like, shapes={"x": "m n"}, dtypes=[dtype], gradients=False, **promised)(function)
+
+
+def test_an_order_that_shows_only_beside_a_border_of_rounding_is_found() -> None:
+    rule = "the number of rows changes bits of a row"
+    breaks("same bits", norm(turned_for_few, same_bits=["rows"]), rule, "bfloat16")
+    holds("same bits", norm(root_mean_square, same_bits=["rows"]), "bfloat16")
+    found = settings_of(norm(turned_for_few), backends.select(), "", "", lambda text: None).settings[0]
+    assert found.classes == [["1 to 3"], ["4 to 65"]]
+    case = found.witness[-1].removeprefix("case: ")
+    again = settings_of(norm(turned_for_few), backends.select(), "", case, lambda text: None)
+    assert again.inputs == 1 and len(again.settings[0].classes) == 2, "the printed case shows the same again"
+
+
+def test_a_case_at_borders_has_exact_results_in_the_middle_of_two_numbers() -> None:
+    """By chance one of four such cases has an element within one ULP of float32 of a middle."""
+    subject = Subject(norm(root_mean_square), "bfloat16", backends.select(), PROFILE.sizes["small"])
+    case = plain_case(subject, (65, 129))
+    [at_border] = at_borders(subject, case)
+
+    def near(case: Case) -> int:
+        x = inputs_of(subject.kernel.op, case, "cpu")["x"].double()
+        exact = x / ((x * x).mean(-1, keepdim=True) + 1e-6).sqrt()
+        unit = torch.exp2(exact.abs().log2().floor() - 7)  # of bfloat16
+        away = ((exact - exact.bfloat16().double()).abs() / unit - 0.5).abs()
+        return int((away < 2.0**-16).sum())
+
+    assert near(case) <= 2 and near(at_border) >= 60
+    assert len(at_border.edits["x"]) == 64 and Case.from_json(at_border.to_json()) == at_border
+    wide = Subject(norm(root_mean_square, "float32"), "float32", subject.backend, subject.sizes)
+    assert at_borders(wide, plain_case(wide, (65, 129))) == [], "float32 hides nothing of float32"
 
 
 def test_two_kernels_are_held_to_the_same_bits() -> None:

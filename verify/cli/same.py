@@ -40,8 +40,8 @@ def lines_of(found: SameBits) -> list[str]:
     for each in found.settings:
         for letter, one in zip(string.ascii_uppercase, each.classes, strict=False):
             name = each.setting if letter == "A" else ""
-            more = len(one.values) - _SHOWN
-            shown = [*one.values[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
+            more = len(one) - _SHOWN
+            shown = [*one[:_SHOWN], *([f"{more:,} more"] if more > 0 else [])]
             lines.append(f"  {name:<{width}}  {letter}  {', '.join(shown)}")
         if more := len(each.classes) - len(string.ascii_uppercase):
             lines += [f"  {'':<{width}}  and {more:,} classes more"] if more > 0 else []

@@ -26,7 +26,8 @@ from verify.cases import Case, inputs_of
 from verify.declare.declaration import Kernel
 from verify.diagnose import compiled
 from verify.diagnose.requests import Order
-from verify.diagnose.same import cases_of, subject_of
+from verify.diagnose.same import subject_of
+from verify.laws.bits import cases_of
 from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import run_kernel, run_tensors
 from verify.truth import formats

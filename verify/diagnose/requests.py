@@ -214,18 +214,11 @@ class FindDrift(Request[Drift], frozen=True, tag="drift"):
     layers: int = 72
 
 
-class BitClass(msgspec.Struct, frozen=True):
-    """Holds values of a setting that have the same bits, and their number."""
-
-    values: list[str]
-    count: int
-
-
 class SettingBits(msgspec.Struct, frozen=True):
-    """Holds the classes of equal bits of one setting, and an element at which two of them differ, as lines."""
+    """Holds the values of one setting by classes of equal bits, and an element at which two differ, as lines."""
 
     setting: str
-    classes: list[BitClass]
+    classes: list[list[str]]
     witness: list[str]
 
 

@@ -7,38 +7,34 @@ witness: an input and an element that differ.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
+from typing import Any
 
 import msgspec
+import torch
+from torch import Tensor
 
 from verify.backends import Backend
-from verify.cases import Case, case_of
-from verify.cases.sizes import work_of
-from verify.cases.values import CANCELLING
+from verify.cases import Case
+from verify.cases.values import Stream
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
-from verify.diagnose.requests import BitClass, SameBits, SettingBits
+from verify.diagnose.requests import SameBits, SettingBits
 from verify.errors import UsageError
-from verify.laws import bits, registry
+from verify.laws import bits
 from verify.laws.engine import PROFILES
-from verify.laws.law import Broken, Subject, demand_same, plain_case
-from verify.laws.locality import Rows, contiguous, separate_rows
+from verify.laws.law import Broken, Subject, demand_same
+from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import Measured, run_kernel
-from verify.measure.digest import digests_of
-from verify.truth.ulp import same_bits
+from verify.truth.ulp import bits_of, same_bits
 from verify.workers.requests import OnProgress
 
-_FILLS = ("randn", "spread", "alternating", "mean 1e3", CANCELLING)
-_SEEDS = 2
-_OTHERS, _WIDEST = 33, 1031  # sizes of a second dimension of rows, and of all other dimensions
-_USUAL = "="
-_WORK = {"small": 1 << 22, "large": 1 << 32}  # numbers in a program of a case
 _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
 _ALL_ROWS = 512  # up to so many numbers of rows are tried between those of a class that has gaps
 Given = list[tuple[Case, Measured]]
+Calls = Callable[[Case, Measured], Iterable[bits.Compared]]
 
 
 def settings_of(
@@ -47,7 +43,7 @@ def settings_of(
     """Returns the classes of each setting of a kernel in one dtype, on one case or on several, and on `later` ones."""
     subject = subject_of(kernel, backend, dtype)
     dtype = subject.dtype
-    cases = [*([Case.from_json(text)] if text else cases_of(subject)), *later]
+    cases = [*([Case.from_json(text)] if text else bits.cases_of(subject)), *later]
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
@@ -55,7 +51,9 @@ def settings_of(
         found.append(_of_rows(subject, rows, given))
     for name in (*SETTINGS[1:], bits.AGAIN, *kernel.same_bits_as):
         progress(f"{kernel.name} {dtype}, {name}")
-        found += _of_setting(subject, name, given, all_rows)
+        settings = _Differences(given)
+        settings.add(partial(bits.compared, name, subject, all_rows=all_rows))
+        found += [SettingBits(name, classes, settings.witness)] if (classes := settings.classes()) else []
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
 
@@ -70,29 +68,58 @@ def subject_of(kernel: Kernel, backend: Backend, dtype: str) -> Subject:
     return Subject(kernel, dtype, backend, PROFILES["ci"].sizes[backend.scale])
 
 
-def cases_of(subject: Subject) -> list[Case]:
-    """Returns cases with many rows and long sums, and values of several kinds."""
-    kernel, interpreted = subject.kernel, subject.backend.triton == "interpreted"
-    shapes = registry.get("same bits").space(subject).shapes
-    plain = plain_case(subject, shapes[0])
-    all_rows = [rows.dimension for rows in separate_rows(kernel, plain)]
-    names = kernel.op.geometry.dims or ("",) * len(plain.dims)
-    dims, work = plain.dims, partial(work_of, kernel.op) if kernel.op.geometry.named else math.prod
-    for at, name in enumerate(names):
-        if name in all_rows:
-            larger = bits.many_rows(subject.backend) if name == all_rows[0] and (name or at == 0) else _OTHERS
-        else:
-            larger = max((each[at] for each in shapes if at < len(each) and each[at] <= _WIDEST), default=dims[at])
-        longer = [(*dims[:at], larger // part, *dims[at + 1 :]) for part in (1, 4, 16) if larger // part > dims[at]]
-        fitting = (each for each in longer if kernel.allows(each) and work(each) <= _WORK[subject.backend.scale])
-        dims = next(fitting, dims)
-    fills = (kernel.op.geometry.fill,) if kernel.op.geometry.by_element else _FILLS
-    regimes = [(fill, seed) for seed in range(1 if interpreted else _SEEDS) for fill in fills]
-    cases = [
-        case_of(kernel, subject.dtype, dims=dims, fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
-        for fill, seed in regimes
-    ]
-    return [*cases, *bits.hard_cases(subject, cases[0])]
+class _Differences:
+    """Holds how results in each value of a setting differ from the usual ones: a number for each row of each input.
+
+    The number is the difference of two hashes. Values are in one class if the numbers of their common rows are equal.
+    """
+
+    def __init__(self, given: Given, rows: Rows | None = None) -> None:
+        self._given, self._rows = given, rows
+        self._same = torch.zeros(rows.count if rows else 1, dtype=torch.int64)
+        self._found = dict[Any, list[Tensor]]()
+        self.witness = list[str]()
+
+    def add(self, calls: Calls) -> None:
+        """Makes calls for each input, and compares their results with the usual ones."""
+        for at, (case, whole) in enumerate(self._given):
+            for each in calls(case, whole):
+                differences = self._differing(each)
+                usual, value = (self._rows.count, each.rows) if self._rows else (each.usual, each.setting)
+                self._found.setdefault(usual, [self._same] * len(self._given))
+                self._found.setdefault(value, [self._same] * len(self._given))[at] = differences
+                if differences.any() and not self.witness:
+                    self.witness = _witness(case, each)
+
+    def _differing(self, each: bits.Compared) -> Tensor:
+        if same_bits([each.got[name] for name in each.expected], list(each.expected.values())):
+            name, value = next(iter(each.expected.items()))
+            return self._same[: value.shape[self._rows.axis(name) or 0] if self._rows else 1]
+        got, expected = bits.one_nan(each.got), bits.one_nan(each.expected)
+        return self._hashes(got, expected) - self._hashes(expected, expected)
+
+    def _hashes(self, results: bits.Tensors, names: Iterable[str]) -> Tensor:
+        found = torch.zeros(1, dtype=torch.int64)
+        for name in names:
+            axis, value = self._rows.axis(name) if self._rows else None, bits_of(results[name])
+            lines = value.reshape(1, -1) if axis is None else value.movedim(axis, 0).reshape(value.shape[axis], -1)
+            factors = Stream(0, f"hash/{name}", value.device).words(lines.shape[1])
+            found = found + (lines * factors).sum(1).cpu()
+        return found
+
+    def classes(self) -> list[list[Any]]:
+        """Returns the values of each class."""
+        found: list[tuple[list[Tensor], list[Any]]] = []
+        for value in sorted(self._found, reverse=True) if self._rows else self._found:
+            mine = self._found[value]
+            for theirs, members in found:
+                pairs = zip(theirs, mine, strict=True)
+                if all(bool((one[: len(two)] == two[: len(one)]).all()) for one, two in pairs):
+                    members.append(value)
+                    break
+            else:
+                found.append((mine, [value]))
+        return [members for _, members in found]
 
 
 def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
@@ -100,66 +127,33 @@ def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
 
     If a class has gaps, as of multiples of 8, numbers between neighbours of one class may be of others: they are tried.
     """
-    case = given[0][0]
-    tried = sorted({*bits.counts(subject, case, rows), rows.count})
-    found = bits.classes(subject, rows, given, tried)
+    case, found = given[0][0], _Differences(given, rows)
+    tried, further = [rows.count], bits.counts(subject, case, rows)
     for _ in range(_BOUNDARIES):
-        of = {count: at for at, (members, _) in enumerate(found) for count in members}
-        gaps = len(tried) < _ALL_ROWS and sum(of[low] != of[high] for low, high in pairwise(tried)) >= len(found)
-        middles = [
-            (low + high) // 2
-            for low, high in pairwise(tried)
-            if (gaps or of[low] != of[high])
-            and high - low > 1
-            and rows.allowed(subject.kernel, case, (low + high) // 2)
-        ]
-        if not middles:
+        found.add(partial(bits.by_count, subject, rows, further[::-1]))
+        tried = sorted([*tried, *further])
+        classes = found.classes()
+        of = {count: at for at, members in enumerate(classes) for count in members}
+        gaps = len(tried) < _ALL_ROWS and sum(of[low] != of[high] for low, high in pairwise(tried)) >= len(classes)
+        middles = ((low + high) // 2 for low, high in pairwise(tried) if gaps or of[low] != of[high])
+        further = [each for each in middles if each not in of and rows.allowed(subject.kernel, case, each)]
+        if not further:
             break
-        tried = sorted([*tried, *middles])
-        found = bits.classes(subject, rows, given, middles, found)
-    name = rows.dimension or "rows"
-    witness = _between(rows, given, found) if len(found) > 1 else []
-    classes = [BitClass([bits.spans(members, tried)], len(members)) for members, _ in found]
-    return SettingBits("rows" if name == "rows" else f"rows ({name})", classes, witness)
+    named = [[_spans(sorted(members), tried)] for members in sorted(classes, key=min)]
+    return SettingBits(f"rows ({rows.dimension})" if rows.dimension else "rows", named, found.witness)
 
 
-def _between(rows: Rows, given: Given, found: Sequence[bits.Class]) -> list[str]:
-    """Returns an element at which the first two classes differ, as lines."""
-    (few, made), (many, others) = found[0], found[1]
-    common = slice(0, min(few[-1], many[-1]))
-    for (case, _), *both in zip(given, made, others, strict=True):
-        one, two = (contiguous(rows.local(each, common)) for each in both)
-        if lines := _witness(case, one, two, (f"{few[-1]:,} alone", f"{many[-1]:,}")):
-            return lines
-    return []
+def _spans(counts: Sequence[int], tried: Sequence[int]) -> str:
+    """Returns numbers as text, such as `1 to 3, 8`; numbers that follow each other among the tried ones are joined."""
+    runs = [list(run) for _, run in groupby(counts, key=lambda count: tried.index(count) - counts.index(count))]
+    return ", ".join(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}" for run in runs)
 
 
-def _of_setting(subject: Subject, name: str, given: Given, all_rows: list[Rows]) -> Iterator[SettingBits]:
-    """Yields the classes of one setting; nothing if it has no other value."""
-    keys: dict[str, list[str]] = {}
-    usual, witness = "", list[str]()
-    for at, (case, whole) in enumerate(given):
-        for rows in all_rows if name == "position" else [None]:
-            for each in bits.compared(name, subject, case, whole, rows):
-                expected, got = bits.one_nan(each.expected), bits.one_nan(each.got)
-                equal = same_bits(list(expected.values()), [got[result] for result in expected])
-                usual = each.usual
-                keys.setdefault(each.setting, [_USUAL] * at).append(_USUAL if equal else str(digests_of(got)))
-                if not equal and not witness:
-                    witness = _witness(case, expected, got, (usual, each.setting))
-    groups: dict[tuple[str, ...], list[str]] = {}
-    for setting, key in keys.items():
-        groups.setdefault(tuple(key), []).append(setting)
-    if keys:
-        same = groups.pop((_USUAL,) * len(given), [])
-        classes = [BitClass([usual, *same], 1 + len(same))]
-        yield SettingBits(name, classes + [BitClass(each, len(each)) for each in groups.values()], witness)
-
-
-def _witness(case: Case, one: bits.Tensors, two: bits.Tensors, labels: tuple[str, str]) -> list[str]:
+def _witness(case: Case, each: bits.Compared) -> list[str]:
     """Returns the first element that differs, as lines; [] if none does."""
+    labels = each.setting, each.usual
     try:
-        demand_same(case, one, two, "", labels=labels)
+        demand_same(case, each.got, each.expected, "", labels=labels)
     except Broken as broken:
         lines = (f"{label}: {broken.facts[label]}" for label in labels)
         return [broken.facts["at"], *lines, f"case: {msgspec.json.encode(case).decode()}"]

@@ -50,8 +50,8 @@ class Rows:
     count: int
     dimension: str = ""
 
-    def of(self, name: str, tensor: Tensor, rows: slice) -> Tensor:
-        """Returns a view of some rows of an operand, an output or a gradient; the whole tensor if all rows share it."""
+    def of(self, name: str, tensor: Tensor, rows: slice | Tensor) -> Tensor:
+        """Returns some rows of an operand, an output or a gradient, a slice as a view; all of it if rows share it."""
         axis = self.axis(name)
         return tensor if axis is None else tensor[(slice(None),) * axis + (rows,)]
 
@@ -60,7 +60,7 @@ class Rows:
         return self.axes.get(name, self.axes.get(name.removeprefix("d")))
 
     def pick(
-        self, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor], rows: slice
+        self, inputs: Mapping[str, Tensor | None], upstream: Mapping[str, Tensor], rows: slice | Tensor
     ) -> tuple[dict[str, Tensor | None], Tensors]:
         """Returns the inputs and upstream gradients of some rows, contiguous. Shared operands are unchanged."""
         picked = {
