@@ -6,7 +6,8 @@
 
 `--later` finds the classes of each kernel as `verify same` does, and then finds them again beside so many later inputs,
 of other seeds and of all recipes. An input is a row, or a case of a kernel without rows. Two settings are falsely
-called the same if there are more classes then. `--kernel NAME` takes some of the kernels.
+called the same if there are more classes then. `--kernel NAME` takes some of the kernels. The file of `--json` is
+written after each, and a further start measures those that it lacks.
 
 `--orders` probes the orders of the sums of benchmarks/sums.py and of the norms here, reads them from what Triton
 compiled, and checks these in PTX. On a GPU a probed order that its replay supports must be a compiled one; the
@@ -38,9 +39,8 @@ from verify.declare.discovery import load
 from verify.declare.target import Target
 from verify.diagnose.order import orders_of
 from verify.diagnose.requests import Order, SameBits, SettingBits
-from verify.diagnose.same import cases_of, settings_of
-from verify.laws.engine import PROFILES
-from verify.laws.law import Subject
+from verify.diagnose.same import settings_of, subject_of
+from verify.laws.bits import cases_of
 from verify.laws.locality import separate_rows
 
 KERNELS = ("gelu", "geglu", "swiglu", "layer_norm", "rms_norm", "linear")
@@ -62,17 +62,19 @@ PYTORCH: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
     "GELU": (functional.gelu, {"input": "m n"}),
     "exp": (torch.exp, {"input": "m n"}),
 }
+ALIGNED = ("attention",)  # on a GPU it stops with a misaligned address if memory is shifted by one element
 DTYPES = ("float32", "bfloat16")
 SUMS = ("benchmarks/sums.py", "properties/layer_norm.py", "properties/rms_norm.py")  # with kernels that add
 SIZES = {"small": (4, 96), "large": (8, 1000)}  # at which their orders are found
-AT_ONCE = {"small": 32, "large": 8}  # later cases beside the first ones: their results stay in memory together
+AT_ONCE = {"small": 128, "large": 32}  # later cases beside the first ones: their results stay in memory together
 
 
 def chosen(names: Sequence[str]) -> Iterator[tuple[str, Kernel]]:
     """Yields the kernels with the name of their project: all, or those with a name."""
     for name, (function, shapes) in PYTORCH.items():
         if not names or name in names:
-            declared = verify.kernel(like=function, shapes=shapes, dtypes=DTYPES, name=name)
+            layouts = "contiguous" if name in ALIGNED else "any"
+            declared = verify.kernel(like=function, shapes=shapes, dtypes=DTYPES, name=name, layouts=layouts)
             yield "PyTorch", declared(lambda *given, of=function: of(*given))
     for file in KERNELS:
         for kernel in load(Target.parse(f"properties/{file}.py")):
@@ -82,7 +84,7 @@ def chosen(names: Sequence[str]) -> Iterator[tuple[str, Kernel]]:
 
 def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: int) -> tuple[list[str], int]:
     """Returns the settings of which later inputs split a class, and the number of later inputs."""
-    cases = cases_of(Subject(kernel, dtype, place, PROFILES["ci"].sizes[place.scale]))
+    cases = cases_of(subject_of(kernel, place, dtype))
     by_element = kernel.op.geometry.by_element
     fills = (kernel.op.geometry.fill,) if by_element else (*ROW_REGIMES, CANCELLING)
     rows = max((each.count for each in separate_rows(kernel, cases[0])), default=1)
@@ -91,7 +93,7 @@ def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: 
     while seen < later:
         some = [
             msgspec.structs.replace(cases[0], fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
-            for seed, fill in islice(drawn, AT_ONCE[place.scale])
+            for seed, fill in islice(drawn, min(AT_ONCE[place.scale], -(-(later - seen) // rows)))
         ]
         after = settings_of(kernel, place, dtype, "", lambda text: None, later=some)
         pairs = zip(classes.settings, after.settings, strict=True)
@@ -101,12 +103,14 @@ def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: 
     return sorted(found), seen
 
 
-def measured(backend: str | None, names: Sequence[str], later: int) -> list[dict[str, Any]]:
-    """Returns the classes of every kernel in every dtype, or why there are none."""
-    place, found = backends.select(backend), []
+def measured(
+    backend: str | None, names: Sequence[str], later: int, known: set[tuple[str, ...]]
+) -> Iterator[dict[str, Any]]:
+    """Yields the classes of every kernel in every dtype that is not known, or why there are none."""
+    place = backends.select(backend)
     backends.activate(place)
     for project, kernel in chosen(names):
-        for dtype in (each for each in DTYPES if each in kernel.dtypes):
+        for dtype in (each for each in DTYPES if each in kernel.dtypes and (project, kernel.name, each) not in known):
             began = time.monotonic()
             row: dict[str, Any] = {"project": project, "name": kernel.name, "dtype": dtype}
             try:
@@ -116,10 +120,10 @@ def measured(backend: str | None, names: Sequence[str], later: int) -> list[dict
                     row["split"], row["later"] = split(kernel, place, dtype, classes, later)
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {error}"
-            found.append(row | {"seconds": round(time.monotonic() - began, 1)})
+            row["seconds"] = round(time.monotonic() - began, 1)
             said = row.get("error", f"{len(row.get('split', ()))} settings split over {row.get('later', 0):,} inputs")
-            print(f"{kernel.name} {dtype}: {said}, {found[-1]['seconds']} s", file=sys.stderr)
-    return found
+            print(f"{kernel.name} {dtype}: {said}, {row['seconds']} s", file=sys.stderr)
+            yield row
 
 
 def parts_of(order: Order) -> frozenset[frozenset[int]]:
@@ -200,9 +204,9 @@ def _shown(each: SettingBits) -> str:
     if len(each.classes) == 1:
         return f"{name}same"
     if each.setting.startswith("rows"):
-        shown = " \\| ".join(" ".join(one.values) for one in each.classes[:6])
+        shown = " \\| ".join(" ".join(one) for one in each.classes[:6])
         return f"{name}{shown}{' ...' if len(each.classes) > 6 else ''}"
-    others = [value for one in each.classes[1:] for value in one.values]
+    others = [value for one in each.classes[1:] for value in one]
     return f"{len(each.classes)} classes: {', '.join(others[:3])}{' ...' if len(others) > 3 else ''} differ"
 
 
@@ -221,11 +225,15 @@ def main() -> int:
             options.json.write_text(json.dumps(orders, indent=1) + "\n")
         print(table_of_orders(orders))
         return int(not any(row["compiled"] for row in orders) or any(row["wrong"] for row in orders))
-    rows = measured(options.backend, options.kernel, options.later)
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
-    record = {"device": device, "torch": torch.__version__, "rows": rows}
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
+    record: dict[str, Any] = {"device": device, "torch": torch.__version__, "rows": []}
+    if options.json and options.json.exists():
+        record = json.loads(options.json.read_text())
+    known = {(row["project"], row["name"], row["dtype"]) for row in record["rows"]}
+    for row in measured(options.backend, options.kernel, options.later, known):
+        record["rows"].append(row)
+        if options.json:
+            options.json.write_text(json.dumps(record, indent=1) + "\n")
     print(table(record))
     return int(not record["rows"] or any(row.get("split") or "error" in row for row in record["rows"]))
 
