@@ -92,64 +92,50 @@ class Block:
             self.nodes[op, *inputs] = Node(op, inputs, self._describe(op, inputs))
         return self.nodes[op, *inputs]
 
-    # -- halves of a register
+    # -- units: 16 bits of a register, the low ones first
 
-    def _joined(self, parts: Sequence[Value], width: int) -> Value:
-        """Returns values of so many bits side by side, the low one first."""
-        if len(parts) == 1:
-            return parts[0]
-        half = len(parts) // 2
-        low, high = (self._joined(each, width) for each in (parts[:half], parts[half:]))
-        if isinstance(low, int) and isinstance(high, int):
-            return low | high << width * half
-        if isinstance(low, Node) and isinstance(high, Node) and low.op == high.op:
-            (at, one), (beside, two) = (*low.inputs, 0, 0)[:2], (*high.inputs, 0, 0)[:2]
-            if low.op == "part" and (at, beside) == (0, 1) and one is two:
-                return one
-            if low.op == "memory" and one == two and beside == at + one:
-                return self.node("memory", at, one + two)
-        return self.node("pack", low, high)
+    def _joined(self, units: Sequence[Value]) -> Value:
+        """Returns units side by side as one value."""
+        first, count = units[0], len(units)
+        if all(isinstance(each, int) for each in units):
+            return sum(each << 16 * at for at, each in enumerate(units) if isinstance(each, int))
+        if isinstance(first, Node) and first.op in ("memory", "part"):
+            whole = first.inputs[1] if first.op == "part" else self.node("memory", first.inputs[0], 2 * count)
+            if self._units(whole, count) == list(units):
+                return whole
+        return first if count == 1 else self.node("pack", *units)
 
-    def _parts(self, value: Value, count: int, width: int) -> list[Value]:
-        """Returns the equal parts of a value of so many bits."""
-        if count == 1:
-            return [value]
-        half = width // 2
+    def _units(self, value: Value, count: int) -> list[Value]:
+        """Returns a value as so many units."""
         if isinstance(value, int):
-            halves: list[Value] = [value & (1 << half) - 1, value >> half]
-        elif value.op == "pack":
-            halves = list(value.inputs)
-        elif value.op == "memory":
-            first, size = value.inputs
-            assert isinstance(first, int) and isinstance(size, int)
-            halves = [self.node("memory", first + at * size // 2, size // 2) for at in (0, 1)]
-        else:
-            halves = [self.node("part", at, value) for at in (0, 1)]
-        return [part for each in halves for part in self._parts(each, count // 2, half)]
+            return [value >> 16 * at & 0xFFFF for at in range(count)]
+        if value.op == "pack" or count == 1:
+            return list(value.inputs) if value.op == "pack" else [value]
+        first = value.inputs[0] if value.op == "memory" else 0
+        if value.op == "memory" and isinstance(first, int):
+            return [self.node("memory", first + 2 * at, 2) for at in range(count)]
+        return [self.node("part", at, value, count) for at in range(count)]
 
     def _moved(self, base: str, modifiers: list[str], given: Sequence[Value], width: int) -> Value | None:
-        """Returns the bits of an expression that only move, by halves; None if they do not."""
-        if base == "cvt":
-            widths = [int(each[1:]) for each in modifiers if re.fullmatch(r"u\d+", each)]
-            target, source = widths if len(widths) == 2 == len(modifiers) else (0, 1)
-            if target == 2 * source:
-                return self._joined([given[0], 0], source)
-            return self._parts(given[0], 2, source)[0] if target * 2 == source else None
-        half = width // 2
-        if base in ("shl", "shr") and given[1] == half and not modifiers[0].startswith("s"):
-            low, high = self._parts(given[0], 2, width)
-            return self._joined([0, low] if base == "shl" else [high, 0], half)
-        if base not in ("or", "and") or width < 32:
+        """Returns the bits of an expression that only move, by units; None if they do not."""
+        count, by = width // 16, given[-1]
+        if base == "cvt" and all(each in ("u16", "u32", "u64") for each in modifiers):
+            target, source = (int(each[1:]) // 16 for each in modifiers)
+            return self._joined([*self._units(given[0], source), 0, 0, 0][:target])
+        if base in ("shl", "shr") and not modifiers[0].startswith("s") and isinstance(by, int) and not by % 16:
+            units, zeros = self._units(given[0], count), [0] * (by // 16)
+            return self._joined([*zeros, *units][:count] if base == "shl" else [*units, *zeros][-count:])
+        if base not in ("or", "and") or count < 2:
             return None
-        found, neutral = list[Value](), 0 if base == "or" else (1 << half) - 1
-        for a, b in zip(*(self._parts(each, 2, width) for each in given), strict=True):
-            if base == "and" and (a == 0 or b == 0):
+        found, neutral = list[Value](), 0 if base == "or" else 0xFFFF
+        for pair in zip(*(self._units(each, count) for each in given), strict=True):
+            if neutral in pair:
+                found.append(pair[0] if pair[1] == neutral else pair[1])
+            elif base == "and" and 0 in pair:
                 found.append(0)
-            elif a == neutral or b == neutral:
-                found.append(a if b == neutral else b)
             else:
                 return None
-        return self._joined(found, half)
+        return self._joined(found)
 
     # -- instructions
 
@@ -190,7 +176,9 @@ class Block:
         if text.startswith("{"):
             names = _OPERAND.findall(text[1:-1])
             words = [self._read(each, width // len(names)) for each in names]
-            return [self._joined(each, width // len(names)) for each in zip(*words, strict=True)]
+            count = width // len(names) // 16
+            return [self._joined([unit for part in each for unit in self._units(part, count)])
+                    for each in zip(*words, strict=True)]  # fmt: skip
         if text in self._registers:
             return self._registers[text]
         if matched := re.fullmatch(r"0[fd]([0-9A-F]+)|(-?(?:0x[0-9a-fA-F]+|\d+))", text):
@@ -219,9 +207,12 @@ class Block:
                 found = self._shuffled(modifiers[1], given)
             else:
                 found = [self._value(opcode, base, modifiers, row) for row in zip(*given, strict=True)]
-            parts = [self._parts(each, len(names), _width(kind)) for each in found]
-            for name, part in zip(names, zip(*parts, strict=True), strict=True):
-                self._write(name.split("|")[0], list(part), active)
+            step = _width(kind) // len(names) // 16
+            for at, name in enumerate(names):
+                part = found if len(names) == 1 else [
+                    self._joined(self._units(each, step * len(names))[at * step :][:step]) for each in found
+                ]  # fmt: skip
+                self._write(name.split("|")[0], part, active)
 
     def _matrices(self, names: list[str], place: str, turned: bool) -> None:
         """Loads matrices of 8 by 8 halves: thread t of a warp gets two of row t / 4. Turned ones are not known."""
@@ -231,7 +222,7 @@ class Block:
             for thread in range(self.count):
                 row, column = rows[thread - thread % 32 + 8 * at + thread % 32 // 4], 4 * (thread % 4)
                 halves = [row + column + half if isinstance(row, int) and not turned else -1 for half in (0, 2)]
-                word.append(self._joined([self._shared.get(each, self._unknown) for each in halves], 16))
+                word.append(self._joined([self._shared.get(each, self._unknown) for each in halves]))
             self._registers[name] = word
 
     def _shuffled(self, mode: str, given: list[Word]) -> Word:
@@ -249,8 +240,8 @@ class Block:
         kind = modifiers[-1]
         width = _width(kind)
         if (added := ADDITION.fullmatch(opcode)) and added[3]:  # two numbers in a register
-            pairs = zip(*(self._parts(each, 2, width) for each in given), strict=True)
-            return self._joined([self.node(opcode.removesuffix("x2"), *pair) for pair in pairs], width // 2)
+            pairs = zip(*(self._units(each, 2) for each in given), strict=True)
+            return self._joined([self.node(opcode.removesuffix("x2"), *pair) for pair in pairs])
         if base == "mov":
             return given[0]
         if base == "selp" and isinstance(given[2], int):
@@ -299,9 +290,9 @@ class Block:
                 address += at * width // 8 + int(inside[2] or 0)
                 halves = range(address, address + width // 8, 2)
                 if not loads:
-                    memory |= dict(zip(halves, self._parts(word[thread], width // 16, width), strict=True))
+                    memory |= dict(zip(halves, self._units(word[thread], width // 16), strict=True))
                 elif space == "shared":
-                    word[thread] = self._joined([memory.get(each, self._unknown) for each in halves], 16)
+                    word[thread] = self._joined([memory.get(each, self._unknown) for each in halves])
                 elif any(each in memory for each in halves):
                     raise Refused("ld.global: it reads what the kernel wrote")
                 else:
