@@ -69,7 +69,7 @@ _PIECE = 7  # fewer elements than a vector has
 _PART_OF_BLOCK = 127
 _POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else all of the pool
 _HARD = 5  # numbers in a case of those that differ
-_CALLS = 8  # of a number of rows in a case at borders
+_CALLS = 4  # of a number of rows in a case at borders
 # Rows with an element that brings results to borders, how many elements are tried for each, and numbers in all.
 _EDITED, _TRIES, _TRIED = 64, 1 << 10, 1 << 22
 _DOUBLE, _SINGLE = 53, 24  # digits of float64 and of float32
