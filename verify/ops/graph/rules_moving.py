@@ -87,11 +87,10 @@ def _parts(r: Rewriter, a: Step, *args: Any, **kwargs: Any) -> list[Step]:
 
 @rule("cat")
 def _cat(r: Rewriter, tensors: list[Step], dim: int = 0) -> Step:
-    joined = r.alike(*(each for each in tensors if each.shape != (0,)))
-    real = joined[0].real if joined else r.node.value.is_floating_point()
+    joined = r.alike(*([each for each in tensors if each.shape != (0,)] or tensors[:1]))
     kept = dim % max(len(r.shape), 1)
     move = lambda parts, by, fill: torch.cat(parts, dim)  # noqa: E731
-    return Move(r.shape, joined, real, move=move, kept=kept, after=max(len(r.shape) - kept - 1, 0))
+    return Move(r.shape, joined, joined[0].real, move=move, kept=kept, after=max(len(r.shape) - kept - 1, 0))
 
 
 @rule("flip", "repeat")
