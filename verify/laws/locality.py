@@ -34,11 +34,6 @@ def data_operands(kernel: Kernel) -> tuple[str, ...]:
     return tuple(o.name for o in kernel.op.operands if o.role == "data" and o.name in kernel.operands)
 
 
-def shared_operands(kernel: Kernel) -> tuple[str, ...]:
-    """Returns the operands that all rows share: weights and biases."""
-    return tuple(name for name in kernel.operands if name not in data_operands(kernel))
-
-
 @dataclass(frozen=True)
 class Rows:
     """Holds the axis of each operand and output that counts rows, and the number of rows.
