@@ -337,7 +337,7 @@ class Verdicts:
                 if meets(other):
                     break
             at, middle = self.program.names().index(name), (low + high) / 2
-            # what is stored in a narrow format may be any neighbour within noise: more than can be drawn
+            # a number stored in a narrow format may be any neighbour within noise: there are too many to draw
             reached = [*seen, *self.stored(at, place)]
             between = self.program.right[0].run.stores and min(reached) - rough <= low and high <= max(reached) + rough
 

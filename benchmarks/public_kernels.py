@@ -1,9 +1,9 @@
 """The verdicts on public kernels: python -m benchmarks.public_kernels RUN.json... [--page docs/public-kernels.md]
 
 RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages, or with the
-files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. Of a
-kernel in several records the last one that measured it counts. With --page the page gets the table of what was found,
-and with --figures that of all figures of the first record.
+files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. If
+several records hold a kernel, the last one that measured it counts. --page writes the table of verdicts into a page,
+--figures all figures of the first record.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@
 `--later` finds the classes of each kernel as `verify same` does, and then finds them again beside so many later inputs,
 of other seeds and of all recipes. An input is a row, or a case of a kernel without rows. Two settings are falsely
 called the same if there are more classes then. `--kernel NAME` takes some of the kernels. The file of `--json` is
-written after each, and a further start measures those that it lacks.
+written after each kernel, and a further start measures the kernels that are missing there.
 
 `--orders` probes the orders of the sums of benchmarks/sums.py and of the norms here, reads them from what Triton
 compiled, and checks these in PTX. On a GPU a probed order that its replay supports must be a compiled one; the

@@ -75,7 +75,7 @@ def _tile(
     TOKENS: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr, BLOCK: tl.constexpr,
     MODEL: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):  # fmt: skip
-    """Turns TOKENS x HEADS heads, or those of them that there are."""
+    """Turns TOKENS x HEADS heads, fewer at the ends."""
     groups = tl.cdiv(heads, HEADS)
     token = (tile // groups).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None, None]
     head = (tile % groups).to(tl.int64) * HEADS + tl.arange(0, HEADS)[None, :, None]

@@ -195,7 +195,7 @@ def test_an_order_that_shows_only_beside_a_border_of_rounding_is_found() -> None
 
 
 def test_a_case_at_borders_has_exact_results_in_the_middle_of_two_numbers() -> None:
-    """By chance one of four such cases has an element within one ULP of float32 of a middle."""
+    """A case of this size has an element within one ULP of float32 of a middle once in four times by chance."""
     subject = Subject(norm(root_mean_square), "bfloat16", backends.select(), PROFILE.sizes["small"])
     case = plain_case(subject, (65, 129))
     [at_border] = at_borders(subject, case)

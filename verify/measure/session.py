@@ -454,7 +454,7 @@ class Measuring(Source[_RunPart, KernelRun]):
     def complete(self, pool: Pool) -> None:
         """Makes the results of the cases that were judged of parts without a reply, one on each core.
 
-        Who interrupted the run waits so long for them, and a second Ctrl-C leaves them out.
+        After an interruption this takes COMPLETE_SECONDS at most, and a second Ctrl-C ends it.
         """
         left = [part for part in self.parts if self.judged.get(part.key) and not self.ended[part.key].results]
         interrupted = any(self.ended[part.key].status == "interrupted" for part in left)

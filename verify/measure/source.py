@@ -267,7 +267,7 @@ U = TypeVar("U", bound=Unit)
 
 
 class Units(Source[U, R]):
-    """Hands out units of many kernels, such as their laws, each once and with its share of the remaining time.
+    """Hands out units of many kernels, such as hunts, each once and with its share of the remaining time.
 
     A unit that crashes, hangs or has no verdict costs itself alone. All units wait in one queue, the longest first, so
     that no worker idles at the end. Among units of the same length, a worker stays with the kernel whose process it

@@ -604,7 +604,7 @@ def _at_side(step: Map, side: Tensor) -> Tensor:
 
 
 def _level(x: Tensor) -> Tensor:
-    """Returns numbers of which those that are one in float32 are all the largest of them."""
+    """Makes numbers equal that are equal in float32: each becomes the largest of its group."""
     places = torch.unique(x.to(torch.float32), return_inverse=True)[1].reshape(-1)
     largest = torch.full_like(x.reshape(-1), -math.inf).scatter_reduce(0, places, x.reshape(-1), "amax")
     return largest[places].reshape(x.shape)

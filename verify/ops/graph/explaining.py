@@ -139,8 +139,8 @@ class _Search:
 
         Of ten equal numbers a kernel may pick any, in any order, and no direction at random finds it. An exchange puts
         at least one of them into its place. It is tried in all parts at once. `start` says where numbers are at first:
-        as in what is best so far, or the first of equal ones wins. None: equal ones stay equal, of which the definition
-        may average, and copies come in the best order so far.
+        as in the best so far, or the first of equal ones wins. None: equal ones stay equal, since the definition may
+        average them, and copies come in the best order so far.
         """
         choices, out = self.choices, 2.0 if start else 0.25  # how far a single number moves
         copies = [step for step in choices.orders if not isinstance(moved_from(step.inputs[0])[-1], Leaf)]
@@ -281,7 +281,7 @@ class _Search:
     def _divided(self) -> Parts:
         """Returns the smallest parts that may choose for themselves: rows, single elements, or columns.
 
-        Evaluates a mixture of two choices: its results must be those of the choice that each part has, both somewhere.
+        Evaluates a mixture in which parts have different choices. Each must have the results of its own choice.
         """
         choices, steps = self.choices, self.choices.deciding
         shapes = [step.shape[:-1] if type(step) is Order else step.shape for step in steps]  # an order is one decision
