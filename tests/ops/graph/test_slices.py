@@ -15,7 +15,7 @@ from verify.ops.graph.boxes import Box, places_in, size_of, taken, whole
 from verify.ops.graph.program import Program, trace
 from verify.ops.graph.slices import Cut
 from verify.ops.graph.spans import Span
-from verify.ops.graph.steps import Run, Step
+from verify.ops.graph.steps import Plain, Run, Step
 
 
 def _box(shape: tuple[int, ...], seed: int) -> Box:
@@ -65,6 +65,18 @@ def test_a_cut_evaluates_less() -> None:
     with pytest.raises(BeyondEffort, match="64 elements of y need more than 4,096 numbers"):
         Cut(program, run, "y", row, most=4096)
     assert size_of(row) == 64
+
+
+def test_a_tensor_of_one_number_takes_no_memory_for_its_elements() -> None:
+    def pooled(x: Tensor) -> Tensor:  # its gradient begins as zeros for each element of each window
+        return torch.nn.functional.max_pool2d(x, 4, 1, 1)
+
+    x = torch.rand(1, 2, 64, 64)
+    program = trace(pooled, {"x": x}, differentiable=["x"])
+    run = Run({"x": x, "grad y": x.new_ones(1, 2, 63, 63)}, torch.device("cpu"))
+    large = [step for step in program.steps if isinstance(step, Plain) and math.prod(step.shape) > 4096]
+    assert large
+    assert all(run.fixed(step).untyped_storage().nbytes() <= 8 for step in large)
 
 
 def test_indices_that_were_used_on_a_gpu_serve_on_the_host_too() -> None:

@@ -16,6 +16,7 @@ from verify.ops.graph.recorder import Node, mapped
 from verify.ops.graph.steps import Leaf, Move, Plain, Step
 
 _aten = torch.ops.aten
+_FILL = _aten.full.default, _aten.zeros.default, _aten.ones.default
 Rule = Callable[..., Any]
 RULES: dict[str, Rule] = {}
 
@@ -154,8 +155,10 @@ class Rewriter:
                 options["device"] = given[0].device
             if (kind := options.get("dtype")) is not None and kind.is_floating_point:
                 options["dtype"] = torch.float64
+            if target in _FILL:  # one number, which takes no memory for each element
+                used = [[1] * found.ndim, *used[1:]]
             result: Tensor = target(*used, **options)
-            return result
+            return result.expand(found.shape)
 
         return Plain(tuple(found.shape), (), found.is_floating_point(), of=tuple(steps), compute=compute)
 
