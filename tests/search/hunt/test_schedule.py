@@ -14,7 +14,7 @@ import pytest
 from tests.workers.dask_cluster import connected
 from verify.declare.requests import Listed, ListKernels
 from verify.declare.target import Declared
-from verify.measure.source import KernelUnits, NoResult
+from verify.measure.source import NoResult
 from verify.records.part_store import PartStore
 from verify.records.record import Run
 from verify.search.hunt import schedule
@@ -42,21 +42,19 @@ class _Listed:
 def test_a_kernel_whose_package_is_missing_is_skipped(tmp_path: Path) -> None:
     queue = schedule._Hunts(["k.py"], HuntSession(settings=Settings(evaluations=1)), tmp_path / "stop", ExitStack())
     ((of, hunts),) = queue.hunts_of(Pool.of([_Listed()]), "k.py", "cuda")
-    queue.enqueue([of], [], 1)
+    queue.enqueue([(of, hunts)], 1)
     entry = queue.entry(of)
     assert (entry.status, entry.message, hunts) == ("skipped", "needs quack, which is not installed", [])
 
 
 def test_hunts_on_two_workers_have_twice_the_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: 0.0)
-    of = KernelUnits(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
+    of = schedule._Hunted(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
     hunts = [Hunt("float32", name) for name in ("y", "dx", "dw", "db")]
     session = HuntSession(settings=Settings(generations=4, seconds=20.0), until=16.0)
     for workers, seconds in ((1, 4.0), (2, 8.0), (9, 20.0)):
         queue = schedule._Hunts([], session, tmp_path / "stop", ExitStack())
-        queue.enqueue(
-            [of], [schedule._Hunting(of, "float32", each.result, each.result, hunt=each) for each in hunts], workers
-        )
+        queue.enqueue([(of, hunts)], workers)
         job = queue.take(None)
         assert job is not None and isinstance(job.request, DoHunt)
         assert job.request.settings.seconds == seconds
@@ -74,13 +72,13 @@ def test_ctrl_c_asks_wherever_a_hunt_runs(tmp_path: Path) -> None:
 
 
 def test_a_hunt_that_ends_by_ctrl_c_is_repeated_by_the_next_start(tmp_path: Path) -> None:
-    of = KernelUnits(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
+    of = schedule._Hunted(Declared("k.py::k", "k", "silu", "elementwise", {}, "", ("cuda",), ()))
     kept = PartStore(tmp_path / "hunt.parts")
     session = HuntSession(settings=Settings(evaluations=1), kept=kept)
     for interrupted in (True, False):
         queue = schedule._Hunts([], session, tmp_path / "stop", ExitStack())
-        unit = schedule._Hunting(of, "float32", "y", f"y {interrupted}", hunt=Hunt("float32", "y"))
-        queue.enqueue([of], [unit], 1)
+        queue.enqueue([(of, [Hunt("float32", f"y{interrupted}")])], 1)
+        [unit] = queue.waiting
         if interrupted:
             queue.on_interrupt()
         queue.failed(unit, NoResult.of(Died("SIGKILL"), 1.0), 1.0)

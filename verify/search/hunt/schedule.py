@@ -1,6 +1,6 @@
 """Runs many hunts in worker processes and makes one record of them. `verify hunt` and the nightly run use it.
 
-A unit (`verify.measure.source`) is the hunt of one result in one dtype. Ctrl-C asks the running hunts to stop and to
+A hunt is of one result in one dtype. Ctrl-C asks the running hunts to stop and to
 report their finds; a second Ctrl-C abandons them.
 """
 
@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from verify.declare.requests import declared_by
-from verify.errors import UsageError
-from verify.measure.source import KernelUnits, SourceSettings, Unit, Units, collect
-from verify.records.record import Gap, KernelRun, Run
+from verify.declare.target import Declared
+from verify.errors import SPENT, UsageError
+from verify.measure.source import KINDS, NoResult, Source, SourceSettings, collect, crashes
+from verify.records.record import RESULT_STATUSES, Gap, GapKind, KernelRun, Run, Status
 from verify.search.hunt.requests import DoHunt, Hunt, HuntProgress, HuntReply, Hunts, ListHunts, Settings
 from verify.workers.pool import Pool
 from verify.workers.process import START_SECONDS
@@ -44,11 +48,46 @@ class HuntSession(SourceSettings):
         self.seed = self.settings.seed
 
 
-@dataclass(eq=False, kw_only=True)
-class _Hunting(Unit):
-    """Holds one hunt of a kernel."""
+GIVEN_UP = 3  # a kernel may crash or hang this often; each time costs a new process or the whole time limit
 
+
+@dataclass
+class _Hunted:
+    """Holds one kernel and collects the outcomes of its hunts."""
+
+    kernel: Declared
+    notes: list[str] = field(default_factory=list)
+    done: dict[str, KernelRun] = field(default_factory=dict)  # by the key of the hunt
+    not_done: str = "not begun: interrupted"  # why the last hunt without an outcome has none
+
+
+@dataclass(eq=False)
+class _Hunting:
+    """Holds one hunt of a kernel, which waits or runs in a worker."""
+
+    of: _Hunted
     hunt: Hunt
+    share: float | None = None  # of the remaining time, in seconds
+
+    @property
+    def name(self) -> str:
+        """Returns the name on the screen and in messages."""
+        return f"{self.of.kernel.name} {self.hunt.result} {self.hunt.dtype}"
+
+    @property
+    def key(self) -> str:
+        """Returns the key in the part store."""
+        return f"{self.target} {self.hunt.result} {self.hunt.dtype}"
+
+    @property
+    def target(self) -> str:
+        """Returns the target of the kernel."""
+        return self.of.kernel.target
+
+    @property
+    def length(self) -> tuple[int, bool]:
+        """Returns a key. Hunts with the same one take about as long, on the same hardware."""
+        return KINDS.index(self.of.kernel.kind), self.hunt.dtype == "float64"
 
 
 def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
@@ -58,34 +97,46 @@ def run(targets: Sequence[str], session: HuntSession, command: str) -> Run:
         return collect(_Hunts(targets, session, Path(folder) / "stop", stack), command)
 
 
-class _Hunts(Units[_Hunting, HuntReply]):
-    """Holds the hunts of all kernels."""
+class _Hunts(Source[_Hunting, HuntReply]):
+    """Holds the hunts of all kernels, each done once and with its share of the remaining time.
+
+    A hunt that crashes, hangs or has no verdict costs itself alone. All hunts wait in one queue, the longest first, so
+    that no worker idles at the end. Among hunts of the same length, a worker stays with the kernel whose process it
+    has. With `until`, the hunts that have not begun share the time left. The record names those that had no time.
+    """
 
     profile = "hunt"
-    gap = "hunt of {0.key}: {1}"
 
     def __init__(self, targets: Sequence[str], session: HuntSession, stop: Path, stack: ExitStack) -> None:
         super().__init__(session)
         self.targets, self.session, self.stop, self.stack = targets, session, stop, stack
         self.until = None if session.until is None else session.until + CLOSING_SECONDS
         self.was_interrupted = False
+        self.gaps: list[Gap] = []
         self.raise_flag: Callable[[], None] = stop.touch
 
     def open(self, pool: Pool) -> About:
         """Requests the hunts of every kernel."""
         about = pool.about()
         self.raise_flag = self.stack.enter_context(pool.flag(self.stop))
-        hunts = [each for target in self.targets for each in self.hunts_of(pool, target, about.backend)]
-        units = [
-            _Hunting(of, hunt.dtype, f"{of.kernel.name} {key}", f"{of.kernel.target} {key}", hunt=hunt)
-            for of, some in hunts
-            for hunt in some
-            for key in [f"{hunt.result} {hunt.dtype}"]
-        ]
-        self.enqueue([of for of, _ in hunts], units, len(pool.workers))
+        found = [each for target in self.targets for each in self.hunts_of(pool, target, about.backend)]
+        self.enqueue(found, len(pool.workers))
         return about
 
-    def hunts_of(self, pool: Pool, target: str, backend: str) -> list[tuple[KernelUnits, list[Hunt]]]:
+    def enqueue(self, found: Sequence[tuple[_Hunted, list[Hunt]]], workers: int) -> None:
+        """Queues the hunts of these kernels: the longest first, in the order of the kernels.
+
+        float64 and the other dtypes alternate: float64 keeps a core busy, the others the GPU.
+        """
+        self.kernels, self.workers = [of for of, _ in found], workers
+        hunts = [_Hunting(of, hunt) for of, some in found for hunt in some]
+        self.places = {each.key: at for at, each in enumerate(hunts)}
+        longest = sorted(hunts, key=lambda each: each.length[0])
+        exact, others = ([each for each in longest if each.length[1] == wide] for wide in (True, False))
+        self.waiting = [each for pair in zip_longest(exact, others) for each in pair if each is not None]
+        self.lengths = deque(each.length for each in self.waiting)
+
+    def hunts_of(self, pool: Pool, target: str, backend: str) -> list[tuple[_Hunted, list[Hunt]]]:
         """Returns the kernels of a target with their hunts.
 
         A kernel that cannot be hunted raises UsageError if it is the target's only kernel. Otherwise its entry has the
@@ -93,7 +144,7 @@ class _Hunts(Units[_Hunting, HuntReply]):
         """
         declared, session, found = declared_by(pool, target), self.session, []
         for kernel in declared:
-            of, hunts = KernelUnits(kernel), Hunts([], [])
+            of, hunts = _Hunted(kernel), Hunts([], [])
             if unfit := kernel.unfit(backend, "hunt"):
                 of.not_done = unfit
             else:
@@ -120,6 +171,30 @@ class _Hunts(Units[_Hunting, HuntReply]):
         if not self.was_interrupted:
             super().keep(name, value)
 
+    def next(self, last: _Hunting | None) -> _Hunting | None:
+        """Takes a hunt of the length whose turn it is."""
+        if not self.waiting:
+            return None
+        left, length = len(self.waiting), self.lengths.popleft()
+        hunt = self.take_nearest(last, lambda each: each.length == length)
+        if self.work.until is not None:
+            hunt.share = (self.work.until - time.monotonic()) * self.workers / left
+        return hunt
+
+    def settle(self, part: _Hunting) -> bool:
+        """True if a hunt needs no worker: an earlier start finished it, no time is left, or its kernel fails often."""
+        known = self.known(part.key, KernelRun)
+        failures = sum(each.status not in RESULT_STATUSES for each in part.of.done.values())
+        if known is not None:
+            part.of.done[part.key] = known
+        elif failures >= GIVEN_UP:
+            self.leave_out(part, "given up", f"not begun: it failed {GIVEN_UP} times")
+        elif part.share is not None and part.share <= 0:
+            self.leave_out(part, "out of time", f"not begun: {SPENT}")
+        else:
+            return False
+        return True
+
     def begin(self, part: _Hunting) -> DoHunt:
         """Returns the request of one hunt."""
         settings = self.session.settings
@@ -140,9 +215,42 @@ class _Hunts(Units[_Hunting, HuntReply]):
         """Records a hunt that ended with a result."""
         self.finish(part, seconds, reply.result.status, results=[reply.result], notes=reply.notes)
 
+    def failed(self, part: _Hunting, why: NoResult, seconds: float) -> None:
+        """Records how the kernel failed. If it is not to blame, the hunt has no verdict."""
+        if why.kind is None:
+            self.finish(part, seconds, why.status, message=f"{part.name}: {why.message}")
+        else:
+            self.leave_out(part, why.kind, why.message)
+
+    def leave_out(self, part: _Hunting, kind: GapKind, reason: str) -> None:
+        """Records a gap in the place of a hunt's outcome."""
+        part.of.not_done = reason
+        self.gaps.append(Gap(kind, f"hunt of {part.key}: {reason}", part.target))
+
+    def finish(self, part: _Hunting, seconds: float, status: Status, **found: Any) -> None:
+        """Records the outcome of a hunt, and keeps it for later starts."""
+        part.of.done[part.key] = done = part.of.kernel.run(status, seconds=round(seconds, 3), **found)
+        self.keep(part.key, done)
+
     def record(self) -> tuple[list[KernelRun], list[Gap]]:
-        """Returns one entry for each kernel with all its hunts, and the gaps."""
-        kernels, gaps = super().record()
+        """Returns one entry for each kernel with all its hunts, and the gaps. Errors of verify itself come first."""
+        kernels = [self.entry(each) for each in self.kernels]
+        gaps = [*crashes(kernels), *sorted(self.gaps, key=lambda gap: (gap.kind != "harness error", gap.text))]
         if self.was_interrupted:
             gaps.append(Gap("interrupted", "interrupted: the hunts say how many evaluations they had made"))
         return kernels, gaps
+
+    def entry(self, of: _Hunted) -> KernelRun:
+        """Combines all hunts of a kernel in one entry. The first one that failed decides the kernel's status."""
+        done = [of.done[key] for key in sorted(of.done, key=self.places.__getitem__)]
+        found = [each.status for each in done if each.results and each.status in RESULT_STATUSES]
+        failed = next((each for each in done if each.status not in RESULT_STATUSES), None)
+        status: Status = max(found, key=RESULT_STATUSES.index, default="skipped")
+        return of.kernel.run(
+            failed.status if failed else status,
+            failed.message if failed else "" if found else of.not_done,
+            hint=failed.hint if failed else "",
+            results=[result for each in done for result in each.results],
+            notes=[*of.notes, *(note for each in done for note in each.notes)],
+            seconds=round(sum(each.seconds for each in done), 3),
+        )
