@@ -12,8 +12,8 @@ x holds the float32 sums of 64 rows from `row` on, and of 64 columns of each of 
 separates the two. LATE is 0 for the first 64 columns of each block, 1 for the last. PART is 0 in the first call for
 this x, then 1. FINISH rounds to the result's dtype and hands 64 x 64 numbers to the copy engine by `send`.
 
-A sum is one float32 chain in the order of k, with the same bits as the tile kernels in linear_act.py, linear_geglu.py
-and linear_weight.py.
+A sum is one float32 chain in the order of k, with the same bits as the tile kernels in linear_tiles.py and
+linear_weight.py.
 
 Small products leave most processors without a tile of 128 x 256. The tile kernels compute them, in tiles whose shape
 `tile` chooses by the sizes. Their operands are tensor descriptors too (`described`).
@@ -299,7 +299,7 @@ def time_and_tile(m: int, n: int, k: int, units: int) -> tuple[float, Config]:
         if (k <= SHORT and bm * bn > 64 * 128) or (bn == 128 and bm == 64 < m <= 128):  # the latter reads B twice
             continue
         rounds, left = divmod(triton.cdiv(m, bm) * triton.cdiv(n, bn), units)
-        cut = config == PERSISTENT and rounds > 0 and 16 * left <= units  # linear_act._rounds: a fifth of a round
+        cut = config == PERSISTENT and rounds > 0 and 16 * left <= units  # linear_tiles._rounds: a fifth of a round
         time = (rounds + (0.2 if cut and left else left > 0)) * microseconds * k / 4096
         if time <= least:
             least, chosen = time, config

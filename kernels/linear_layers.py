@@ -13,7 +13,6 @@ from torch import Tensor
 
 from .checks import check_dtype
 from .launch import INTERPRETED, autocasts, check_device, overlapping, wait_for_previous
-from .layouts import dense
 from .plans import run, unrecorded
 
 Config = tuple[int, int, int, int, int]  # BM, BN, BK, num_warps, num_stages
@@ -26,6 +25,13 @@ PRODUCT_CONFIGS: dict[str, list[Config]] = {
     "float32": [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)],
     "tf32": [(128, 128, 32, 8, 3), (64, 128, 32, 4, 4)],
     "16 bits": [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)],
+}
+# the same of GEGLU; BN columns of each half
+GATED_CONFIGS = {
+    "float64": [(64, 64, 16, 4, 2)],
+    "float32": [(64, 64, 16, 8, 3), (128, 64, 16, 8, 2)],
+    "tf32": [(128, 64, 32, 8, 3), (64, 64, 32, 4, 4)],
+    "16 bits": [(128, 128, 64, 8, 3), (64, 128, 64, 4, 3)],
 }
 
 
@@ -146,41 +152,6 @@ def added(part: Tensor, dtype: torch.dtype) -> Tensor:
 def rows_of_part(m: int, n: int) -> int:
     """Returns the rows of one partial sum of the columns of [m, n]. Sizes decide, so all devices give the same bits."""
     return 32 if m * n <= 1 << 22 else 128
-
-
-def activation_gradient(
-    kernel: Any,
-    tile: tuple[int, int, int],
-    dy: Tensor,
-    pre: Tensor,
-    columns: int,
-    store: bool,
-    total: bool,
-    **form: Any,
-) -> tuple[Any, Any]:
-    """Returns the gradient of a pre-activation if `store`, and its column sums if `total`, else None.
-
-    Args:
-        kernel: a layer's _gradient_kernel; `form` has its own arguments
-        tile: BM, BN and warps
-        columns: of the pre-activation
-    """
-    (m, n), rows = dy.shape, rows_of_part(*dy.shape)
-    g = dy.new_empty((m, columns)) if store else None
-    wide = WIDE.get(dy.dtype, torch.float32)
-    part = dy.new_empty((triton.cdiv(m, rows), columns), dtype=wide) if total else None
-    if m > 0 and n > 0:
-        upstream = dense(dy)
-        pre = upstream if pre is dy else dense(pre)
-        bm, bn, warps = (rows, 128, 4) if INTERPRETED else tile
-        with torch.cuda.device_of(dy):
-            # each argument must be a tensor, even if the kernel does not write it
-            run(
-                kernel, (triton.cdiv(m, rows) * triton.cdiv(n, bn),),
-                upstream, pre, upstream if g is None else g, upstream if part is None else part, m, n,
-                STORE=store, SUM=total, ROWS=rows, BM=bm, BN=bn, num_warps=warps, **form, **overlapping(dy.device),
-            )  # fmt: skip
-    return g, None if part is None else added(part, dy.dtype)
 
 
 def autocast(*tensors: Any) -> tuple[Any, ...]:

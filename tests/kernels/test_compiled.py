@@ -9,7 +9,7 @@ from tests.kernels.compiled import SHARED, Compiled
 COMPILE = """
 import sys
 import torch
-from kernels import geglu, gelu, linear_act, linear_geglu, linear_weight, rms_norm, rope
+from kernels import geglu, gelu, linear_act, linear_tiles, linear_weight, rms_norm, rope
 from kernels.layer_norm import operators as norm
 from kernels.operators import launcher_of
 from tests.kernels.compiled import compiled_for
@@ -26,7 +26,7 @@ def chosen(key, configs, launch):
     return largest
 
 
-linear_act.choose = linear_geglu.choose = linear_weight.choose = chosen
+linear_tiles.choose = linear_weight.choose = chosen
 for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
     dtype = getattr(torch, name)
     with compiled_for(int(arch)) as made:
@@ -59,15 +59,15 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
         x, dy, pre = (1024, 1024), (1024, 4096), (1024, 8192)
         call(linear_act._linear, x, dy[::-1], dy[1:], "gelu", False, False)
         call(linear_act._gradient, dy, dy, "gelu", True, True)
-        call(linear_geglu._linear_geglu, x, pre[::-1], pre[1:], "none", False, False)
-        call(linear_geglu._gradient, dy, pre, "none", True)
+        call(linear_act._linear, x, pre[::-1], pre[1:], "geglu_none", False, False)
+        call(linear_act._gradient, dy, pre, "geglu_none", True, True)
         call(linear_weight.weight_gradient, dy, x, False)
         call(linear_weight.weight_gradient, (1 << 18, 256), (1 << 18, 512), False)  # several parts
     for each in made:
         print(arch, name, *each, sep="\\t")
 """
 KERNELS = {
-    "_forward_kernel", "_backward_kernel", "_second_kernel", "forward_kernel", "backward_kernel", "columns_kernel",
+    "_gelu_kernel", "_forward_kernel", "_backward_kernel", "forward_kernel", "backward_kernel", "columns_kernel",
     "forward_blocks_kernel", "row_sums_kernel", "_tile_kernel", "_gradient_kernel", "_added_kernel",
     "_weight_kernel", "_rope_kernel",
 }  # fmt: skip
@@ -75,7 +75,7 @@ OF_FLOAT32 = {"forward_rows_kernel", "backward_rows_kernel", "backward_paired_ke
 # Bytes that may be spilled, where more registers would cost more: by a tile's activation, which runs once for all steps
 # of k; by rows that 64 registers hold, so that a quarter more of them are in flight; by second derivatives.
 SPILLED = {
-    "_tile_kernel": 192, "forward_kernel": 32, "_second_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
+    "_tile_kernel": 192, "forward_kernel": 32, "_gelu_kernel": 16, "forward_blocks_kernel": 8, "row_sums_kernel": 8,
     "backward_rows_kernel": 8, "backward_kernel": 8, "forward_rows_kernel": 64,
 }  # fmt: skip
 

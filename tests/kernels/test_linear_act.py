@@ -11,8 +11,9 @@ import torch
 
 import verify
 from kernels import linear_act as module
-from kernels import linear_geglu as geglu_module
+from kernels import linear_tiles
 from kernels.linear_act import linear_act, linear_data_grad
+from kernels.linear_geglu import linear_geglu
 from tests.kernels.test_linear import ACTIVATIONS, DTYPES, FORMAT, OWN, exact_act, tensors, ulp
 
 
@@ -47,11 +48,11 @@ def test_infinities_and_nan(backend, dtype, activation):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
-    ("launcher", "linear", "n"),
-    [(module, partial(linear_act, activation="gelu"), 66), (geglu_module, geglu_module.linear_geglu, 132)],
+    ("linear", "n"),
+    [(partial(linear_act, activation="gelu"), 66), (linear_geglu, 132)],
     ids=["gelu", "geglu"],
 )
-def test_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, linear, n, monkeypatch):
+def test_rows_and_tiles_do_not_change_a_bit(backend, dtype, linear, n, monkeypatch):
     x, weight, bias = (t.to(backend.device) for t in tensors(dtype, m=70, k=50, n=n))
     y = linear(x, weight, bias)
     assert torch.equal(linear(x[3], weight, bias), y[3])
@@ -59,7 +60,7 @@ def test_rows_and_tiles_do_not_change_a_bit(backend, dtype, launcher, linear, n,
     assert torch.equal(linear(x[:1].expand(4, 50), weight, bias), y[:1].expand(4, 66))
     if backend.name == "interpreter":
         for config in ((64, 128, 16, 4, 1), (128, 64, 64, 4, 1)):
-            monkeypatch.setattr(launcher, "_configs", lambda *_, config=config: [config])
+            monkeypatch.setattr(linear_tiles, "_configs", lambda *_, config=config: [config])
             assert torch.equal(linear(x, weight, bias), y), config
 
 

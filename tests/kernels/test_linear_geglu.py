@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 import verify
-from kernels import linear_geglu as module
+from kernels import linear_act as module
 from kernels.linear_geglu import linear_geglu
 from tests.kernels.test_linear import OWN, leaves_of, worst_ratio
 
@@ -85,7 +85,8 @@ def test_large_factors_lift_the_tails_in_the_gradients(backend, size, span, othe
     dy, p2 = halves_of(size, span, approximate)
     p1 = torch.exp2(torch.linspace(other - 8, other + 8, len(dy), dtype=torch.float64)).bfloat16()
     p = torch.cat((p1, p2))
-    dp, _ = module._gradient(dy[None].to(backend.device), p[None].to(backend.device), approximate, False)
+    upstream, how = dy[None].to(backend.device), f"geglu_{approximate}"
+    dp, _ = module._gradient(upstream, p[None].to(backend.device), how, True, False)
     gate, most = partial(gated, approximate=approximate), 0.5 + OWN[torch.bfloat16]
     verify.assert_close(None, like=gate, inputs=(p,), grads=dp[0].cpu(), upstream=dy, max_ulp=most)
 

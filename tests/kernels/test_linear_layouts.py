@@ -8,12 +8,14 @@ here the classes are compared, and on a GPU the bits too.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from kernels import linear_act as act
 from kernels import linear_geglu as geglu
-from kernels import linear_layers, linear_weight, plans
+from kernels import linear_layers, linear_tiles, linear_weight, plans
 
 MODULES = [act, geglu]
 SHAPES = [(3, 1, 1), (6, 5, 1), (37, 20, 9), (70, 17, 16)]  # rows, in, out
@@ -86,17 +88,17 @@ def tensors(module, m, k, n, device, dtype=torch.float32):
 
 def results(module, monkeypatch, x, weight, bias, dy, activation):
     """(y and the gradients, launches of the reducing kernel, launches of the tiles)"""
-    reducing, tiles = Recorder(module._gradient_kernel, classes), Recorder(module._tile_kernel, classes)
+    reducing, tiles = Recorder(linear_tiles._gradient_kernel, classes), Recorder(linear_tiles._tile_kernel, classes)
     products = Recorder(linear_weight._weight_kernel, classes)
-    configs, weights = module._configs, linear_weight._configs
+    configs, weights = linear_tiles._configs, linear_weight._configs
     with monkeypatch.context() as patch:
         # on a GPU, where the configuration is timed for each layout: the first
-        patch.setattr(module, "_configs", lambda *arguments: configs(*arguments)[:1])
+        patch.setattr(linear_tiles, "_configs", lambda *arguments: configs(*arguments)[:1])
         patch.setattr(linear_weight, "_configs", lambda *arguments: weights(*arguments)[:1])
         patch.setattr(linear_layers, "fastest", {})
-        patch.setattr(module, "_gradient_kernel", reducing)
+        patch.setattr(linear_tiles, "_gradient_kernel", reducing)
         for name in ("_tile_kernel", "_strided_tile_kernel"):
-            patch.setattr(module, name, tiles)
+            patch.setattr(linear_tiles, name, tiles)
         for name in ("_weight_kernel", "_strided_weight_kernel"):
             patch.setattr(linear_weight, name, products)
         plans.forget()  # known calls launch their compiled kernels
@@ -156,22 +158,26 @@ def test_the_operators_reduction_sees_a_dense_pre_activation_too(backend, monkey
     """A second derivative may hand the operator any pre-activation."""
     *_, bias, dy = tensors(module, 37, 20, 9, backend.device)
     pre = torch.linspace(-3, 3, 37 * len(bias), device=backend.device).view(37, len(bias))
-    last = ("gelu", True, True) if module is act else ("none", True)
-    recorder = Recorder(module._gradient_kernel, classes)
-    monkeypatch.setattr(module, "_gradient_kernel", recorder)
-    want = module._gradient(dy, pre, *last)
+    last = "gelu" if module is act else "geglu_none", True, True
+    recorder = Recorder(linear_tiles._gradient_kernel, classes)
+    monkeypatch.setattr(linear_tiles, "_gradient_kernel", recorder)
+    want = act._gradient(dy, pre, *last)
     for view in views(pre).values():
-        same_bits(module._gradient(dy, view, *last), want)
+        same_bits(act._gradient(dy, view, *last), want)
     assert all(launch == recorder.launches[0] for launch in recorder.launches)
 
 
-@pytest.mark.parametrize("module", [*MODULES, linear_weight], ids=["linear", "geglu", "weight"])
+@pytest.mark.parametrize(
+    "listed",
+    [linear_tiles._configs, partial(linear_tiles._configs, paired=True), linear_weight._configs],
+    ids=["linear", "geglu", "weight"],
+)
 @pytest.mark.parametrize("tf32", [False, True])
-def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, module, tf32):
+def test_the_configurations_to_choose_from_step_alike_through_k(monkeypatch, listed, tf32):
     """The choice is timed, for each layout. Zeros that fill the last step turn a sum of -0 into 0."""
     monkeypatch.setattr(linear_layers, "INTERPRETED", False)
     for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
-        configs = module._configs(dtype, tf32)
+        configs = listed(dtype, tf32)
         assert len({bk for _, _, bk, _, _ in configs}) == 1, dtype
         assert linear_weight.BLOCK % configs[0][2] == linear_weight.PARTS[dtype] % linear_weight.BLOCK == 0
         assert min(bm for bm, *_ in configs) >= 64  # smaller tiles have another matrix instruction

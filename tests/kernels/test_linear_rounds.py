@@ -7,7 +7,7 @@ import functools
 import pytest
 import torch
 
-from kernels import linear_act as module
+from kernels import linear_tiles as module
 from kernels.linear_act import linear_act, linear_data_grad
 from tests.kernels.test_linear_layouts import Recorder
 

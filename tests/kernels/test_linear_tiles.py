@@ -7,7 +7,7 @@ import contextlib
 import pytest
 import torch
 
-from kernels import hopper_product, linear_act, linear_geglu, linear_weight
+from kernels import hopper_product, linear_act, linear_geglu, linear_tiles, linear_weight
 from kernels.launch import INTERPRETED
 
 DTYPES = [torch.float16, torch.bfloat16]
@@ -22,7 +22,7 @@ def hopper(monkeypatch, units=132):
         patch.setattr(hopper_product, "INTERPRETED", False)
         patch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
         patch.setattr(hopper_product, "units_of", lambda device: units)
-        for module in (linear_act, linear_geglu, linear_weight):
+        for module in (linear_tiles, linear_weight):
             run = module.run
 
             def noted(kernel, grid, *arguments, run=run, **constants):
