@@ -31,6 +31,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .checks import Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
 from .eager_math import eager_times_slope, eager_value
@@ -43,36 +44,18 @@ from .plans import run
 
 
 @triton.jit
-def _forward_kernel(
-    x_ptr,  # input, dense, read in memory order
-    y_ptr,  # output, same dtype and layout
+def _gelu_kernel(
+    x_ptr,  # input of GELU; this and all pointers here: of one dtype and layout, dense, read in memory order
+    dy_ptr,  # upstream gradient, one element when DY_SCALAR; not read in the forward pass
+    g_ptr,  # gradient of dy gelu'(x); only for ORDER 2
+    out_ptr,  # gelu(x), dy gelu'(x) or g dy gelu''(x)
     n,  # number of elements
+    ORDER: tl.constexpr,  # of the derivative: 0, 1 or 2
     TANH: tl.constexpr,
     BLOCK: tl.constexpr,
-    PAIRS: tl.constexpr = False,  # float32, erf form: in float32 pairs, for GPUs with few float64 units
+    DY_SCALAR: tl.constexpr = False,
+    PAIRS: tl.constexpr = False,  # forward, float32, erf form: in float32 pairs, for GPUs with few float64 units
     MODEL: tl.constexpr = False,  # 16 bits: eager PyTorch's formula
-):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offset = tl.arange(0, BLOCK)
-    mask = offset < tl.minimum(n - start, BLOCK).to(tl.int32)
-    x = tl.load(x_ptr + start + offset, mask=mask, other=0.0)
-    if MODEL:
-        y = eager_value(x.to(tl.float32), 1 + TANH)
-    else:
-        y = value(x, TANH, PAIRS)
-    tl.store(y_ptr + start + offset, y.to(x.dtype), mask=mask)  # the one rounding
-
-
-@triton.jit
-def _backward_kernel(
-    dy_ptr,  # upstream gradient: x's dtype and layout, or one element when DY_SCALAR
-    x_ptr,  # input of the forward, dense
-    dx_ptr,  # output, same dtype and layout
-    n,
-    TANH: tl.constexpr,
-    DY_SCALAR: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MODEL: tl.constexpr = False,
 ):
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = tl.arange(0, BLOCK)
@@ -80,32 +63,21 @@ def _backward_kernel(
     x = tl.load(x_ptr + start + offset, mask=mask, other=0.0)
     if DY_SCALAR:
         dy = tl.load(dy_ptr)
-    else:
+    elif ORDER > 0:
         dy = tl.load(dy_ptr + start + offset, mask=mask, other=0.0)
-    if MODEL:
-        dx = eager_times_slope(dy.to(tl.float32), x.to(tl.float32), 1 + TANH)
+    if ORDER == 2:
+        g = tl.load(g_ptr + start + offset, mask=mask, other=0.0).to(tl.float64)
+        y = (g * dy.to(tl.float64)) * curvature(x, TANH)
+    elif ORDER == 1:
+        if MODEL:
+            y = eager_times_slope(dy.to(tl.float32), x.to(tl.float32), 1 + TANH)
+        else:
+            y = slope_times(dy, x, TANH)
+    elif MODEL:
+        y = eager_value(x.to(tl.float32), 1 + TANH)
     else:
-        dx = slope_times(dy, x, TANH)
-    tl.store(dx_ptr + start + offset, dx.to(x.dtype), mask=mask)
-
-
-@triton.jit
-def _second_kernel(
-    g_ptr,  # gradient of dx
-    dy_ptr,  # upstream gradient of the backward
-    x_ptr,  # input of the forward
-    out_ptr,  # g dy gelu''(x); all four of one dtype and layout
-    n,
-    TANH: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offset = tl.arange(0, BLOCK)
-    mask = offset < tl.minimum(n - start, BLOCK).to(tl.int32)
-    x = tl.load(x_ptr + start + offset, mask=mask, other=0.0)
-    g = tl.load(g_ptr + start + offset, mask=mask, other=0.0).to(tl.float64)
-    dy = tl.load(dy_ptr + start + offset, mask=mask, other=0.0).to(tl.float64)
-    tl.store(out_ptr + start + offset, ((g * dy) * curvature(x, TANH)).to(x.dtype), mask=mask)
+        y = value(x, TANH, PAIRS)
+    tl.store(out_ptr + start + offset, y.to(x.dtype), mask=mask)  # the one rounding
 
 
 # (elements, warps) of a program, the fastest of eleven or more, from 2^18 to 2^26 elements on an H100:
@@ -118,7 +90,7 @@ _CONFIG = {
 }
 
 
-def _check(x: torch.Tensor, approximate: str, op: str = "gelu") -> None:
+def _check(x: Tensor, approximate: str, op: str = "gelu") -> None:
     """Raises if x or `approximate` breaks a rule."""
     check_approximate(op, approximate)
     check_dtype(op, "x", x)
@@ -126,60 +98,57 @@ def _check(x: torch.Tensor, approximate: str, op: str = "gelu") -> None:
     check_device(op, "x", x)
 
 
-def _check_backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> None:
+def _check_backward(dy: Tensor, x: Tensor, approximate: str) -> None:
     _check(x, approximate, "gelu_backward")
     check_like("gelu_backward", "dy", dy, "x", x)
 
 
-def _launch(kernel: Any, tensors: tuple[torch.Tensor, ...], n: int, backward: bool, **meta: Any) -> None:
-    """Launches a kernel over n elements; `backward` picks the column of _CONFIG."""
+def _launch(x: Tensor, out: Tensor, approximate: str, *gradients: Tensor, **meta: Any) -> Tensor:
+    """Writes the derivative of the order len(gradients), times these gradients (dy, g), to `out`. Returns `out`."""
+    n, order, tanh = x.numel(), len(gradients), approximate.endswith("tanh")
     if n == 0:
-        return
-    block, warps = _CONFIG[tensors[-1].dtype][meta["TANH"]][backward]
+        return out
+    block, warps = _CONFIG[x.dtype][tanh][order > 0]
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(n))
     # The tensor's device may differ from the current one. enable_fp_fusion=False: only fused multiply-adds written in
     # the source are fused, so the interpreter gives the same bits.
-    with torch.cuda.device_of(tensors[-1]):
-        grid = (triton.cdiv(n, block),)
-        run(kernel, grid, *tensors, n, BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta)
+    with torch.cuda.device_of(out):
+        run(
+            _gelu_kernel, (triton.cdiv(n, block),), x, *gradients, *[x] * (2 - order), out, n, ORDER=order, TANH=tanh,
+            BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta,
+        )  # fmt: skip
+    return out
 
 
 @operator("precise_gelu::forward")
-def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
+def _forward(x: Tensor, approximate: str) -> Tensor:
     y = torch.empty_like(x)  # the layout that torch's elementwise operators give
-    x = dense_like(x, y)  # copies an x with gaps or overlap
-    tanh = approximate.endswith("tanh")
-    pairs = x.dtype == torch.float32 and not tanh and few_float64(x.device)
+    pairs = x.dtype == torch.float32 and not approximate.endswith("tanh") and few_float64(x.device)
     model = rounds_as_model(approximate, x.dtype)
-    _launch(_forward_kernel, (x, y), x.numel(), False, TANH=tanh, PAIRS=pairs, MODEL=model)
-    return y
+    return _launch(dense_like(x, y), y, approximate, PAIRS=pairs, MODEL=model)  # an x with gaps or overlap is copied
 
 
 @operator("precise_gelu::backward")
-def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     dx = torch.empty_like(x)
-    x = dense_like(x, dx)
     scalar = not any(dy.stride()) and dy.numel() > 0  # y.sum().backward(): one element, read once
-    dy = dy if scalar else dense_like(dy, dx)
-    tanh, model = approximate.endswith("tanh"), rounds_as_model(approximate, x.dtype)
-    _launch(_backward_kernel, (dy, x, dx), x.numel(), True, TANH=tanh, DY_SCALAR=scalar, MODEL=model)
-    return dx
+    dy, model = dy if scalar else dense_like(dy, dx), rounds_as_model(approximate, x.dtype)
+    return _launch(dense_like(x, dx), dx, approximate, dy, DY_SCALAR=scalar, MODEL=model)
 
 
 @operator("precise_gelu::second")
-def second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+def second(g: Tensor, dy: Tensor, x: Tensor, approximate: str) -> Tensor:
     """Returns g dy gelu''(x), the product rounded once."""
     out = torch.empty_like(x)
     g, dy, x = (dense_like(t, out) for t in (g, dy, x))
-    _launch(_second_kernel, (g, dy, x, out), x.numel(), True, TANH=approximate.endswith("tanh"))
-    return out
+    return _launch(x, out, approximate, dy, g)
 
 
 make_differentiable_twice(_forward, _backward, second)
 
 
-def gelu(x: torch.Tensor, approximate: str = "none", *, contract: Contract = "once") -> torch.Tensor:
+def gelu(x: Tensor, approximate: str = "none", *, contract: Contract = "once") -> Tensor:
     """Returns GELU of x, elementwise, with the signature and layout rules of torch.nn.functional.gelu.
 
     contract="model" gives the bits of torch.nn.functional.gelu in 16 bits: the digits that its formula loses too.
@@ -187,8 +156,6 @@ def gelu(x: torch.Tensor, approximate: str = "none", *, contract: Contract = "on
     return _forward.checked(_check, x, under(contract, "gelu", approximate))
 
 
-def gelu_backward(
-    dy: torch.Tensor, x: torch.Tensor, approximate: str = "none", *, contract: Contract = "once"
-) -> torch.Tensor:
+def gelu_backward(dy: Tensor, x: Tensor, approximate: str = "none", *, contract: Contract = "once") -> Tensor:
     """Returns dy * gelu'(x), the product rounded once."""
     return _backward.checked(_check_backward, dy, x, under(contract, "gelu_backward", approximate))

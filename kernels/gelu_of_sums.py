@@ -16,42 +16,23 @@ from triton.language.extra import libdevice
 # zero, and u 2^-12 is still exact for the smallest bfloat16.
 CAP_FP16: tl.constexpr = tl.constexpr(5.9)
 TAIL_FP16: tl.constexpr = tl.constexpr((
-    11.00000469669497,
-    -1.1512508399169978,
-    -0.45846517167036066,
-    -0.053959007763895436,
-    0.008507224618454278,
-    -0.0009303158955865105,
-    6.156652382578551e-05,
-    -1.832949408728355e-06,
+    11.00000469669497, -1.1512508399169978, -0.45846517167036066, -0.053959007763895436, 0.008507224618454278,
+    -0.0009303158955865105, 6.156652382578551e-05, -1.832949408728355e-06,
 ))  # fmt: skip
 CAP_BF16: tl.constexpr = tl.constexpr(13.7)
 TAIL_BF16: tl.constexpr = tl.constexpr((
-    10.999770697608785,
-    -1.148537803976497,
-    -0.463678418584505,
-    -0.05019816820251243,
-    0.007221599073226762,
-    -0.0007093304193676544,
-    4.425809196346769e-05,
-    -1.567263761500613e-06,
-    2.3864744366851683e-08,
+    10.999770697608785, -1.148537803976497, -0.463678418584505, -0.05019816820251243, 0.007221599073226762,
+    -0.0007093304193676544, 4.425809196346769e-05, -1.567263761500613e-06, 2.3864744366851683e-08,
 ))  # fmt: skip
 # Past the cap a large factor can still lift the function into range. These are log2 of gelu(-cap - t) / gelu(-cap), or
 # the same of gelu', as t times a polynomial. It is minimax for x down to -19.5 (bfloat16) and -9.4 (float16). The last
 # coefficient is below 0, so an infinite t gives 0.
 FAR_BF16: tl.constexpr = tl.constexpr((-19.763910402274607, -0.7214095477670118))
 FAR_SLOPE_BF16: tl.constexpr = tl.constexpr((
-    -19.658522261169292,
-    -0.7252716114578452,
-    0.00017509706234072032,
-    -5.394052543257928e-06,
+    -19.658522261169292, -0.7252716114578452, 0.00017509706234072032, -5.394052543257928e-06,
 ))  # fmt: skip
 FAR_SLOPE_FP16: tl.constexpr = tl.constexpr((
-    -8.25387503610203,
-    -0.7448523369665518,
-    0.0024436885697398606,
-    -0.0001554355960361235,
+    -8.25387503610203, -0.7448523369665518, 0.0024436885697398606, -0.0001554355960361235,
 ))  # fmt: skip
 # Below these edges the functions return gelu and gelu' times 2^126, and the other factor is multiplied by 2^-126. The
 # product may lie in float32's range although gelu alone, down to the square of the smallest float32, does not.

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpretedFunction
 
 from kernels import plans
 from kernels.geglu import geglu, geglu_split
-from kernels.gelu import _forward, _forward_kernel, _launch, gelu
+from kernels.gelu import _forward, _launch, gelu
 from kernels.layer_norm import layer_norm
 from kernels.layer_norm.operators import forward_op
 from tests.kernels.public import DEVICE, FUNCTIONS, GPU, ROW, VECTOR, WIDE, drawn, results, same
@@ -244,16 +244,12 @@ def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
     """Seeded bugs of launchers: a tensor from elsewhere, a result no kernel was given, zeroed or an operand, a sum."""
 
     def launched(x):
-        y = torch.empty_like(x)
-        _launch(_forward_kernel, (x, y), x.numel(), False, TANH=False)
-        return y
+        return _launch(x, torch.empty_like(x), "none")
 
     constant = torch.ones(20, device=DEVICE)
 
     def with_constant(x):
-        y = torch.empty_like(x)
-        _launch(_forward_kernel, (constant, y), x.numel(), False, TANH=False)
-        return y
+        return _launch(constant, torch.empty_like(x), "none")
 
     for wrong in (
         with_constant,
