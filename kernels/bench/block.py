@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import gc
 import math
-import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,6 +183,11 @@ def timed(call: Callable[[], Any], steps: int) -> float:
     return (time.perf_counter() - start) / steps * 1e6
 
 
+def repeats(calls: dict[str, Callable[[], Any]]) -> int:
+    """Returns the number of calls of the fastest that take 60 ms, from 3 to 50."""
+    return max(3, min(50, int(6e4 / min((timed(call, 3) for call in calls.values()), default=1e4))))
+
+
 def reason(problem: Exception) -> str:
     """Returns the first line of an error."""
     return f"{type(problem).__name__}: {str(problem).strip().splitlines()[0] if str(problem).strip() else ''}"[:160]
@@ -212,19 +217,15 @@ def measured(block: str, shape: tuple[int, ...]) -> dict[str, Any]:
     """Returns microseconds of a step, on the wall and on the GPU, errors, and where the host's time goes."""
     failed: dict[str, str] = {}
     calls, graphs = steps(block, shape, failed), {}
-    count = max(3, min(50, int(6e4 / min((timed(call, 3) for call in calls.values()), default=1e4))))
+    count = repeats(calls)
     profile = {name: host.profiled(calls[name]) for name in ("ours", "eager") if name in calls and shape == (1, 512)}
     for name, call in calls.items():
         try:
             graphs[name] = report.captured(call, torch.cuda.Stream()).replay
         except Exception as problem:
             failed[f"{name} in a graph"] = reason(problem)
-    us: dict[str, dict[str, list[float]]] = {"step": {}, "gpu": {}}
-    for turn in range(9):
-        for which, each in (("step", calls), ("gpu", graphs)):
-            for name in list(each)[:: 1 if turn % 2 else -1]:
-                us[which].setdefault(name, []).append(timed(each[name], count))
-    found = {which: {name: statistics.median(t) for name, t in each.items()} for which, each in us.items()}
+    both = {"step": calls, "gpu": graphs}
+    found = {which: report.turns(each, 9, partial(timed, steps=count)) for which, each in both.items()}
     small = {n: errors(n, block, 256, WIDTH, INNER, torch.bfloat16, "cuda") for n in calls} if profile else {}
     calls.clear()
     graphs.clear()

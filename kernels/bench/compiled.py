@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -81,20 +80,15 @@ def measured(make: Callable[..., dict[str, Callable[[], Any]]], shape: tuple[int
             for which, call in make(shape, name != "inductor", whole if name != "launches" else lambda f: f).items():
                 for _ in range(3):
                     call()
-                count = max(3, min(50, int(6e4 / block.timed(call, 3))))
-                times = [block.timed(call, count) for _ in range(TURNS)]
-                us["wall"].setdefault(which, {})[name] = statistics.median(times)
+                timed = partial(block.timed, steps=block.repeats({name: call}))
+                us["wall"].setdefault(which, {}).update(report.turns({name: call}, TURNS, timed))
                 graphs.setdefault(which, {})[name] = report.captured(call, torch.cuda.Stream())
         except Exception as problem:
             failed[name] = block.reason(problem)
     operators.show_launches(False)
     for which, each in graphs.items():
-        count = max(3, min(50, int(6e4 / min(block.timed(g.replay, 3) for g in each.values()))))
-        turns = {name: [] for name in each}
-        for turn in range(TURNS):
-            for name in list(each)[:: 1 if turn % 2 else -1]:
-                turns[name].append(block.timed(each[name].replay, count))
-        us["gpu"][which] = {name: statistics.median(times) for name, times in turns.items()}
+        calls = {name: graph.replay for name, graph in each.items()}
+        us["gpu"][which] = report.turns(calls, TURNS, partial(block.timed, steps=block.repeats(calls)))
     return {"us": us, "failed": failed}
 
 

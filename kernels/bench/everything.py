@@ -2,7 +2,7 @@
 
     python -m kernels.bench.everything --check                       all rows; exit code 1 below a figure
     python -m kernels.bench.everything --check --ahead 14 --seconds 225    compiles in 14 processes first
-    python -m kernels.bench.everything --only linear host            two groups
+    python -m kernels.bench.everything --only linear "host gelu"     rows by the beginnings of their names
     python -m kernels.bench.everything --json record.json            default: $OUT/everything.json
 
 A second run with the same record goes on where the first ended, if the GPU, the versions and the kernels are the same.
@@ -14,6 +14,7 @@ Rows with promised figures at the most important sizes come first. promises.py h
     gates, gelu    GEGLU and SwiGLU, and GELU, of the same sizes as norms
     host     wall time of a call of every function at 512 x 1,024, without a wait for the GPU
     block    wall time of a step of a decoder block
+    wall     wall time of a step of six functions beside eager PyTorch's, in three sizes
     compile  torch.compile's step of the layers of the group linear, beside ours
 
 GPU times are medians of CUDA graphs that take turns, in microseconds of a call. The figure of a row is the time of its
@@ -49,7 +50,7 @@ import triton
 import triton.testing
 
 from kernels.bench import block, host, report
-from kernels.bench.promises import FIRST, FP8, GROUPS, HERE, NOT_MEASURED, Row, figure, rows, verdict
+from kernels.bench.promises import FIRST, FP8, GROUPS, HERE, NOT_MEASURED, Row, figure, rows, verdict, walls
 from kernels.linear_act import linear_act
 from kernels.linear_geglu import linear_geglu
 from kernels.rms_norm import rms_norm_fp8
@@ -154,6 +155,8 @@ def contenders(row: Row) -> tuple[list[tuple[int, ...]], dict[str, Callable[...,
         ours, group = partial(rms_norm_fp8, group=FP8[row.name]), FP8[row.name]
         return [row.shape, row.shape[1:], row.shape], {"ours": ours, "eager": partial(quantised, group=group)}
     sizes, found = host.problems(*row.shape)[row.name]
+    if row.group == "wall":
+        return sizes, {name: found[name] for name in ("ours", "eager")}
     return sizes, found | (norm_peers(row.name) if row.group in ("norms", "heads", "gated") else {})
 
 
@@ -173,7 +176,8 @@ def made(row: Row) -> tuple[list[torch.Tensor], Made, dict[str, str]]:
     found: Made = {}
     failed: dict[str, str] = {}
     wanted = host.PASSES if row.group == "host" else ("forward", "step")
-    wanted = wanted[1:] if row.group == "compile" and row.shape not in FIRST else wanted
+    if row.group == "wall" or (row.group == "compile" and row.shape not in FIRST):
+        wanted = wanted[1:]
     for name, function in functions.items():
         try:
             calls = host.passes(function, arguments, row.name not in FP8)
@@ -270,6 +274,10 @@ def measured(row: Row) -> dict[str, Any]:
         us = {which: host.host_times(calls, 25) for which, calls in turns.items()}
         profile = {"ours": host.profiled(turns["step"]["ours"])} if "ours" in turns["step"] else {}
         return {"us": us, "failed": failed, "profile": profile}
+    if row.group == "wall":
+        calls = {name: passes["step"] for name, passes in found.items()}
+        us = report.turns(calls, 9, partial(block.timed, steps=block.repeats(calls)))
+        return {"us": {"step": us}, "failed": failed}
     if row.group not in ("linear", "compile"):
         target = torch.empty_like(arguments[0])
         found["copy"] = {"forward": lambda: target.copy_(arguments[0])}
@@ -316,7 +324,7 @@ def line(row: Row, result: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=GROUPS, default=list(GROUPS))
+    parser.add_argument("--only", nargs="+", default=GROUPS, help="beginnings of rows' names")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no row after this time")
     parser.add_argument("--ahead", type=int, default=0, metavar="PROCESSES", help="compile in so many processes first")
     parser.add_argument("--check", action="store_true", help="exit code 1 if a promised figure is not reached")
@@ -332,7 +340,7 @@ def main(arguments: list[str] | None = None) -> int:
         other = [name for name, value in about.items() if name != "commit" and record.get(name) != value]
         if other:
             sys.exit(f"kernels.bench.everything: {path} has another {' and '.join(other)}; give another --json")
-    wanted = [row for row in rows() if row.group in options.only]
+    wanted = [row for row in (*rows(), *walls()) if row.key.startswith(tuple(options.only))]
     print(f"{about['device']}; {about['peers']}; microseconds, and the fastest peer's time over ours")
     if options.ahead:
         left = [row for row in wanted if row.key not in record["rows"]]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import cProfile
 import pstats
-import statistics
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +21,7 @@ import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 
+from kernels.bench import report
 from kernels.geglu import _Overwriting, geglu, geglu_split
 from kernels.gelu import gelu, gelu_backward
 from kernels.layer_norm import layer_norm, layer_norm_residual, layer_norm_residual_bias
@@ -183,16 +183,15 @@ def passes(function: Callable, arguments: list[torch.Tensor], gradients: bool = 
 
 def host_times(calls: dict[str, Callable], rounds: int) -> dict[str, float]:
     """Returns microseconds of wall time of each call, in turns; the queue is empty at the start and never full."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 3):
-        for name, call in calls.items():
-            torch.cuda.synchronize()
-            start = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            times[name].append((time.perf_counter() - start) / CALLS)
-    torch.cuda.synchronize()
-    return {name: statistics.median(each[3:]) * 1e6 for name, each in times.items()}
+
+    def timed(call: Callable) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        return (time.perf_counter() - start) / CALLS * 1e6
+
+    return report.turns(calls, rounds, timed, skip=3)
 
 
 def profiled(call: Callable) -> dict[str, float]:

@@ -57,6 +57,15 @@ def medians(calls: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float
     return {n: statistics.median(a.elapsed_time(b) for a, b in t) for n, t in times.items()}
 
 
+def turns(calls: dict[str, Any], rounds: int, timed: Callable[[Any], float], skip: int = 0) -> dict[str, float]:
+    """Returns the median of what `timed` returns of each call, after `skip` rounds. The calls take turns."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(skip + rounds):
+        for name in list(calls)[:: 1 if turn % 2 else -1]:
+            times[name].append(timed(calls[name]))
+    return {name: statistics.median(each[skip:]) for name, each in times.items()}
+
+
 def save(path: str | None, name: str, **content: object) -> None:
     """Writes `content` to `path`, or to $OUT/name.json if OUT is set. Otherwise writes nothing."""
     folder = os.environ.get("OUT")
