@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from .arithmetic import at_most, const, exp2_approx, horner, neg, product64, reciprocal64, reciprocal_approx
 from .checks import MODEL, Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
@@ -291,20 +292,20 @@ SMALL = (
 )  # gradients of fewer bfloat16 elements, tanh form, have 512 for two warps: 6.3 us instead of 7.0 at 2^21
 
 
-def _as_rows(t: torch.Tensor, columns: int) -> torch.Tensor:
+def _as_rows(t: Tensor, columns: int) -> Tensor:
     """Returns t as [rows, columns], consecutive in a row: a view if the strides allow it, else a copy."""
     t = t.reshape(-1, columns)
     return t if t.stride(1) == 1 or columns == 1 else t.contiguous()
 
 
-def _halves(x: torch.Tensor, gate_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the multiplied half and the gate of a packed tensor, as views."""
-    first, second = x.chunk(2, dim=-1)
+def _halves(x1: Tensor, x2: Tensor | None, gate_last: bool) -> tuple[Tensor, Tensor]:
+    """Returns the multiplied tensor and the gate, as views: x1 and x2, or the halves of x1 if there is no x2."""
+    first, second = x1.chunk(2, dim=-1) if x2 is None else (x1, x2)
     return (first, second) if gate_last else (second, first)
 
 
 def _launch(
-    kernel: Any, tensors: tuple[torch.Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, form: str,
+    kernel: Any, tensors: tuple[Tensor, ...], strides: tuple[int, ...], rows: int, columns: int, form: str,
     **meta: Any,
 ) -> None:  # fmt: skip
     """Launches one of the kernels above. `form` is the gate: "none", "tanh" (GELU) or "silu", with or without MODEL."""
@@ -334,7 +335,7 @@ def _launch(
         )  # fmt: skip
 
 
-def _run_forward(x1: torch.Tensor, x2: torch.Tensor, form: str) -> torch.Tensor:
+def _run_forward(x1: Tensor, x2: Tensor, form: str) -> Tensor:
     """Returns x1 gate(x2)."""
     y = torch.empty_like(x1)  # the layout that torch's elementwise operators give
     n = y.numel()
@@ -350,15 +351,13 @@ def _run_forward(x1: torch.Tensor, x2: torch.Tensor, form: str) -> torch.Tensor:
     return y if out is y else y.copy_(out)
 
 
-def _run_backward(
-    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, dx1: torch.Tensor, dx2: torch.Tensor, form: str
-) -> None:
+def _run_backward(dy: Tensor, x1: Tensor, x2: Tensor, dx1: Tensor, dx2: Tensor, form: str) -> None:
     """Fills dx1 and dx2, two contiguous tensors or the halves of one."""
     n = dx1.numel()
     if n == 0:
         return
     scalar = not any(dy.stride())  # y.sum().backward(): one element, read once
-    tensors: tuple[torch.Tensor, ...] = (dy, x1, x2, dx1, dx2)
+    tensors: tuple[Tensor, ...] = (dy, x1, x2, dx1, dx2)
     strides: tuple[int, ...] = (n,) * 5
     rows, columns = 1, n
     if not all(t.is_contiguous() for t in (dx1, x1, x2, *(() if scalar else (dy,)))):
@@ -372,8 +371,8 @@ def _run_backward(
 
 
 def _second(
-    g1: torch.Tensor | None, g2: torch.Tensor | None, dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, form: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    g1: Tensor | None, g2: Tensor | None, dy: Tensor, x1: Tensor, x2: Tensor, form: str
+) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the gradients of dy, x1 and x2 for upstream gradients g1 of dx1 and g2 of dx2.
 
     They are differentiable torch operations in float64.
@@ -386,123 +385,114 @@ def _second(
     return of_dy.to(dy.dtype), (g2 * v * slope).to(x1.dtype), (g1 * v * slope + g2 * v * m * bend).to(x1.dtype)
 
 
-def _dense(x: torch.Tensor) -> torch.Tensor:
+def _dense(x: Tensor) -> Tensor:
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
-# --- packed: one tensor in, one gradient tensor out ---
+@operator("precise_geglu::gated")
+def gated(x1: Tensor, x2: Tensor | None, form: str, gate_last: bool) -> Tensor:
+    """Returns the gate of two tensors, or of the halves of x1 if there is no x2."""
+    return _run_forward(*_halves(x1, x2, gate_last), form)
 
 
-@operator("precise_geglu::packed")
-def packed(x: torch.Tensor, form: str, gate_last: bool) -> torch.Tensor:
-    return _run_forward(*_halves(x, gate_last), form)
-
-
-@operator("precise_geglu::packed_backward")
-def packed_backward(dy: torch.Tensor, x: torch.Tensor, form: str, gate_last: bool) -> torch.Tensor:
-    dx = _dense(x)
-    _run_backward(dy, *_halves(x, gate_last), *_halves(dx, gate_last), form)
-    return dx
-
-
-packed.register_fake(lambda x, form, gate_last: torch.empty_like(_halves(x, gate_last)[0]))
-packed_backward.register_fake(lambda dy, x, form, gate_last: _dense(x))
-
-
-def _differentiate_packed(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return packed_backward.checked(None, dy, *ctx.saved_tensors, *ctx.values), None, None
-
-
-def _differentiate_packed_backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
-    (dy, x), (form, gate_last) = ctx.saved_tensors, ctx.values
-    of_dy, of_x1, of_x2 = _second(*_halves(g, gate_last), dy, *_halves(x, gate_last), form)
-    return of_dy, torch.cat((of_x1, of_x2) if gate_last else (of_x2, of_x1), -1), None, None
-
-
-packed.register_autograd(_differentiate_packed)
-packed_backward.register_autograd(_differentiate_packed_backward)
-
-
-# --- split: two tensors in, two gradients out ---
-
-
-@operator("precise_geglu::split")
-def split(x1: torch.Tensor, x2: torch.Tensor, form: str) -> torch.Tensor:
-    return _run_forward(x1, x2, form)
-
-
-@operator("precise_geglu::split_backward")
-def split_backward(
-    dy: torch.Tensor, x1: torch.Tensor, x2: torch.Tensor, form: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    dx1, dx2 = _dense(x1), _dense(x1)
-    _run_backward(dy, x1, x2, dx1, dx2, form)
+@operator("precise_geglu::gated_backward")
+def gated_backward(
+    dy: Tensor, x1: Tensor, x2: Tensor | None, form: str, gate_last: bool
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Returns the gradients of x1 and x2, None for an absent x2."""
+    dx1, dx2 = _like_operands(dy, x1, x2)
+    _run_backward(dy, *_halves(x1, x2, gate_last), *_halves(dx1, dx2, gate_last), form)
     return dx1, dx2
 
 
-split.register_fake(lambda x1, x2, form: torch.empty_like(x1))
-split_backward.register_fake(lambda dy, x1, x2, form: (_dense(x1), _dense(x1)))
+def _like_operands(dy: Tensor, x1: Tensor, x2: Tensor | None, *_: Any) -> tuple[Tensor, Any]:
+    return _dense(x1), None if x2 is None else _dense(x2)
 
 
-def _differentiate_split(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-    return *split_backward.checked(None, dy, *ctx.saved_tensors, *ctx.values), None
+def _differentiate(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+    dx1, dx2 = gated_backward.checked(None, dy, *ctx.saved_tensors, *ctx.values)
+    return dx1, None if ctx.saved_tensors[1] is None else dx2, None, None
 
 
-def _differentiate_split_backward(ctx: Any, g1: torch.Tensor | None, g2: torch.Tensor | None) -> tuple[Any, ...]:
-    return *_second(g1, g2, *ctx.saved_tensors, *ctx.values), None
+def _differentiate_backward(ctx: Any, g1: Any, g2: Any) -> tuple[Any, ...]:
+    (dy, x1, x2), (form, gate_last) = ctx.saved_tensors, ctx.values
+    if x2 is not None:
+        return *_second(g1, g2, dy, x1, x2, form), None, None
+    of_dy, *of_x = _second(*_halves(g1, None, gate_last), dy, *_halves(x1, None, gate_last), form)
+    return of_dy, torch.cat(of_x if gate_last else of_x[::-1], -1), None, None, None
 
 
-split.register_autograd(_differentiate_split)
-split_backward.register_autograd(_differentiate_split_backward)
+gated.register_fake(lambda x1, x2, form, gate_last: torch.empty_like(_halves(x1, x2, gate_last)[0]))
+gated_backward.register_fake(_like_operands)
+gated.register_autograd(_differentiate)
+gated_backward.register_autograd(_differentiate_backward)
 
 
-# --- in place: the backward pass writes the gradients over the operands ---
+def _overwrite(dy: Tensor, x1: Tensor, x2: Tensor | None, form: str, gate_last: bool) -> None:
+    """Writes the gradients over the operands."""
+    _run_backward(dy, *_halves(x1, x2, gate_last), *_halves(x1, x2, gate_last), form)
 
-_overwrite_packed = Planned(
-    lambda dy, x, form, gate_last: _run_backward(dy, *_halves(x, gate_last), *_halves(x, gate_last), form)
-)
-_overwrite_split = Planned(lambda dy, x1, x2, form: _run_backward(dy, x1, x2, x1, x2, form))
+
+_overwritten = Planned(_overwrite)
 
 
 class _Overwriting(torch.autograd.Function):
-    """The packed gate, or the split gate if `gate_last` is None, whose gradients take the memory of its operands.
+    """The gate whose gradients take the memory of its operands.
 
     The version of that memory counts up, so autograd refuses any node that would read the operands later.
     """
 
     @staticmethod
-    def forward(ctx: Any, op: str, form: str, gate_last: bool | None, *operands: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(*operands)
+    def forward(ctx: Any, op: str, x1: Tensor, x2: Tensor | None, form: str, gate_last: bool) -> Tensor:
+        ctx.save_for_backward(x1, x2)
         ctx.values = op, form, gate_last
-        return split(*operands, form) if gate_last is None else packed(*operands, form, gate_last)
+        return gated(x1, x2, form, gate_last)
 
     @staticmethod
-    def backward(ctx: Any, dy: torch.Tensor) -> tuple[Any, ...]:
-        op, form, gate_last = ctx.values
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        op, *how = ctx.values
         if torch.is_grad_enabled():
             raise RuntimeError(
                 f"{op}: inplace=True overwrites its operands in the backward pass, so it has no second derivatives; "
                 "create_graph=True needs inplace=False"
             )
-        operands = [t.detach() for t in ctx.saved_tensors]
-        if gate_last is None:
-            _overwrite_split(dy, *operands, form)
-        else:
-            _overwrite_packed(dy, *operands, form, gate_last)
-        torch.autograd.graph.increment_version(operands)
-        return None, None, None, *operands
+        operands = [None if t is None else t.detach() for t in ctx.saved_tensors]
+        _overwritten(dy, *operands, *how)
+        torch.autograd.graph.increment_version([t for t in operands if t is not None])
+        return None, *operands, None, None
 
 
-def overwriting(op: str, check: Any, form: str, gate_last: bool | None, *operands: torch.Tensor) -> torch.Tensor:
-    """Returns the gate of a call with inplace=True. Raises ValueError for operands that must not be overwritten.
+def checks(name: str) -> Any:
+    """Returns the function that raises if the arguments of `gated` break a rule of the packed or the split form."""
+
+    def check(x1: Tensor, x2: Tensor | None, form: str, gate_last: bool) -> None:
+        op, argument = (name, "x") if x2 is None else (f"{name}_split", "x1")
+        if not form.endswith("silu"):
+            check_approximate(op, form)
+        check_dtype(op, argument, x1)
+        check_strided(op, argument, x1)
+        check_device(op, argument, x1)
+        if x2 is not None:
+            check_like(op, "x2", x2, "x1", x1)
+        elif x1.dim() == 0 or x1.shape[-1] % 2:
+            shape = tuple(x1.shape)
+            raise ValueError(f"{name}: x's last dimension must be even, it holds both halves; got shape {shape}")
+
+    return check
+
+
+def gate_of(
+    op: str, check: Any, inplace: bool, x1: Tensor, x2: Tensor | None, form: str, gate_last: bool = True
+) -> Tensor:  # fmt: skip
+    """Returns the gate of a call. Raises ValueError for operands that inplace=True must not overwrite.
 
     Compiled programs and calls without a gradient do not overwrite: a compiler plans its memory itself.
     """
-    how = (form,) if gate_last is None else (form, gate_last)
-    recorded = torch.is_grad_enabled() and any(t.requires_grad for t in operands)
+    operands = [t for t in (x1, x2) if t is not None]
+    recorded = inplace and torch.is_grad_enabled() and any(t.requires_grad for t in operands)
     if not recorded or torch.compiler.is_dynamo_compiling():
-        return (split if gate_last is None else packed).checked(check, *operands, *how)
-    check(*operands, *how)
+        return gated.checked(check, x1, x2, form, gate_last)
+    check(x1, x2, form, gate_last)
     rule, other = f"{op}: inplace=True overwrites its operands in the backward pass; ", "call it with inplace=False"
     for t in operands:
         if (t if t._base is None else t._base).is_leaf:
@@ -511,33 +501,10 @@ def overwriting(op: str, check: Any, form: str, gate_last: bool | None, *operand
             raise ValueError(f"{rule}an operand of strides {t.stride()} needs a copy: make it contiguous, or {other}")
     if len({t.untyped_storage().data_ptr() for t in operands}) < len(operands):
         raise ValueError(f"{rule}x1 and x2 share memory: give one packed tensor, or {other}")
-    return _Overwriting.apply(op, form, gate_last, *operands)
+    return _Overwriting.apply(op, x1, x2, form, gate_last)
 
 
-def checks(name: str) -> tuple[Any, Any]:
-    """Returns the functions that raise if the arguments of the packed and of the split form break a rule."""
-
-    def check(op: str, argument: str, x: torch.Tensor, form: str) -> None:
-        if not form.endswith("silu"):
-            check_approximate(op, form)
-        check_dtype(op, argument, x)
-        check_strided(op, argument, x)
-        check_device(op, argument, x)
-
-    def check_packed(x: torch.Tensor, form: str, gate_last: bool) -> None:
-        check(name, "x", x, form)
-        if x.dim() == 0 or x.shape[-1] % 2:
-            shape = tuple(x.shape)
-            raise ValueError(f"{name}: x's last dimension must be even, it holds both halves; got shape {shape}")
-
-    def check_split(x1: torch.Tensor, x2: torch.Tensor, form: str) -> None:
-        check(f"{name}_split", "x1", x1, form)
-        check_like(f"{name}_split", "x2", x2, "x1", x1)
-
-    return check_packed, check_split
-
-
-_check_packed, _check_split = checks("geglu")
+_check = checks("geglu")
 
 
 def _gelu_form(op: str, approximate: str, contract: str) -> str:
@@ -548,26 +515,20 @@ def _gelu_form(op: str, approximate: str, contract: str) -> str:
 
 
 def geglu(
-    x: torch.Tensor, approximate: str = "none", *, gate_last: bool = True, contract: Contract = "once",
+    x: Tensor, approximate: str = "none", *, gate_last: bool = True, contract: Contract = "once",
     inplace: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Returns x1 gelu(x2) for x1, x2 = x.chunk(2, -1); gate_last=False: gelu(x1) x2.
 
     x may have any strides between rows; a last dimension that is not consecutive is copied first. contract="model"
     rounds gelu(x2) to 16 bits too, as a model of two operators does. inplace=True writes the gradient over x.
     """
-    form = _gelu_form("geglu", approximate, contract)
-    if inplace:
-        return overwriting("geglu", _check_packed, form, gate_last, x)
-    return packed.checked(_check_packed, x, form, gate_last)
+    return gate_of("geglu", _check, inplace, x, None, _gelu_form("geglu", approximate, contract), gate_last)
 
 
 def geglu_split(
-    x1: torch.Tensor, x2: torch.Tensor, approximate: str = "none", *, contract: Contract = "once",
+    x1: Tensor, x2: Tensor, approximate: str = "none", *, contract: Contract = "once",
     inplace: bool = False,
-) -> torch.Tensor:  # fmt: skip
+) -> Tensor:  # fmt: skip
     """Returns x1 gelu(x2) for two tensors of one shape, dtype and device."""
-    form = _gelu_form("geglu_split", approximate, contract)
-    if inplace:
-        return overwriting("geglu_split", _check_split, form, None, x1, x2)
-    return split.checked(_check_split, x1, x2, form)
+    return gate_of("geglu_split", _check, inplace, x1, x2, _gelu_form("geglu_split", approximate, contract))

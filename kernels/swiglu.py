@@ -18,11 +18,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from .checks import Contract, under
-from .geglu import checks, overwriting, packed, split
+from .geglu import checks, gate_of
 
 __all__ = ["swiglu", "swiglu_split"]
 
-_check_packed, _check_split = checks("swiglu")
+_check = checks("swiglu")
 
 
 def swiglu(x: Tensor, *, gate_last: bool = True, contract: Contract = "once", inplace: bool = False) -> Tensor:
@@ -33,15 +33,9 @@ def swiglu(x: Tensor, *, gate_last: bool = True, contract: Contract = "once", in
     x may have any strides between rows. A last dimension that is not consecutive is copied first. contract="model"
     rounds silu(x2) to 16 bits too, as a model of two operators does. inplace=True writes the gradient over x.
     """
-    form = under(contract, "swiglu", "silu")
-    if inplace:
-        return overwriting("swiglu", _check_packed, form, gate_last, x)
-    return packed.checked(_check_packed, x, form, gate_last)
+    return gate_of("swiglu", _check, inplace, x, None, under(contract, "swiglu", "silu"), gate_last)
 
 
 def swiglu_split(x1: Tensor, x2: Tensor, *, contract: Contract = "once", inplace: bool = False) -> Tensor:
     """Returns x1 silu(x2) for two tensors of one shape, dtype and device. inplace=True overwrites both by gradients."""
-    form = under(contract, "swiglu_split", "silu")
-    if inplace:
-        return overwriting("swiglu_split", _check_split, form, None, x1, x2)
-    return split.checked(_check_split, x1, x2, form)
+    return gate_of("swiglu_split", _check, inplace, x1, x2, under(contract, "swiglu_split", "silu"))

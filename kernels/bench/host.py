@@ -146,8 +146,8 @@ def problems(m: int, n: int) -> dict[str, tuple[list[tuple[int, ...]], dict[str,
         return LigerLayerNormFunction.apply(s, weight, bias, 1e-5), s
 
     # on leaves, as Liger's, whose numbers change from step to step
-    table["geglu_split tanh"][1]["in place"] = partial(_Overwriting.apply, "geglu_split", "tanh", None)
-    table["swiglu_split"][1]["in place"] = partial(_Overwriting.apply, "swiglu_split", "silu", None)
+    table["geglu_split tanh"][1]["in place"] = lambda *x: _Overwriting.apply("geglu_split", *x, "tanh", True)
+    table["swiglu_split"][1]["in place"] = lambda *x: _Overwriting.apply("swiglu_split", *x, "silu", True)
     if LigerLayerNormFunction is not None:
         table["layer_norm"][1]["liger"] = lambda x, w, b: LigerLayerNormFunction.apply(x, w, b, 1e-5)
         table["geglu_split tanh"][1]["liger"] = lambda a, b: LigerGELUMulFunction.apply(b, a)

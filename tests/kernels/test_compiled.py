@@ -35,8 +35,8 @@ for arch, name in zip(sys.argv[2::2], sys.argv[3::2]):
         call(gelu._backward, x, x, "none")
         call(gelu.second, x, x, x, "none")
         for gate in ("none", "silu"):
-            call(geglu.split, x, x, gate)
-            call(geglu.split_backward, x, x, x, gate)
+            call(geglu.gated, x, x, gate, True)
+            call(geglu.gated_backward, x, x, x, gate, True)
         heads, angles = (2, 8, 64, 128), (1, 64, 128)
         call(rope._rotate, heads, heads, angles, angles, "model ", True)
         for rows, columns, residual in ((2048, 8192, None), (2048, 4096, None), (64, 32768, None), (2048, 1024, 1)):

@@ -65,7 +65,7 @@ def test_operators_are_what_they_are_registered_as():
         for function, shapes in FUNCTIONS.values():
             results(function, drawn(0, *shapes))
         rms_norm_fp8(*drawn(0, ROW, VECTOR))
-    assert len({operator for operator, *_ in calls.found}) > 15
+    assert len({operator for operator, *_ in calls.found}) >= 15
     for (operator, *_), args in calls.found.items():
         torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor"))
 
