@@ -119,6 +119,19 @@ def row_sums_kernel(
     tl.store(sums_ptr + row * 2 + 1, s2 / n)
 
 
+@triton.jit
+def _read(
+    dy_ptr, ds_ptr, x_ptr, r_ptr, dy_stride, ds_stride, x_stride, r_stride, row, cols, mask,
+    HAS_R: tl.constexpr, HAS_DS: tl.constexpr,
+):  # fmt: skip
+    """Returns x, dy, residual and ds of a row, with x and dy for those that are absent."""
+    x = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
+    dy = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0)
+    r = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0) if HAS_R else x
+    ds = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0) if HAS_DS else dy
+    return x, dy, r, ds
+
+
 @triton.jit(do_not_specialize=["n_rows", "eps_bits"])
 def backward_kernel(
     dy_ptr,  # [M, N] rows of stride dy_stride
@@ -169,16 +182,11 @@ def backward_kernel(
     # The next row's data and statistics are loaded while this row is reduced. Otherwise each row waits for memory twice
     # (0.74 of copy instead of 0.94 at N = 4096). The loop's pipeline fills shared memory. Unaligned rows and GPUs with
     # little shared memory use registers.
-    there = mask & (pid < n_rows)
     if AHEAD == 1:
-        x_next = tl.load(x_ptr + pid * x_stride + cols, mask=there, other=0.0)
-        dy_next = tl.load(dy_ptr + pid * dy_stride + cols, mask=there, other=0.0)
-        r_next = x_next
-        ds_next = dy_next
-        if FAST and HAS_R:
-            r_next = tl.load(r_ptr + pid * r_stride + cols, mask=there, other=0.0)
-        if FAST and HAS_DS:
-            ds_next = tl.load(ds_ptr + pid * ds_stride + cols, mask=there, other=0.0)
+        x_next, dy_next, r_next, ds_next = _read(
+            dy_ptr, ds_ptr, x_ptr, r_ptr, dy_stride, ds_stride, x_stride, r_stride, pid, cols, mask & (pid < n_rows),
+            FAST and HAS_R, FAST and HAS_DS,
+        )  # fmt: skip
     if AHEAD > 0:
         up_n, mean_n, low_n, rstd_n = load_stats(stats_ptr, pid, pid < n_rows, CENTRE)
     seen = programs * 0
@@ -192,26 +200,15 @@ def backward_kernel(
         else:
             up64, mean64, low64, rstd64 = load_stats(stats_ptr, row, True, CENTRE)
         if AHEAD == 1:
-            x_raw = x_next
-            dy_raw = dy_next
-            r_raw = r_next
-            ds_raw = ds_next
-            there = mask & (nxt < n_rows)
-            x_next = tl.load(x_ptr + nxt * x_stride + cols, mask=there, other=0.0)
-            dy_next = tl.load(dy_ptr + nxt * dy_stride + cols, mask=there, other=0.0)
-            if FAST and HAS_R:
-                r_next = tl.load(r_ptr + nxt * r_stride + cols, mask=there, other=0.0)
-            if FAST and HAS_DS:
-                ds_next = tl.load(ds_ptr + nxt * ds_stride + cols, mask=there, other=0.0)
+            x_raw, dy_raw, r_raw, ds_raw = x_next, dy_next, r_next, ds_next
+            x_next, dy_next, r_next, ds_next = _read(
+                dy_ptr, ds_ptr, x_ptr, r_ptr, dy_stride, ds_stride, x_stride, r_stride, nxt, cols,
+                mask & (nxt < n_rows), FAST and HAS_R, FAST and HAS_DS,
+            )  # fmt: skip
         else:
-            x_raw = tl.load(x_ptr + row * x_stride + cols, mask=mask, other=0.0)
-            dy_raw = tl.load(dy_ptr + row * dy_stride + cols, mask=mask, other=0.0)
-            r_raw = x_raw
-            ds_raw = dy_raw
-            if HAS_R:
-                r_raw = tl.load(r_ptr + row * r_stride + cols, mask=mask, other=0.0)
-            if HAS_DS:
-                ds_raw = tl.load(ds_ptr + row * ds_stride + cols, mask=mask, other=0.0)
+            x_raw, dy_raw, r_raw, ds_raw = _read(
+                dy_ptr, ds_ptr, x_ptr, r_ptr, dy_stride, ds_stride, x_stride, r_stride, row, cols, mask, HAS_R, HAS_DS
+            )
         up = up64.to(T)
         mean = mean64.to(T)
         mean_low = low64.to(T)
