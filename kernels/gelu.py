@@ -26,8 +26,6 @@ the layout that PyTorch's elementwise operators give.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -35,11 +33,10 @@ from torch import Tensor
 
 from .checks import Contract, check_approximate, check_dtype, check_like, rounds_as_model, under
 from .eager_math import eager_times_slope, eager_value
-from .gelu_autograd import make_differentiable_twice
+from .gelu_autograd import operators_of
 from .gelu_math import curvature, slope_times, value
 from .launch import INTERPRETED, INTERPRETER_BLOCK, check_device, check_strided, few_float64
 from .layouts import dense_like
-from .operators import operator
 from .plans import run
 
 
@@ -103,11 +100,14 @@ def _check_backward(dy: Tensor, x: Tensor, approximate: str) -> None:
     check_like("gelu_backward", "dy", dy, "x", x)
 
 
-def _launch(x: Tensor, out: Tensor, approximate: str, *gradients: Tensor, **meta: Any) -> Tensor:
-    """Writes the derivative of the order len(gradients), times these gradients (dy, g), to `out`. Returns `out`."""
+def _launch(x: Tensor, approximate: str, *gradients: Tensor) -> Tensor:
+    """Returns the derivative of GELU of the order len(gradients), times these gradients: dy, g."""
+    out = torch.empty_like(x)  # the layout that torch's elementwise operators give
     n, order, tanh = x.numel(), len(gradients), approximate.endswith("tanh")
     if n == 0:
         return out
+    scalar = order == 1 and not any(gradients[0].stride())  # y.sum().backward(): one element, read once
+    x, read = dense_like(x, out), gradients if scalar else [dense_like(t, out) for t in gradients]
     block, warps = _CONFIG[x.dtype][tanh][order > 0]
     if INTERPRETED:
         block = min(INTERPRETER_BLOCK, triton.next_power_of_2(n))
@@ -115,37 +115,14 @@ def _launch(x: Tensor, out: Tensor, approximate: str, *gradients: Tensor, **meta
     # the source are fused, so the interpreter gives the same bits.
     with torch.cuda.device_of(out):
         run(
-            _gelu_kernel, (triton.cdiv(n, block),), x, *gradients, *[x] * (2 - order), out, n, ORDER=order, TANH=tanh,
-            BLOCK=block, num_warps=warps, enable_fp_fusion=False, **meta,
+            _gelu_kernel, (triton.cdiv(n, block),), x, *read, *[x] * (2 - order), out, n, ORDER=order, TANH=tanh,
+            BLOCK=block, DY_SCALAR=scalar, PAIRS=x.dtype == torch.float32 and not tanh and few_float64(x.device),
+            MODEL=order < 2 and rounds_as_model(approximate, x.dtype), num_warps=warps, enable_fp_fusion=False,
         )  # fmt: skip
     return out
 
 
-@operator("precise_gelu::forward")
-def _forward(x: Tensor, approximate: str) -> Tensor:
-    y = torch.empty_like(x)  # the layout that torch's elementwise operators give
-    pairs = x.dtype == torch.float32 and not approximate.endswith("tanh") and few_float64(x.device)
-    model = rounds_as_model(approximate, x.dtype)
-    return _launch(dense_like(x, y), y, approximate, PAIRS=pairs, MODEL=model)  # an x with gaps or overlap is copied
-
-
-@operator("precise_gelu::backward")
-def _backward(dy: Tensor, x: Tensor, approximate: str) -> Tensor:
-    dx = torch.empty_like(x)
-    scalar = not any(dy.stride()) and dy.numel() > 0  # y.sum().backward(): one element, read once
-    dy, model = dy if scalar else dense_like(dy, dx), rounds_as_model(approximate, x.dtype)
-    return _launch(dense_like(x, dx), dx, approximate, dy, DY_SCALAR=scalar, MODEL=model)
-
-
-@operator("precise_gelu::second")
-def second(g: Tensor, dy: Tensor, x: Tensor, approximate: str) -> Tensor:
-    """Returns g dy gelu''(x), the product rounded once."""
-    out = torch.empty_like(x)
-    g, dy, x = (dense_like(t, out) for t in (g, dy, x))
-    return _launch(x, out, approximate, dy, g)
-
-
-make_differentiable_twice(_forward, _backward, second)
+_forward, _backward, second = operators_of("precise_gelu", _launch)
 
 
 def gelu(x: Tensor, approximate: str = "none", *, contract: Contract = "once") -> Tensor:

@@ -1,6 +1,6 @@
 """Derivatives of the activations in torch operations; and GELU's operators registered with the compiler and autograd.
 
-make_differentiable_twice registers three operators, of the Triton or of the CUDA C++ kernels:
+operators_of registers three operators, of the Triton or of the CUDA C++ kernels:
 
 forward(x, approximate)          gelu(x)
 backward(dy, x, approximate)     dy gelu'(x)
@@ -9,11 +9,13 @@ second(g, dy, x, approximate)    g dy gelu''(x)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from .gelu_of_sums import RSQRT2, RSQRT_2PI, TANH_A, TANH_B
+from .operators import operator
 
 
 def derivatives(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -34,8 +36,24 @@ def derivatives(x: torch.Tensor, form: str) -> tuple[torch.Tensor, torch.Tensor,
     return x * s, s + x * s1 * w1, s1 * (2.0 * w1 + x * (w2 + (1.0 - 2.0 * s) * w1 * w1))
 
 
-def make_differentiable_twice(forward: Any, backward: Any, second: Any) -> None:
-    """Registers the shapes and derivatives of three operators made by `operator` of operators.py."""
+def operators_of(namespace: str, launch: Callable[..., torch.Tensor]) -> tuple[Any, Any, Any]:
+    """Returns the three operators with their shapes and derivatives.
+
+    launch(x, approximate, *gradients) returns what the operator of these gradients returns: none, dy, or dy and g.
+    """
+
+    @operator(f"{namespace}::forward")
+    def forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
+        return launch(x, approximate)
+
+    @operator(f"{namespace}::backward")
+    def backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+        return launch(x, approximate, dy)
+
+    @operator(f"{namespace}::second")
+    def second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+        return launch(x, approximate, dy, g)
+
     forward.register_fake(lambda x, approximate: torch.empty_like(x))
     backward.register_fake(lambda dy, x, approximate: torch.empty_like(x))
     second.register_fake(lambda g, dy, x, approximate: torch.empty_like(x))
@@ -51,3 +69,4 @@ def make_differentiable_twice(forward: Any, backward: Any, second: Any) -> None:
 
     forward.register_autograd(differentiate_forward)
     backward.register_autograd(differentiate_backward)
+    return forward, backward, second

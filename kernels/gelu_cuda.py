@@ -26,9 +26,8 @@ from types import ModuleType
 import torch
 
 from .checks import check_approximate, check_dtype
-from .gelu_autograd import make_differentiable_twice
+from .gelu_autograd import operators_of
 from .layouts import dense_like
-from .operators import operator
 
 _DECLARATIONS = """
 void gelu_launch(const at::Tensor& dy, const at::Tensor& x, at::Tensor& y, bool tanh, bool backward);
@@ -97,31 +96,18 @@ def _loaded(path: Path) -> ModuleType:
     return module
 
 
-@operator("precise_gelu_cuda::forward")
-def _forward(x: torch.Tensor, approximate: str) -> torch.Tensor:
-    y = torch.empty_like(x)  # the layout that torch's elementwise operators give
-    x = dense_like(x, y)  # copies an x with gaps or overlap
-    _library().gelu_launch(x, x, y, approximate == "tanh", False)
-    return y
-
-
-@operator("precise_gelu_cuda::backward")
-def _backward(dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    dx = torch.empty_like(x)
-    dy, x = dense_like(dy, dx), dense_like(x, dx)
-    _library().gelu_launch(dy, x, dx, approximate == "tanh", True)
-    return dx
-
-
-@operator("precise_gelu_cuda::second")
-def _second(g: torch.Tensor, dy: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
-    out = torch.empty_like(x)
-    g, dy, x = (dense_like(t, out) for t in (g, dy, x))
-    _library().gelu_second_launch(g, dy, x, out, approximate == "tanh")
+def _launch(x: torch.Tensor, approximate: str, *gradients: torch.Tensor) -> torch.Tensor:
+    """Returns the derivative of GELU of the order len(gradients), times these gradients: dy, g."""
+    out = torch.empty_like(x)  # the layout that torch's elementwise operators give
+    operands = [dense_like(t, out) for t in (*gradients[::-1], x)]  # copies those with gaps or overlap
+    if len(gradients) == 2:
+        _library().gelu_second_launch(*operands, out, approximate == "tanh")
+    else:
+        _library().gelu_launch(operands[0], operands[-1], out, approximate == "tanh", len(gradients) == 1)
     return out
 
 
-make_differentiable_twice(_forward, _backward, _second)
+_forward, *_ = operators_of("precise_gelu_cuda", _launch)
 
 
 def gelu(x: torch.Tensor, approximate: str = "none") -> torch.Tensor:

@@ -244,12 +244,12 @@ def test_what_is_made_by_anything_but_a_launch_is_not_repeated(launcher):
     """Seeded bugs of launchers: a tensor from elsewhere, a result no kernel was given, zeroed or an operand, a sum."""
 
     def launched(x):
-        return _launch(x, torch.empty_like(x), "none")
+        return _launch(x, "none")
 
     constant = torch.ones(20, device=DEVICE)
 
     def with_constant(x):
-        return _launch(constant, torch.empty_like(x), "none")
+        return _launch(constant, "none")
 
     for wrong in (
         with_constant,
