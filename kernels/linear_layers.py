@@ -22,7 +22,7 @@ fastest: dict[tuple[Any, ...], Config] = {}  # the configurations chosen so far
 # Tile shapes of a product with or without an activation, by the unit that adds the products (see configs_of)
 PRODUCT_CONFIGS: dict[str, list[Config]] = {
     "float64": [(64, 64, 16, 4, 3)],
-    "float32": [(128, 64, 16, 8, 3), (64, 64, 16, 8, 2), (128, 128, 16, 8, 3)],
+    "float32": [(128, 64, 16, 4, 3), (64, 64, 16, 4, 3), (128, 128, 16, 8, 3)],
     "tf32": [(128, 128, 32, 8, 3), (64, 128, 32, 4, 4)],
     "16 bits": [(128, 256, 64, 8, 3), (128, 128, 64, 8, 3), (64, 128, 64, 4, 4)],
 }

@@ -140,7 +140,9 @@ def forward_plan(call: Call) -> ForwardPlan:
         # float64 fills the registers, so fewer rows would wait for each other: rows are converted twice. From 8,192
         # columns on they are read twice too. Few rows do not fill the GPU.
         again = 1 if n >= 8192 else 2 if call.x == torch.float32 and call.rows * n > 1 << 21 else 0
-        return ForwardPlan("exact", block, min(16, n // 512), maxnreg=64 if n > 8192 else None, again=again)
+        return ForwardPlan(
+            "exact", block, min(16, n // 512), maxnreg=64 if n > 8192 or again == 2 else None, again=again
+        )
     else:
         warps, maxnreg = max(1 if block < 1024 else 2, min(16, block // 1024)), None
     return ForwardPlan("exact", block, warps, maxnreg)
