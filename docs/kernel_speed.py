@@ -117,6 +117,34 @@ def host(data: dict[str, Any]) -> str:
     return table([*head, "bare Triton", "beyond eager"], rows) + "\nbfloat16, 512 x 1,024.\n"
 
 
+def wall(data: dict[str, Any]) -> str:
+    """Returns the wall time of a step beside eager PyTorch's, and the ratio of both."""
+    rows = []
+    for row in promises.walls():
+        us = times(data["rows"], row, "step")
+        ratio = us["ours"] / us["eager"]
+        text = f"{ratio:.2f}" if ratio <= promises.WALL else f"**{ratio:.2f}**"
+        shape = " x ".join(f"{n:,}" for n in row.shape)
+        rows.append([row.name, row.dtype, shape, _us(us, "ours"), _us(us, "eager"), text])
+    head = ["", "dtype", "rows x columns", "ours, us", "eager, us", "ours / eager"]
+    return f"{_setting(data)}\n\n" + table(head, rows) + f"\nBold: above {promises.WALL:.0f}.\n"
+
+
+def models(data: dict[str, Any]) -> str:
+    """Returns the logits of patched models beside eager's, and the losses of their trainings."""
+    rows, trainings = [], []
+    for family, found in data["models"].items():
+        for name, each in found["logits"].items():
+            figures = [f"{each['error']:.5f}", f"{each['from eager']:.5f}", f"{each['equal']:.2%}"]
+            rows.append([family, name, *figures])
+        for name, losses in found["losses"].items():
+            apart = f"{found['apart'][name]:.4f}" if name in found["apart"] else ""
+            trainings.append([family, name, *(f"{losses[i]:.4f}" for i in (0, 1, 2, 5, 10, -1)), apart])
+    text = table(["model", "contract", "error", "distance from eager", "eager's bits"], rows)
+    head = ["model", "contract", *(f"step {i}" for i in (1, 11, 21, 51, 101, 191)), "apart from eager at most"]
+    return f"{data['device']}, transformers {data['transformers']}.\n\n{text}\n{table(head, trainings)}"
+
+
 def block(data: dict[str, Any]) -> str:
     """Returns the decoder blocks: a step on the wall and on the GPU, errors, and where the host's time goes."""
     names = {"ours": "ours", "ours fused": "ours, linear_geglu", "eager": "eager", "liger": "Liger"}
