@@ -271,10 +271,12 @@ def top_k_renorm(probs, k):
 @probabilities(
     like=lambda logits, t: (logits / t).softmax(-1),
     shapes={"logits": "n v", "t": "n 1"},
+    where="1 <= n <= 32 and v > 2048",
     domain={"t": "0.01 <= t <= 100"},
+    backends=["cuda"],
 )
 def temperature_softmax(logits, t):
-    """Softmax at a temperature of each row."""
+    """Softmax at a temperature of each row, where it is no call of PyTorch's: a GPU, few and long rows."""
     from sglang.kernels.ops.sampling.temperature_softmax import temperature_softmax
 
     return temperature_softmax(logits, t)

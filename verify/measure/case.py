@@ -38,7 +38,7 @@ from verify.measure.trivial import case_of as blind_case
 from verify.ops.graph.sampled import Sample
 from verify.ops.op import Fast, Op, Problem, Regime, remembering
 from verify.records.readings import APART
-from verify.records.record import ORDINARY, Origin, Worst, value_of
+from verify.records.record import EXTREME, ORDINARY, Origin, Worst, value_of
 from verify.truth import formats
 from verify.truth.fast import Truth, truth_of
 from verify.truth.formats import Format
@@ -250,6 +250,8 @@ class _CaseJudge:
             else:
                 largest = self.kernel.largest.get(case.dtype)
                 segments, parts = classed(question.op, case, question.problem, name, tuple(got.shape), largest)
+            if segments is None and name.startswith("d") and self._overflows():  # no training step sees this gradient
+                parts = tuple((regime, EXTREME) for regime, _ in parts)
             if segments is None:
                 segments = torch.zeros(got.numel(), dtype=torch.int64, device=got.device)
             segments = segments.reshape(-1)
@@ -266,6 +268,12 @@ class _CaseJudge:
                 segments = segments.masked_fill(question.excused[name].to(segments.device), -1)
             self._parts[name] = segments, parts
         return self._parts[name]
+
+    def _overflows(self) -> bool:
+        """True if an output's format does not hold its exact value: a backward pass that reads it has an infinity."""
+        op, rules = self.question.op, self.rules[KERNEL]
+        outputs = [(rules[name].truth.value.abs(), rules[name].fmt) for name in op.outputs if name in rules]
+        return any(bool(((size > float(fmt.overflow)) & size.isfinite()).any()) for size, fmt in outputs)
 
     def findings(self, source: str, earlier: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one source."""
