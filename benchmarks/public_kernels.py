@@ -2,8 +2,8 @@
 
 RUN.json is the record of `verify run examples/public/*.py --json RUN.json` on a machine with the packages, or with the
 files of their kernels (benchmarks/kernel_files.py). The verdicts are compared with examples/public/expected.toml. If
-several records hold a kernel, the last one that measured it counts. --page writes the table of verdicts into a page,
---figures all figures of the first record.
+several records hold a kernel, the last one that has a verdict on it counts. --page writes the table of verdicts into a
+page, --figures all figures of the first record.
 """
 
 from __future__ import annotations
@@ -79,8 +79,11 @@ def judged(run: Run, kernel: KernelRun) -> tuple[str, str]:
     broken = kernel.status in ("wrong", "error", "crashed") and " raised " not in kernel.message
     if broken or any(each.status == "wrong" for each in kernel.results):
         return "wrong", why
-    if any(gap.kind == "interrupted" for gap in run.incomplete if gap.target == kernel.target):
+    kinds = {gap.kind for gap in run.incomplete if gap.target == kernel.target}
+    if "interrupted" in kinds:
         return "skipped", why  # some of its dtypes alone were judged
+    if kinds - {"refused"}:
+        return "none", why  # some of its cases alone
     return {"ok": "pass", "skipped": "skipped"}.get(kernel.status, "none"), why
 
 
@@ -95,11 +98,16 @@ def compared(run: Run, expected: Mapping[str, Mapping[str, str]]) -> Iterator[tu
             yield f"{Path(path).stem}::{name}", said, WORDS[said.split()[0]].get(verdict, verdict), why
 
 
+def judged_last(row: tuple[str, str, str, str]) -> int:
+    """Returns a sort key: kernels that were skipped, then those without a verdict, then all others."""
+    return 0 if row[2] == "skipped" else 1 if row[2].endswith("no verdict") else 2
+
+
 def found_in(runs: Sequence[Run]) -> list[tuple[str, str, str, str]]:
-    """Returns the kernels of some records, compared; the last record that measured a kernel counts."""
+    """Returns the kernels of some records, compared; the last record that has a verdict on a kernel counts."""
     expected = tomllib.loads(EXPECTED.read_text())
     order = [f"{stem}::{name}" for stem, said in expected.items() if stem != "faults" for name in said]
-    rows = sorted((row for run in runs for row in compared(run, expected)), key=lambda row: row[2] != "skipped")
+    rows = sorted((row for run in runs for row in compared(run, expected)), key=judged_last)
     found = {row[0]: row for row in rows}
     return [found[name] for name in order if name in found]
 

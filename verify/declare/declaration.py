@@ -323,8 +323,8 @@ def kernel(
         {"ordinary": 0.51, "extreme": None}, or classes per dtype, or any of these per result, {"y": 1, "dsink": 8}. A
         class that is not named has the limit of the one before it, in the order ordinary, demanding, extreme. None is
         no promise, and no verdict but at infinite and NaN inputs where PyTorch's result is right. Default 4 in float32
-        and float64 (8 of gradients of norms and products by name, 10 of an elementwise function by like=), 1 in 16
-        bits, 0.51 in 8 bits. With like= the default promises nothing of extreme inputs.
+        and float64 (8 of norms, softmax and products by name, 10 of an elementwise function by like=), 1 in 16 bits,
+        0.51 in 8 bits. With like= the default promises nothing of extreme inputs.
     max_noise: with like=, the multiple of the program's own noise beyond half a ULP that is also right
         (docs/limits.md). One number, or one per result; default 8, in 16 bits 5.
     accumulate: with like=, the format in which products are computed: "tf32" allows operands of 10 bits for float32.
