@@ -45,14 +45,17 @@ def evaluate(
     last: bool = False,
     choice: Choice | None = None,
     strength: float = 1.0,
+    signs: Sequence[int] | None = None,
 ) -> Evaluation:
     """Returns what f is at inputs + tiny drifts.
 
     disturbed: the seed of roundings after every step, of this strength. last: of equal places the last one wins, or as
-    a choice says.
+    a choice says. signs: those by which another run has ordered numbers.
     """
     kinds = [x.dtype for x in inputs if isinstance(x, Tensor) and x.is_floating_point()]
-    run = Run(BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice, strength)
+    run = Run(
+        BITS.get(kinds[0], 24) if kinds else 24, drifts is not None, disturbed, last, kinds, choice, strength, signs
+    )
     run.outer = max([run.unit, *(2.0 ** -SMALL[kind] for kind in kinds if kind in SMALL)])
     given: list[Any] = []
     leaves: list[np.ndarray] = []
@@ -116,12 +119,17 @@ def opened(found: Sequence[Evaluation]) -> list[np.ndarray]:
 
 
 def disturbed(
-    f: Callable[..., Any], inputs: Sequence[Any], upstream: Sequence[Tensor | None], runs: int, strength: float
+    f: Callable[..., Any],
+    inputs: Sequence[Any],
+    upstream: Sequence[Tensor | None],
+    runs: int,
+    strength: float,
+    signs: Sequence[int] | None = None,
 ) -> Iterator[Evaluation]:
     """Yields what f is with roundings of a strength, but where they lead to what the oracle cannot say."""
     for seed in range(runs):
         with suppress(Oracled):
-            yield evaluate(f, inputs, upstream, disturbed=seed, strength=strength)
+            yield evaluate(f, inputs, upstream, disturbed=seed, strength=strength, signs=signs)
 
 
 def noise(
@@ -132,15 +140,16 @@ def noise(
     They are those that any kernel may have: of results and gradients that PyTorch stores in 16 bits between its
     operators (`kept`), of slopes that it takes from stored results (`saved`), of constants, and of the noisier of two
     forms where it takes that one. Of numbers that a narrow format rounds, an eighth of what eight roundings in each
-    step do counts, if that is more: within those, either neighbour is right.
+    step do counts, if that is more: within those, either neighbour is right. Numbers
+    keep their order. If no run with roundings leads to numbers, nothing is known, and the noise is infinite.
     """
     exact = evaluate(f, inputs, upstream)
     found = [np.zeros(values.shape) for values in exact.values]
     for strength in (1.0, NEAR) if exact.run.stores else (1.0,):
-        moved = list(disturbed(f, inputs, upstream, runs, strength))
-        for at, values in enumerate(exact.values if moved else ()):
-            squares = sum(_squares(each.values[at], values) for each in moved)
-            found[at] = np.maximum(found[at], np.sqrt(squares / len(moved)) / strength)
+        moved = list(disturbed(f, inputs, upstream, runs, strength, exact.run.signs))
+        for at, values in enumerate(exact.values):
+            squares = sum((_squares(each.values[at], values) for each in moved), np.zeros(values.shape))
+            found[at] = np.maximum(found[at], np.sqrt(squares / len(moved)) / strength if moved else np.inf)
     return found
 
 

@@ -421,10 +421,11 @@ def log_softmax(row: Sequence[Number]) -> list[Number]:
     stored: list[Number] = []
     for x in row:
 
-        def others(at: int = len(stored)) -> Any:
-            return -mp.exp(stored[at].value)
+        def others(of: int) -> Any:
+            return -mp.exp(stored[of].value)
 
-        stored.append(recalled(x - shift - log, [(x, lambda: 1), *((each, others) for each in row)]))
+        slopes = [(each, partial(others, of)) for of, each in enumerate(row)]
+        stored.append(recalled(x - shift - log, [(x, lambda: 1), *slopes]))
     return stored
 
 
@@ -438,18 +439,34 @@ def normed(row: Sequence[Number], eps: float, centre: bool, keep: Callable[[Numb
 
 
 def with_stored_moments(found: list[Number], row: Sequence[Number], by: Any) -> list[Number]:
-    """Returns normalised numbers whose backward takes the mean and 1 / deviation from 16 bits, as PyTorch's does."""
+    """Returns normalised numbers whose backward is PyTorch's: dy by + b x - b mean - sum(dy) by / n.
+
+    b comes from mean sum(dy) - sum(dy x), whose two terms cancel. In 16 bits the mean and 1 / deviation are stored.
+    """
     run, n = Run.now, len(row)
-    if not run.digits or not mp.isfinite(by):
+    if not mp.isfinite(by):
         return found
     center = mpf(sum(x.value for x in row)) / n
-    center, by = run.shaken(center, 2.0**-run.digits), run.shaken(by, 2.0**-run.digits)
-    hat = [(x.value - center) * by for x in row]
+    if run.digits:
+        center, by = run.shaken(center, 2.0**-run.digits), run.shaken(by, 2.0**-run.digits)
+
+    def rounded(value: Any) -> Any:
+        return run.shaken(value, run.inner)
 
     def slope(i: int, j: int) -> Any:
-        return by * ((i == j) - (1 + hat[i] * hat[j]) / n)
+        b = (rounded(center) - rounded(row[i].value)) * by**3 / n
+        return rounded(by * (i == j)) + rounded(b * row[j].value) - rounded(b * center) - rounded(by / n)
 
-    return [recalled(y, [(x, partial(slope, i, j)) for j, x in enumerate(row)]) for i, y in enumerate(found)]
+    stored = [recalled(y, [(x, partial(slope, i, j)) for j, x in enumerate(row)]) for i, y in enumerate(found)]
+    for y, x in zip(stored, row, strict=True):
+        y.again = (x.value - center) * by
+    return stored
+
+
+def weighted(y: Number, weight: Number) -> Number:
+    """Returns a product. The gradient of a weight takes a normalised number from the moments that a kernel keeps."""
+    found = y * weight
+    return found if y.again is None else recalled(found, [(y, lambda: weight.value), (weight, lambda: y.again)])
 
 
 def deviation(row: Sequence[Number], unbiased: bool = True) -> Number:
@@ -588,7 +605,7 @@ def _(out: Any, x: Any, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any
 
 
 def affine(y: np.ndarray, weight: Any, bias: Any) -> np.ndarray:
-    y = y if weight is None else each(lambda a, b: a * b, y, weight)
+    y = y if weight is None else each(weighted, y, weight)
     return y if bias is None else each(lambda a, b: a + b, y, bias)
 
 

@@ -84,8 +84,12 @@ class Run:
         kinds: Sequence[Any] = (),
         choice: Choice | None = None,
         strength: float = 1.0,
+        signs: Sequence[int] | None = None,
     ) -> None:
         self.strength = strength  # of each disturbance, in roundings
+        self.signs: list[int] = list(signs or ())  # of the comparisons that order numbers; disturbed, those of another
+        self.replays = signs is not None
+        self.compared = 0  # such comparisons so far
         self.bits, self.directed, self.ties = bits, directed, 0
         self.nears = 0  # numbers in whose place roundings may choose another
         self.stores = 0  # numbers that a narrow format rounds
@@ -154,8 +158,8 @@ def joined(a: Number, b: Number, product: bool = False) -> Terms | None:
 class Number:
     """A number on the tape."""
 
-    __slots__ = """adds drift error exact grad grad_open grid inner kink loose open outer parents place push saved
-    shares step terms value""".split()
+    __slots__ = """adds again drift error exact grad grad_open grid inner kink loose open outer parents place push
+    saved shares step terms value""".split()
 
     def __init__(self, value: Any, error: float = 0.0, drift: float = 0.0, open: bool = False) -> None:
         self.value, self.error, self.drift, self.open = value, error, drift, open
@@ -165,6 +169,7 @@ class Number:
         self.kink = self.grad_open = self.adds = False  # adds: some step before it, or it, is a sum
         self.grad, self.outer, self.exact = None, 0.0, True  # exact: 16 bits hold it and its gradient
         self.saved: Callable[[], Sequence[Any]] | None = None  # slopes of the parents, from what a kernel keeps
+        self.again: Any = None  # the same number as a kernel computes it again in its backward
         self.shares: dict[int, Any] = {}  # of the gradient, by the operators that they come from
         self.step, self.inner = 0, Run.now.inner
         self.grid: tuple[int, int] | None = None  # the format that the gradient is rounded to, too
@@ -411,13 +416,24 @@ def sign_between(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
     return (1 if gap > 0 else -1), near and run.choice is None
 
 
+def ordered(a: Number, b: Number, exact: bool = False) -> tuple[int, bool]:
+    """Returns what `sign_between` does; a disturbed run orders numbers as the exact run did."""
+    run = Run.now
+    if run.replays:
+        run.compared += 1
+        return run.signs[run.compared - 1], False
+    found = sign_between(a, b, exact)
+    run.signs.append(found[0])
+    return found
+
+
 def side_of(a: Number, b: Number) -> tuple[int, bool]:
     """Returns the sign of a - b as a comparison sees it, which a choice may take on the side of the direction."""
     run = Run.now
     run.sides += 1
     if a is not b and a.value == b.value and not a.loose + b.loose:
         run.sided.add(run.sides)
-    return sign_between(a, b, exact=run.choice is None or run.sides not in run.choice.sides)
+    return ordered(a, b, exact=run.choice is None or run.sides not in run.choice.sides)
 
 
 def chosen(among: Sequence[Number], winner: Number, near: bool) -> Number:
@@ -439,7 +455,7 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
         if mp.isnan(each.value):
             return each, at, False
     for at in range(1, len(row)):
-        way, _ = sign_between(row[at], row[place])
+        way, _ = ordered(row[at], row[place])
         if way * sign > 0:
             place, tied = at, [row[at]]
         elif way == 0:
@@ -449,7 +465,7 @@ def largest(row: Sequence[Number], sign: int = 1, shared: bool = False) -> tuple
             wins = order.random() * len(tied) < 1 if order else _precedes(row[at], row[place])
             place = at if wins else place
     winner = row[place]
-    for each in row:
+    for each in () if Run.now.replays else row:
         if each is not winner and each.value != winner.value:
             near = near or sign_between(each, winner)[1]
     level = not Run.now.directed if Run.now.choice is None else Run.now.choice.level
@@ -469,7 +485,7 @@ def _precedes(later: Number, number: Number) -> bool:
 
 def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]]:
     """Returns the places of a row in order, equal ones by the direction, and the ranks that roundings may exchange."""
-    if any(mp.isnan(each.value) or each.open for each in row):
+    if any(mp.isnan(each.value) or (each.open and not Run.now.replays) for each in row):
         raise Oracled("NaN or an open number in a sort")
     way = -1 if descending else 1
     places = sorted(range(len(row)), key=lambda i: row[i].place if Run.now.directed else 0)
@@ -477,9 +493,9 @@ def ranked(row: Sequence[Number], descending: bool) -> tuple[list[int], set[int]
     shuffled = Run.now.order()
     if shuffled:
         shuffled.shuffle(places)
-    order = sorted(places, key=cmp_to_key(lambda i, j: way * sign_between(row[i], row[j])[0]))
+    order = sorted(places, key=cmp_to_key(lambda i, j: way * ordered(row[i], row[j])[0]))
     near: set[int] = set()
-    for at in range(len(row) - 1):
+    for at in range(0 if Run.now.replays else len(row) - 1):
         for other in range(at + 1, len(row)):
             a, b = row[order[at]], row[order[other]]
             if other == at + 1 and sign_between(a, b)[0] == 0:  # a copy of one number, too, has a place of its own

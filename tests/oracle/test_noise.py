@@ -74,6 +74,12 @@ def in_float32(x: Any) -> Any:
     return x.float().exp()
 
 
+def ranks(x: Any) -> Any:
+    """A row of two equal numbers is 0, or a rounding of 1000 in kernels, beside which its rank has several values."""
+    y = functional.group_norm(x, 1)
+    return functional.batch_norm((y.argsort(-2).argsort(-2) * y)[None], None, None, training=True)
+
+
 def remainder(x: Any) -> Any:
     return torch.fmod(x, 0.001)
 
@@ -103,6 +109,7 @@ ROW_DY = T([-0.06, -1.53, 1.55, -0.97])
         (attention, T([[[0.5, -0.25]]]), T([[[1.0, 0.5]]]), 1, 1e-5, 1e-3),
         (in_float32, T([0.5, 2.0]).double(), T([1.0, 0.5]), 1, 1e-9, 1e-6),  # a float64 program has float32 steps
         (centred, T([[100.0, 100.0625]]), T([[1.0, 0.5]]), 0, 1e-5, 1e-3),  # x rstd - mean rstd
+        (ranks, T([[1.5, -0.5], [3.0, 3.0], [1.0, -2.0]]), T([[[1.0], [0.5]]]).expand(1, 2, 3).mT, 1, 1e-5, 1e-2),
     ],
 )
 def test_the_noise_has_the_roundings_of_honest_kernels(
@@ -125,6 +132,30 @@ def test_the_noise_has_the_roundings_of_honest_kernels(
 def test_the_noise_of_ordinary_steps_is_a_few_roundings(f: Callable[..., Any], most: float, kind: torch.dtype) -> None:
     x = torch.linspace(-1.0, 1.5, 15).reshape(3, 5).to(kind)
     assert max(shares(f, x, f(x).exp())) <= most * torch.finfo(kind).eps
+
+
+@pytest.mark.parametrize("kind", [BRAIN, torch.float32, torch.float64])
+def test_the_gradient_of_a_log_softmax_has_the_noise_of_its_own_slopes(kind: torch.dtype) -> None:
+    x, dy = torch.linspace(-1.0, 1.5, 15).reshape(3, 5).to(kind), T([2.0, -1.0, 0.5, 1.0, 0.25]).to(kind)
+    assert shares(lambda x: x.log_softmax(-1), x, dy.expand(3, 5))[1] <= 3 * torch.finfo(kind).eps
+
+
+def test_the_gradient_of_a_normalised_number_has_the_noise_of_kernels() -> None:
+    """PyTorch's float32 gradient of a row whose two numbers lie close together, at inputs beside it."""
+    off = 1 + 1e-4 * torch.randn(2, 4096, 2, generator=torch.Generator().manual_seed(0))
+    x, dy = T([0.7387, 0.7972]) * off[0], T([-0.5554, 0.5486]) * off[1]
+
+    def slope(x: Tensor) -> Tensor:
+        return torch.autograd.grad(centred(x), x, dy.to(x.dtype))[0]
+
+    errors = slope(x.clone().requires_grad_()) - slope(x.double().requires_grad_())
+    of_pytorch = errors.square().mean(0).sqrt().max()
+    assert of_pytorch / 2 <= noise(centred, [x[:1]], [dy[:1]])[1].max() <= 8 * of_pytorch
+
+
+def test_the_gradient_of_a_weight_takes_the_stored_mean() -> None:
+    x, weight, dy = T([[99.5625, 100.0625]]).to(HALF), T([1.0, 2.0]).to(HALF), T([[1.0, 0.5]]).to(HALF)
+    assert noise(lambda x, w: functional.layer_norm(x, (2,), w), [x, weight], [dy])[2].max() > 0.01
 
 
 @pytest.mark.parametrize(("x", "most"), [(-3.0, 1e-3), (-6.0, 1e-5)])
