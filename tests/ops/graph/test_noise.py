@@ -313,6 +313,21 @@ def test_a_function_errs_alike_for_equal_numbers() -> None:
     assert noise(functional.gelu, {"x": few}, runs=32).together > 1.4
 
 
+def test_equal_numbers_err_alike_also_where_rounded_steps_err_more() -> None:
+    """One rounding of each number moves the sum by chance, which says nothing of how far equal errors add up."""
+    x, t = torch.tensor([-1.3, 0.25, -1.65] * 18).bfloat16(), torch.tensor([0.23, 0.57, -1.3] * 18).bfloat16()
+    loss = lambda x, t: functional.binary_cross_entropy_with_logits(x, t.sigmoid())  # noqa: E731
+    apart = at_hand(loss, {"x": x + 0.25 * drawn(54).bfloat16(), "t": t + 0.25 * drawn(54, seed=1).bfloat16()}).noise
+    assert float(at_hand(loss, {"x": x, "t": t}).noise) > 1.8 * float(apart)
+
+
+def test_a_gradient_in_float32_is_cast_where_it_arrives_at_numbers_of_16_bits() -> None:
+    given = {"x": drawn(64).bfloat16()}
+    sums = lambda x: x.cumsum(-1).float()  # noqa: E731
+    held, cast = (at_hand(sums, given, "dx", upstream=dy).noise for dy in (torch.ones(64), drawn(64, seed=1)))
+    assert float(held.max()) < 1e-5 and float(cast[:32].min()) > 1e-3
+
+
 def test_equal_products_have_the_noise_of_roundings_in_one_direction() -> None:
     """As equal terms: rows of one number, with signs or without, times columns of one number with the same signs."""
     signs = torch.tensor([1.0, -1.0]).repeat(2048)

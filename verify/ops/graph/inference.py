@@ -34,6 +34,7 @@ _NARROW: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp"), ()),
     **dict.fromkeys(("huber_loss_backward", "binary_cross_entropy_backward", "logit", "glu_backward"), ()),
     **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "prod", "rsqrt", "pow"), ()),
+    "binary_cross_entropy_with_logits": (),
     "_log_softmax": ("sum", "log"),
     "_softmax": ("exp",),
 }

@@ -264,12 +264,12 @@ class Samples:
         self.sample(runs, seed, _STEP / self.format.unit)
         if self.is_chaotic() or self.is_bent(seed + 3):
             self.sample(runs // 2, seed + 1, 1.0)
+        if self.each and self.runs >= RUNS and any(map(_repeats, self.run.leaves.values())):
+            self.round_alike(seed + 4)  # measured before `round`, which has one rounding of each number
         self.round()
         self.blurred = {id(step): mask for step in self.steps if (mask := self._is_blurred(step)) is not None}
         if self.blurred:
             self.sample(runs // 2, seed + 2, 1.0, self._on_grid)
-        if self.each and self.runs >= RUNS and any(map(_repeats, self.run.leaves.values())):
-            self.round_alike(seed + 4)
 
     def sample(self, runs: int, seed: int, shrink: float, make: Make | None = None) -> None:
         """Runs the program `runs` times with disturbances and raises `deviations` to the changes seen.

@@ -17,7 +17,7 @@ from verify.ops.graph.steps import Leaf, Plain, Step, moved_from, reached
 
 def stored_in(recorder: Recorder, rewriter: Rewriter, real: Real, steps: Sequence[Step]) -> dict[int, torch.dtype]:
     """Maps id(step) to the 16-bit type that eager PyTorch stores its result in."""
-    found = kinds_of(reversed(recorder.stored()), rewriter)
+    found = kinds_of(reversed(recorder.stored()), rewriter, Plain)  # a float32 gradient is cast where it arrives
     ours = kinds_of(((recorder.node(made), made.dtype) for made in real.made if isinstance(made, Traced)), rewriter)
     for made in real.attention:
         if not isinstance(made, Traced):
@@ -42,13 +42,15 @@ def note_narrow(recorder: Recorder, rewriter: Rewriter) -> None:
                 step.narrow = kind
 
 
-def kinds_of(made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter) -> dict[int, torch.dtype]:
-    """Maps id(step) to the dtype of the first of these nodes that the step makes. Operands and constants make none."""
+def kinds_of(
+    made: Iterable[tuple[Node, torch.dtype]], rewriter: Rewriter, given: type | tuple[type, ...] = (Leaf, Plain)
+) -> dict[int, torch.dtype]:
+    """Maps id(step) to the dtype of the first of these nodes that the step makes. What is `given` is not made."""
     found: dict[int, torch.dtype] = {}
     for node, kind in made:
         step = rewriter.known.get(node)
         step = moved_from(step)[-1] if isinstance(step, Step) else None
-        if step is not None and not isinstance(step, Leaf | Plain):
+        if step is not None and not isinstance(step, given):
             found.setdefault(id(step), kind)
     return found
 
