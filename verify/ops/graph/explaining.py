@@ -9,7 +9,7 @@ closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile, zip_longest
 from typing import Any
 
@@ -19,15 +19,15 @@ from torch import Tensor
 from verify.ops.graph.choices import Choices, Decisions, Proposal, Taken
 from verify.ops.graph.parts import Parts
 from verify.ops.graph.selecting import First, Order, ramp, scores_of
-from verify.ops.graph.steps import Leaf, Step, moved_from
+from verify.ops.graph.steps import Leaf, Step, moved_from, places_of
 from verify.ops.graph.wording import words
 from verify.ops.op import Slopes
 
 _AWAY = 2.0**-30  # a relative change by less is none
 _PLACES = 64  # most numbers of a part that are exchanged, where they tie in one of the first
 _ROWS = 1024  # unexplained parts
-_ROUNDS = 4  # one exchange may need another before it
-_TRIED = 512  # most exchanges from one start, and fewer
+_ALIKE = 2  # most proposals for each of the exchanges that decide otherwise than those before
+_TRIED = 512  # most such exchanges from one start, and fewer
 _WORK = 2**22  # where all of them together would move more numbers
 _EFFORT = 2**14  # or evaluate more steps
 _ENOUGH = 48  # exchanges after which a number that is beyond all values so far counts as unexplainable
@@ -152,27 +152,35 @@ class _Search:
 
         def judged(at: Mapping[int, Tensor]) -> tuple[Tensor, Proposal]:
             by = {abs(key): size * parts.spread(key, at[key], size) for key, size in sizes.items()}
-            return self._better(choices.proposed(by, level=out < 1), parts, torch.full_like(best, math.inf), self.own)
+            proposal, none = choices.proposed(by, level=out < 1), torch.full_like(best, math.inf)
+            known = hash(tuple(bytes(each.cpu().numpy()) for each in proposal.decisions.values()))
+            if known in seen:  # other numbers, which decide alike
+                return none, self.own
+            seen.add(known)
+            return self._better(proposal, parts, none, self.own)
 
-        best = self._cost(choices.values(self.found.decisions), parts)
+        best, seen = self._cost(choices.values(self.found.decisions), parts), set[int]()
         if self._is_settled(best, parts):  # or what is not explained depends on many parts
             return
         cost, turned = judged(at)
         count = max(map(torch.numel, at.values()), default=1)
         most = min(_TRIED, _WORK // count, _EFFORT // len(choices.program.steps))
-        moves = list(islice(self._moves(sizes, best > 0.0, parts), most))
-        vain = 0
-        for number, (key, one, other, way) in enumerate(islice(moves * _ROUNDS, most)):
-            if vain == len(moves) or self._is_settled(cost, parts):
+        moves = self._moves(sizes, turned, cost > 0.0, parts)
+        for number in range(_ALIKE * most):
+            settled = len(seen) > most or self._is_settled(cost, parts)
+            if settled or (move := next(moves, None)) is None:
                 break
             self.exchanges += 1
-            line, end = at[key].clone(), way * (out + number / _TRIED / 2)  # further out than each before it
+            key, one, other, way = move
+            line = at[key].clone()
+            end = way * ((out if key > 0 else 2.0) + number / _TRIED / 2)  # further out than each before it
             line[:, one], line[:, other] = (end, end) if one == other else (at[key][:, other], at[key][:, one])
             found, new = judged({**at, key: line})
             better = found < cost
-            vain = 0 if bool(better.any()) else vain + 1
-            at[key] = torch.where(better.reshape(-1, 1), line, at[key])
-            cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
+            if bool(better.any()):
+                at[key] = torch.where(better.reshape(-1, 1), line, at[key])
+                cost, turned = torch.minimum(cost, found), _mixed(parts, better, new, turned)
+                moves = self._moves(sizes, turned, cost > 0.0, parts)
         self.found = _mixed(parts, cost < best, turned, self.found)
 
     def _found(self, size: Tensor, key: int) -> Tensor:
@@ -180,13 +188,16 @@ class _Search:
         moved = ((self.found.numbers[key] - self.choices.numbers.get(key, 0.0)) / size).nan_to_num(0.0, 0.0, 0.0)
         return moved + 2.0**-12 * ramp(size)  # no two are equal, or an exchange would change nothing
 
-    def _moves(self, sizes: Mapping[int, Tensor], open: Tensor, parts: Parts) -> Iterator[tuple[int, int, int, float]]:
+    def _moves(
+        self, sizes: Mapping[int, Tensor], best: Proposal, open: Tensor, parts: Parts
+    ) -> Iterator[tuple[int, int, int, float]]:
         """Yields a key of `sizes`, two places in a part, and the end that a single number goes to. The likeliest first.
 
-        These are numbers whose own result is not explained, and those that tie in an unexplained part.
+        These are numbers whose own result the best so far does not explain, and those that tie in an unexplained part.
         """
-        values, rows = self.choices.values(self.found.decisions), torch.nonzero(open).reshape(-1)[:_ROWS]
+        values, rows = self.choices.values(best.decisions), torch.nonzero(open).reshape(-1)[:_ROWS]
         rowed = {-id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
+        moved = {-id(step): self._moved_places(step) for step in self.choices.orders}
         lines = {key: torch.arange(x.numel(), device=x.device) // max(x.shape[-1], 1) for key, x in rowed.items()}
 
         def moves(key: int, size: Tensor) -> Iterator[tuple[int, int, int, float]]:
@@ -199,8 +210,10 @@ class _Search:
             near = ordered.diff(dim=-1) <= reach.gather(-1, places)[:, 1:]
             weight = torch.zeros_like(x).scatter_(-1, places[:, 1:], near.to(x.dtype))
             weight = weight.scatter_add_(-1, places[:, :-1], near.to(x.dtype)).amax(0)
-            for name in [name for name in self.got if values[name].shape == size.shape]:
-                weight = weight + 4.0 * (of_open(self._excess(name, values[name])) > 1.0).any(0)
+            shape, of = moved.get(key, (size.shape, None))
+            for name in [name for name in self.got if values[name].shape == shape]:
+                wrong = (self._excess(name, values[name]) > 1.0).to(x.dtype)
+                weight = weight + 4.0 * of_open(wrong if of is None else wrong.reshape(-1)[of]).amax(0)
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             x, reach = x[:, chosen], reach[:, chosen]
             line = of_open(lines[key])[:, chosen] if key in lines else torch.zeros_like(x)  # copies tie in their line
@@ -212,6 +225,11 @@ class _Search:
 
         for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
             yield from (move for move in each if move is not None)
+
+    def _moved_places(self, step: Order) -> tuple[Sequence[int], Tensor]:
+        """Returns the shape of what the numbers of an order copy, and the place of each there."""
+        source = moved_from(step.inputs[0])[-1]
+        return source.shape, places_of(step.inputs[0], source, self.choices.run).to(self.choices.run.device)
 
     def _cost(self, values: Mapping[str, Tensor], parts: Parts) -> Tensor:
         """Returns how far the results of each part are away, all of them together. 0: they are explained."""
