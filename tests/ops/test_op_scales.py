@@ -138,3 +138,22 @@ def test_sums_over_rows_in_16_bits_have_the_scale_of_float32_accumulators() -> N
     assert not accepts(total)
     assert accepts(dy.float().sum(0).bfloat16())
     assert accepts(dy.float().cumsum(0)[-1].bfloat16()), "one after the other"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wrong"), [(torch.float32, 1e-4), (torch.float64, 1e-12), (torch.bfloat16, 0.1)], ids=str
+)
+def test_a_softmax_is_held_to_the_rounding_of_its_differences_and_no_more(dtype: torch.dtype, wrong: float) -> None:
+    """A softmax may subtract a number a little below the largest. One whose scores are off is wrong."""
+    x = (3 * torch.randn(64, 257, generator=torch.Generator().manual_seed(0))).to(dtype)
+    y = get("softmax").fast(Problem(inputs={"x": x}, params={}, upstream={}, results=("y",)))["y"]
+
+    def off(lag: float, by: float = 0.0) -> float:
+        wide = (1 + by) * (x.float() if dtype == torch.bfloat16 else x)
+        e = (wide - (wide.amax(-1, True) - lag)).exp()
+        found = errors((e / e.sum(-1, True)).to(dtype), y.value, formats.of(dtype), scale=y.scale).scaled
+        assert found is not None
+        return float(found.max())
+
+    limit = 1.0 if dtype == torch.bfloat16 else 4.0
+    assert max(off(0.0), off(4.0)) < limit < off(0.0, wrong)

@@ -24,8 +24,11 @@ finite number beside an infinity has the limit 0. The infinity itself would be i
 
 Softmax is y_i = exp(x_i) / Z with Z = sum_j exp(x_j). Its gradient is y_i (g_i - sum_j g_j y_j). The terms of that
 cancel without limit if one element dominates the row, so its scale is y_i (|g_i| + sum_j |g_j y_j|). Nothing cancels in
-y. An input of -inf among finite ones is a masked element (y = 0). A row has no limit if it holds +inf or NaN, or -inf
-alone. The gradient of a row has no limit if an upstream gradient of the row is not finite.
+y, but every softmax rounds d = x_i - max x, which moves exp by up to |d| ULP, and GPUs round d log2 e, which moves it
+by as much. So y stands for y (1 + |d| / 2) in both scales: a limit of 4 ULP is one of 4 + 2 |d|. Data of 16 bits have a
+2^-16 or 2^-13 part of that, because kernels compute in float32. An input of -inf among finite ones is a masked element
+(y = 0). A row has no limit if it holds +inf or NaN, or -inf alone. The gradient of a row has no limit if an upstream
+gradient of the row is not finite.
 """
 
 from __future__ import annotations
@@ -182,10 +185,17 @@ def _softmax(x: Tensor) -> Tensor:
 
 def _softmax_scales(problem: Problem) -> Scales:
     x = problem.inputs["x"]
-    if "dx" not in problem.results or x is None:
+    if x is None or not x.numel():
         return {}
-    y, g = _softmax(x.double()), problem.upstream["y"].double().abs()
-    return {"dx": (y * (g + (g * y).sum(-1, keepdim=True)), None)}
+    wide = x.double()
+    below = (wide.amax(-1, keepdim=True) - wide) * (min(2.0**-23 / torch.finfo(x.dtype).eps, 1.0) / 2)
+    y = _softmax(wide)
+    y = y + (y * below).nan_to_num(0.0)
+    found: Scales = {"y": (y, None)}
+    if "dx" in problem.results:
+        g = problem.upstream["y"].double().abs()
+        found["dx"] = y * (g + (g * y).sum(-1, keepdim=True)), None
+    return {name: scale for name, scale in found.items() if name in problem.results}
 
 
 SOFTMAX = Shipped(_softmax, (Operand("x"),), scales=_softmax_scales).op(

@@ -16,9 +16,7 @@ from verify.ops.graph.choices import Choices
 T = torch.tensor
 
 
-def passes(
-    like: Callable[..., Any], x: Tensor, got: Any, dx: Tensor | None = None, upstream: Tensor | None = None
-) -> bool:
+def passes(like: Callable[..., Any], x: Tensor, got: Any, dx: Tensor | None = None, upstream: Any = None) -> bool:
     """True unless a result is wrong. On examples as small as these, some limits say nothing, which is no error."""
     try:
         verify.assert_close(got, like=like, inputs=(x,), grads=(dx,), upstream=upstream, check_dtype=False)
@@ -738,6 +736,34 @@ def test_all_but_one_of_computed_numbers_stay_equal(second: float, right: bool) 
     one, other = [-0.6529632210731506, 0.2785835564136505], [1.1740663051605225, -1.8282926082611084]
     x = T([one, other, [1.551309585571289, 0.11396563053131104], one])
     assert passes(largest, x, functional.selu(T([0.25, 0.25 * second, 0.25, 0.25]))) is right
+
+
+def test_the_winners_of_two_columns_are_found_one_after_the_other() -> None:
+    """Of a column's least numbers any is right, and a running maximum goes on with the last of equal columns."""
+
+    def running(x: Tensor) -> tuple[Tensor, Tensor]:
+        sizes = torch.log(x.abs() + 0.5)
+        return functional.celu(sizes.kthvalue(1, -2).values).cummax(-1).values, sizes
+
+    def gradient(x: Tensor) -> Tensor:
+        leaf = x.clone().requires_grad_()
+        return torch.autograd.grad(running(leaf), leaf, [each.to(x.dtype) for each in upstream])[0]
+
+    x = T(
+        [
+            [1.5, -3.0, 2.5, 1.5, 2.5, 0.0, -2.5, 0.0],
+            [-2.0, -2.5, 1.5, -0.5, 2.5, -0.5, -1.5, 2.5],
+            [-1.5, -3.0, -1.0, 2.5, 2.5, -1.5, 1.5, -1.5],
+            [1.5, 1.5, -1.5, -0.5, -1.0, -1.0, 3.0, -1.0],
+            [3.0, -1.0, 0.5, 1.5, 1.5, -2.0, 1.5, -3.0],
+        ]
+    )
+    upstream = T([1.7, -0.5, 1.2, -0.7, -0.5, 0.2, 1.4, -1.2]), draw(5, 8)
+    near = x.double()
+    near[3, 0], near[2, 6] = 1.5 - 2e-12, 1.5 - 1e-12  # either is the least of its column, and the second the larger
+    right = gradient(near).float()
+    for by, said in ((1.0, True), (1.01, False)):
+        assert passes(running, x, running(x), by * right, upstream) is said
 
 
 def test_copies_are_exchanged_within_their_rows() -> None:
