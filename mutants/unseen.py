@@ -25,7 +25,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-MODULES = ("unseen_attention", "unseen_triton", "unseen_torch", "unseen_more")
+MODULES = ("unseen_attention", "unseen_triton", "unseen_torch", "unseen_more", "unseen_blocks")
 DEFINED = re.compile(r'^@pair\(\s*"(.*?)".*?^def (\w+)\(', re.MULTILINE | re.DOTALL)
 FEW = re.compile(r"in 1 of|the smallest has")  # one case is described
 SIZES = re.compile(r"(from|up to|multiple of|=) [\d,]+")

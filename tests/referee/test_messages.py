@@ -76,3 +76,10 @@ def test_an_answer_to_a_call_is_no_module_without_parameters() -> None:
     with pytest.raises(InternalError, match="no reply to it"):
         build.read(msgspec.json.encode(Answer(0)))
     assert build.read(msgspec.json.encode(Built())) == Built()
+
+
+def test_a_single_number_of_any_stride_goes_there_and_comes_back() -> None:
+    """The median of one row is a column of its sorted numbers."""
+    number = torch.arange(257, dtype=torch.int32).reshape(1, 257)[:, 128]
+    assert number.is_contiguous() and number.stride() == (257,)
+    assert tensor_of(form_of("y", number), bytes_of(number)).tolist() == [128]

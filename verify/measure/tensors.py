@@ -30,7 +30,8 @@ def form_of(name: str, tensor: Tensor, place: Lent | None = None) -> Form:
 
 def view_of(tensor: Tensor) -> memoryview:
     """Returns the bytes of a tensor, without a copy if they lie so."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    # a single number may have any stride, and yet be contiguous
+    flat = tensor.detach().cpu().contiguous().as_strided((tensor.numel(),), (1,))
     return memoryview(flat.view(torch.uint8).numpy() if flat.numel() else b"")  # type: ignore[arg-type]
 
 

@@ -660,6 +660,14 @@ def test_steps_in_float32_of_float64_operands_have_the_noise_of_float32() -> Non
     assert doubled.noise is not None and bool((doubled.noise < 2.0**-40).all()), "no step in float32 but the cast"
 
 
+def test_steps_in_float64_beside_steps_in_float32_keep_the_noise_of_float64() -> None:
+    """softsign(k / 2) of integers is in float32, and the slope of celu at x - 1 alone in float64."""
+    x, k = drawn(6, dtype=torch.float64).abs(), torch.arange(6)
+    like = lambda x: (functional.softsign(k * 0.5) + functional.celu(x - 1)).cumsum(-1)  # noqa: E731
+    assert 1e-9 < float(at_hand(like, {"x": x}).noise.max()) < 1e-6
+    assert 0 < float(at_hand(like, {"x": x}, "dx", upstream=x).noise.max()) < 1e-14
+
+
 def test_a_gradient_that_is_computed_in_float32_has_the_noise_of_float32() -> None:
     """The square of float32 numbers of a float64 operand: PyTorch computes 2 x dy in float32, and casts that."""
     x, upstream = drawn(3, 6, dtype=torch.float64), drawn(3, 6, seed=5)

@@ -9,7 +9,7 @@ closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import islice, takewhile, zip_longest
 from typing import Any
 
@@ -167,8 +167,7 @@ class _Search:
         most = min(_TRIED, _WORK // count, _EFFORT // len(choices.program.steps))
         moves = self._moves(sizes, turned, cost > 0.0, parts)
         for number in range(_ALIKE * most):
-            settled = len(seen) > most or self._is_settled(cost, parts)
-            if settled or (move := next(moves, None)) is None:
+            if len(seen) > most or self._is_settled(cost, parts) or (move := next(moves, None)) is None:
                 break
             self.exchanges += 1
             key, one, other, way = move
@@ -197,7 +196,7 @@ class _Search:
         """
         values, rows = self.choices.values(best.decisions), torch.nonzero(open).reshape(-1)[:_ROWS]
         rowed = {-id(step): self.choices.numbers[id(step.inputs[0])] for step in self.choices.orders}
-        moved = {-id(step): self._moved_places(step) for step in self.choices.orders}
+        made = {-id(step): (step.inputs[0], moved_from(step.inputs[0])[-1]) for step in self.choices.orders}
         lines = {key: torch.arange(x.numel(), device=x.device) // max(x.shape[-1], 1) for key, x in rowed.items()}
 
         def moves(key: int, size: Tensor) -> Iterator[tuple[int, int, int, float]]:
@@ -210,10 +209,11 @@ class _Search:
             near = ordered.diff(dim=-1) <= reach.gather(-1, places)[:, 1:]
             weight = torch.zeros_like(x).scatter_(-1, places[:, 1:], near.to(x.dtype))
             weight = weight.scatter_add_(-1, places[:, :-1], near.to(x.dtype)).amax(0)
-            shape, of = moved.get(key, (size.shape, None))
-            for name in [name for name in self.got if values[name].shape == shape]:
+            row, source = made.get(key, (None, None))  # what a copy is a copy of
+            for name in [name for name in self.got if values[name].shape == (source.shape if source else size.shape)]:
                 wrong = (self._excess(name, values[name]) > 1.0).to(x.dtype)
-                weight = weight + 4.0 * of_open(wrong if of is None else wrong.reshape(-1)[of]).amax(0)
+                wrong = wrong.reshape(-1)[places_of(row, source, self.choices.run)] if row and source else wrong
+                weight = weight + 4.0 * of_open(wrong).amax(0)
             chosen = weight.sort(descending=True, stable=True).indices[:_PLACES].tolist()
             x, reach = x[:, chosen], reach[:, chosen]
             line = of_open(lines[key])[:, chosen] if key in lines else torch.zeros_like(x)  # copies tie in their line
@@ -225,11 +225,6 @@ class _Search:
 
         for each in zip_longest(*(moves(key, size) for key, size in sizes.items())):
             yield from (move for move in each if move is not None)
-
-    def _moved_places(self, step: Order) -> tuple[Sequence[int], Tensor]:
-        """Returns the shape of what the numbers of an order copy, and the place of each there."""
-        source = moved_from(step.inputs[0])[-1]
-        return source.shape, places_of(step.inputs[0], source, self.choices.run).to(self.choices.run.device)
 
     def _cost(self, values: Mapping[str, Tensor], parts: Parts) -> Tensor:
         """Returns how far the results of each part are away, all of them together. 0: they are explained."""

@@ -31,10 +31,9 @@ RANDOM = frozenset(
 # operators inside of which PyTorch keeps numbers in the 16 bits of the operands, as measured on CPUs: functions of the
 # steps that it keeps; (): all, with the constants. Of products, scattered sums and rsqrt it keeps each partial result.
 _NARROW: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp"), ()),
+    **dict.fromkeys(("mse_loss", "mse_loss_backward", "logsumexp", "binary_cross_entropy_with_logits"), ()),
     **dict.fromkeys(("huber_loss_backward", "binary_cross_entropy_backward", "logit", "glu_backward"), ()),
     **dict.fromkeys(("avg_pool2d_backward", "avg_pool3d_backward", "prod", "rsqrt", "pow"), ()),
-    "binary_cross_entropy_with_logits": (),
     "_log_softmax": ("sum", "log"),
     "_softmax": ("exp",),
 }

@@ -447,9 +447,7 @@ class Like(Meaning):
 
     def _rounding(self, program: Program, run: Run) -> Rounding:
         stored = {} if self.fused else program.stored
-        return Rounding.of(
-            run, products=self.definition.accumulate, stored=stored, narrower=program.mixed or program.narrows
-        )
+        return Rounding.of(run, products=self.definition.accumulate, stored=stored)
 
     def deviation(self, problem: Problem, result: str) -> Tensor:
         """Returns the noise of each element of a result, from more runs than `fast` takes."""

@@ -34,7 +34,7 @@ from verify.ops.graph.recorder import Node, Recorder, digest_of
 from verify.ops.graph.reducing import Contract, Reduce, Running, Spread
 from verify.ops.graph.rewrite import Rewriter
 from verify.ops.graph.steps import ABSENT, Leaf, Move, Places, Plain, Run, Step, copies, ends_of, moved_from
-from verify.ops.graph.stored import computes_narrowly, in_order, kinds_of, note_narrow, stored_in, widens
+from verify.ops.graph.stored import in_order, kinds_of, note_narrow, stored_in, widens
 from verify.ops.op import Problem
 
 RULE_MODULES = (rules_moving, rules_elementwise, rules_reducing)  # imported for the rules that they add
@@ -97,11 +97,6 @@ class Program:
                 if first and second and first != second and not all(isinstance(each, Leaf) for each in step.inputs):
                     return True
         return False
-
-    @cached_property
-    def narrows(self) -> bool:
-        """True if numbers are computed in a dtype narrower than the operands', not only cast to it."""
-        return not self.rounds and computes_narrowly(self.steps, self.kinds)
 
     @property
     def decides(self) -> bool:

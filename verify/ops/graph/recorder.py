@@ -173,7 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             made = self._dispatched(func, given, options)
         finally:
             torch.set_default_dtype(before)
-        if (steps := inference.kept_narrow(func, given)) is not None and kind.itemsize == 2:
+        wide = kind == torch.float32 and torch.float64 in self.kinds  # such an operator computes in its own dtype
+        if (steps := () if wide else inference.kept_narrow(func, given)) is not None and (wide or kind.itemsize == 2):
             self.narrow += [(node, kind, steps) for node in self.nodes[known:]]
         memories = {wide.memory: wide for wide, _ in forms.values()}
 

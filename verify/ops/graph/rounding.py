@@ -53,11 +53,9 @@ class Rounding:
     stored: Stored = field(default_factory=dict)  # id(step) -> 16-bit format that stores its result
 
     @classmethod
-    def of(
-        cls, run: Run, *, products: Accumulate = "float32", stored: Stored | None = None, narrower: bool = False
-    ) -> Rounding:
-        """Returns the rounding of float64 if an operand is float64, unless steps are `narrower`, else of float32."""
-        wide = not narrower and any(leaf.dtype == torch.float64 for leaf in run.leaves.values())
+    def of(cls, run: Run, *, products: Accumulate = "float32", stored: Stored | None = None) -> Rounding:
+        """Returns the rounding of float64 if an operand is float64, else of float32."""
+        wide = any(run.leaves[name].dtype == torch.float64 for name in run.leaves if not name.startswith("grad "))
         return cls(torch.float64 if wide else torch.float32, "float32" if wide else products, stored or {})
 
     @cached_property
@@ -259,7 +257,8 @@ def deviation_of(
     of steps before it to their chains, if these have several terms. That of the step is added.
     """
     inside = isinstance(step, Spread) or getattr(step, "function", "") in ("product", "rsqrt", "exp")
-    if inside and step.narrow and format.stored:  # PyTorch rounds partial products and sums, and the root, to 16 bits
+    # PyTorch rounds partial products and sums, and the root, to 16 bits; in float64, all steps of a float32 operator
+    if step.narrow and (step.narrow == torch.float32 if format.kind == torch.float64 else inside and format.stored):
         format = replace(format, kind=step.narrow)
     if isinstance(step, Positioned):
         return deviation_of(step.inner, step.positioned(run, given[0]), value, given[1:], format, {})

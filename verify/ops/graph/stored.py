@@ -10,7 +10,7 @@ import torch
 from verify.ops.graph.elementwise import Map
 from verify.ops.graph.real import Real
 from verify.ops.graph.recorder import Node, Recorder, Traced
-from verify.ops.graph.reducing import Contract, Running, Spread
+from verify.ops.graph.reducing import Contract
 from verify.ops.graph.rewrite import Rewriter, steps_in
 from verify.ops.graph.steps import Leaf, Plain, Step, moved_from, reached
 
@@ -63,28 +63,6 @@ def widens(results: Sequence[Step], dtypes: Sequence[torch.dtype], kinds: Mappin
         if dtype.is_floating_point
         for step in in_order([result])
     )
-
-
-def computes_narrowly(steps: Sequence[Step], kinds: Mapping[str, torch.dtype]) -> bool:
-    """True if a step casts what another one computes of numbers in the same dtype, as PyTorch's float32 operators do.
-
-    These are numbers that were cast before, constants, and the gradients that arrive at outputs of that dtype.
-    """
-    for step in steps:
-        cast = getattr(step, "function", "")
-        if not cast.startswith("to "):
-            continue
-        made = moved_from(step.inputs[0])[-1]
-        arriving = {f"grad {name}" for name, kind in kinds.items() if str(kind) == f"torch.{cast[3:]}"}
-        given = [moved_from(each)[-1] for each in made.inputs]
-        narrow = (
-            isinstance(x, Plain) or cast == getattr(x, "function", "") or getattr(x, "name", 0) in arriving
-            for x in given
-        )
-        adds = isinstance(made, Contract | Running | Spread) or getattr(made, "function", "") == "sum"
-        if (adds or (isinstance(made, Map) and made.rounds)) and all(narrow):
-            return True
-    return False
 
 
 def _within_attention(y: Contract, ours: Collection[int], steps: Sequence[Step]) -> set[int]:
