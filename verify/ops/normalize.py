@@ -191,7 +191,7 @@ def _softmax_scales(problem: Problem) -> Scales:
     below = (wide.amax(-1, keepdim=True) - wide) * (min(2.0**-23 / torch.finfo(x.dtype).eps, 1.0) / 2)
     y = _softmax(wide)
     y = y + (y * below).nan_to_num(0.0)
-    found: Scales = {"y": (y, None)}
+    found: dict[str, tuple[Tensor, Tensor | None]] = {"y": (y, None)}
     if "dx" in problem.results:
         g = problem.upstream["y"].double().abs()
         found["dx"] = y * (g + (g * y).sum(-1, keepdim=True)), None
