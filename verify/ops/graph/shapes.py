@@ -224,12 +224,12 @@ def value_of(node: ast.AST, sizes: Mapping[str, Any]) -> Any:
 
 def holds(where: str, sizes: Mapping[str, int]) -> bool:
     """True if a condition holds for these sizes. An empty condition always holds."""
-    return not where or bool(value_of(ast.parse(where, mode="eval").body, sizes))
+    return not where or bool(value_of(_parsed(where), sizes))
 
 
 def numbers_in(where: str) -> set[int]:
     """Returns the integers that occur in a condition."""
-    nodes = ast.walk(ast.parse(where, mode="eval")) if where else ()
+    nodes = ast.walk(_parsed(where)) if where else ()
     return {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is int}
 
 
