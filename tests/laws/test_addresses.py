@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import nullcontext
 
 import pytest
@@ -13,11 +12,10 @@ from mutants import wraps
 from tests.laws.trial import attempt
 from verify import backends
 from verify.declare.declaration import Kernel
-from verify.laws import addresses, device, registry
+from verify.laws import device, registry
 from verify.laws.addresses import smallest_wraps
 from verify.laws.engine import PROFILES, profile_named, run_law
 from verify.laws.law import Subject, plain_case
-from verify.measure.launches import first_forms
 
 AXIS = {"permuted": 1}  # where it is not the first dimension that grows
 QUICK = ("fused_views", "padded_copy", "returning")  # a view, a loaded index, a branch; the others take minutes in all
@@ -41,21 +39,11 @@ def found_in(kernel: Kernel, dims: tuple[int, ...]) -> list[tuple[int, ...]]:
 NAMES = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in wraps.WRAPS]
 
 
-@pytest.fixture(scope="module")
-def one_compiler() -> Iterator[None]:
-    """Has one process compile for all kernels: each takes 2.5 s to start."""
-    with first_forms("") as forms, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(addresses, "first_forms", lambda target: nullcontext(forms))
-        yield
-
-
-@pytest.mark.usefixtures("one_compiler")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_published_size_is_found_without_its_memory(name: str) -> None:
     assert wraps.WRAPS[name][0] in found_in(vars(wraps)[f"{name}_wrong"], base_of(name))
 
 
-@pytest.mark.usefixtures("one_compiler")
 @pytest.mark.parametrize("name", NAMES)
 def test_offsets_in_64_bits_are_right_at_all_sizes(name: str) -> None:
     assert found_in(vars(wraps)[name], base_of(name)) == []

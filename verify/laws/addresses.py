@@ -318,8 +318,7 @@ def smallest_wraps(subject: Subject, case: Case) -> tuple[Found, ...]:
     key = id(kernel.function)
     if key not in _known:  # no offset depends on values, hardly one on the dtype: the first case is enough
         try:
-            with first_forms(subject.target) as forms:
-                _known[key] = kernel.function, _Search(subject, case, forms).smallest()
+            _known[key] = kernel.function, _Search(subject, case).smallest()
         except (NotUnderstood, OSError) as why:
             raise NotApplicable(str(why)) from None
     return _known[key][1]
@@ -328,8 +327,8 @@ def smallest_wraps(subject: Subject, case: Case) -> tuple[Found, ...]:
 class _Search:
     """Tries sizes of one kernel."""
 
-    def __init__(self, subject: Subject, case: Case, forms: Callable[[Sequence[str]], list[str]]) -> None:
-        self._subject, self._case, self._forms = subject, case, forms
+    def __init__(self, subject: Subject, case: Case) -> None:
+        self._subject, self._case = subject, case
         self._texts: dict[str, str] = {}  # TTIR by what it depends on
 
     def smallest(self) -> tuple[Found, ...]:
@@ -387,7 +386,7 @@ class _Search:
     def _compile(self, calls: Sequence[Sequence[Recorded]]) -> None:
         programs = dict.fromkeys(each.program for launches in calls for each in launches)
         new = [each for each in programs if each not in self._texts]
-        self._texts |= zip(new, self._forms(new), strict=True)
+        self._texts |= zip(new, first_forms(self._subject.target, new), strict=True)
 
     def _launches(self, dims: tuple[int, ...]) -> tuple[list[Recorded], dict[int, int]]:
         """Returns the launches of a call with sizes, and memory that holds one number; none if the kernel raises."""

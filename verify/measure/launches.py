@@ -6,6 +6,7 @@ recorded without being made, so that its tensors need no memory.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import inspect
 import json
@@ -13,7 +14,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -122,27 +124,29 @@ def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[
     return [Launch(each.function.fn.__name__, each.values, each.grid, *texts) for each, texts in pairs]
 
 
-@contextmanager
-def first_forms(target: str) -> Iterator[Callable[[Sequence[str]], list[str]]]:
-    """Yields a function that returns the TTIR of each `Recorded.program`; "" for one that does not compile."""
+def first_forms(target: str, programs: Sequence[str]) -> list[str]:
+    """Returns the TTIR of each `Recorded.program`; "" for one that does not compile."""
+    if not programs:
+        return []
+    process = _compiler(os.getpid())
+    assert process.stdin is not None and process.stdout is not None
+    with suppress(BrokenPipeError):
+        print(json.dumps([target, list(map(json.loads, programs)), True]), file=process.stdin, flush=True)
+    if not (reply := process.stdout.readline()):
+        _compiler.cache_clear()
+        refuse("its kernels are not compiled")
+    found: list[str] = json.loads(reply)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _compiler(owner: int) -> subprocess.Popen[str]:
+    """Starts a process that compiles for all kernels of the process `owner`: it takes seconds to import Triton."""
     command, kept = _apart()
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    with subprocess.Popen(command, text=True, env=kept, **pipes) as process:
-        requests, replies = process.stdin, process.stdout
-        assert requests is not None and replies is not None
-
-        def forms(programs: Sequence[str]) -> list[str]:
-            if not programs:
-                return []
-            print(json.dumps([target, list(map(json.loads, programs)), True]), file=requests, flush=True)
-            found: list[str] = json.loads(replies.readline() or refuse("its kernels are not compiled"))
-            return found
-
-        try:
-            yield forms
-        finally:
-            requests.close()
-            process.kill()
+    process = subprocess.Popen(command, text=True, env=kept, **pipes)
+    atexit.register(process.kill)
+    return process
 
 
 def _texts(compiled: Any) -> tuple[str, str, str]:
