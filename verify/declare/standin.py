@@ -57,7 +57,7 @@ def baseline_of(kernel: Kernel) -> Kernel:
     """Returns PyTorch's implementation of the kernel's op, for comparison: same operands, same outputs."""
     op = kernel.op
     return dataclasses.replace(
-        kernel, name=f"{op.name} baseline", function=_baseline(kernel), gradients="auto", accepted=frozenset(op.params)
+        kernel, name=f"{op.label} baseline", function=_baseline(kernel), gradients="auto", accepted=frozenset(op.params)
     )
 
 

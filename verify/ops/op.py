@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from verify.errors import UsageError, closest
@@ -254,6 +255,10 @@ class Meaning:
         """Returns a digest of the function for these sizes; "" if a name identifies it."""
         return ""
 
+    def named(self, label: str) -> str:
+        """Returns the name of the op. It is computed when it is needed: a digest takes traces in several dtypes."""
+        return label
+
     def chosen(self, problem: Problem, got: Mapping[str, Tensor]) -> Problem:
         """Returns the problem with the choices at ties that explain a kernel's results best."""
         return problem
@@ -275,7 +280,7 @@ class Meaning:
 class Op:
     """A mathematical definition; see the module docstring. `verify.ops.get(name)` finds a shipped one."""
 
-    name: str  # of an op by like=, with a digest of the function for one set of sizes
+    label: str  # the name; of an op by like=, without its digest
     geometry: Geometry
     operands: tuple[Operand, ...]  # in the order in which a kernel receives them
     outputs: tuple[str, ...]
@@ -295,6 +300,11 @@ class Op:
     regions: Any = field(default=None, compare=False, repr=False)  # what counts, see `verify.ops.graph.regions`
     scores: Scores | None = field(default=None, compare=False, repr=False)  # operands of a softmax over a product
     normalised: tuple[str, ...] = ()  # operands of a softmax or a log-sum-exp, where -inf is what is masked
+
+    @cached_property
+    def name(self) -> str:
+        """The name; of an op by like=, with a digest of the function for one set of sizes."""
+        return self.meaning.named(self.label)
 
     def program(self, problem: Problem) -> tuple[Any, Any]:
         """Returns the program of a problem, and a run with its tensors."""
@@ -316,7 +326,7 @@ class Op:
     def shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
         """Maps operands to their shapes, for the dims of a case."""
         roles = {operand.name: operand.role for operand in self.operands}
-        return self.geometry.shapes(self.name, roles, dims, params)
+        return self.geometry.shapes(self.label, roles, dims, params)
 
     def result_shapes(self, dims: Shape, params: Params) -> dict[str, Shape]:
         """Maps outputs to their shapes."""

@@ -26,6 +26,10 @@ class Drawn(Like):
 
     draws: tuple[str, ...] = ()
 
+    def named(self, label: str) -> str:
+        """Returns the name of an op that draws."""
+        return f"{super().named(label)} drawn"
+
     def probabilities(self, problem: Problem, result: str, seen: Tensor, calls: int) -> Fast:
         """Returns the probabilities under the choice at ties that comes closest to the frequencies seen in calls."""
         chosen = super().chosen(problem, {result: seen}, calls)
@@ -75,7 +79,6 @@ def drawn(about: str, op: Op, draws: Mapping[str, str]) -> Op:
 
     return replace(
         op,
-        name=f"{op.name} drawn",
         meaning=Drawn(**given, draws=tuple(draws)),
         baseline=baseline,
         integers=(*op.integers, *draws),

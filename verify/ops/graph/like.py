@@ -187,9 +187,8 @@ class Like(Meaning):
         told = self.definition.intermediate
         self.fused = told == "float32" or (not told and program.rounds)
         self.codes = not told and program.quantises
-        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}{self.ties}"
         return Op(
-            name=f"like {self.callee.name} {hashlib.sha256(declared.encode()).hexdigest()[:8]}",
+            label=f"like {self.callee.name}",
             geometry=Elementwise() if self.shapes is None else replace(self.shapes, of_results=self._result_shapes),
             operands=tuple(self._operand(name, shapes[name], name in known) for name in names),
             outputs=outputs,
@@ -231,6 +230,13 @@ class Like(Meaning):
         left_out = {*self.ranges, *self.derived, *self.definition.hidden}
         wanted = tuple(name for name in self.callee.names if name not in left_out)
         return wanted if followed(wanted) else tuple(name for name in wanted if followed((name,)))
+
+    def named(self, label: str) -> str:
+        """Returns the label with a digest of the declaration, and of the function for small sizes."""
+        dims = self._small_dims()
+        outputs = tuple(self.definition.outputs or self._program(self._shapes(dims), ()).results)
+        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {self.identity(dims)}{self.ties}"
+        return f"{label} {hashlib.sha256(declared.encode()).hexdigest()[:8]}"
 
     def identity(self, dims: Shape) -> str:
         """Returns a digest of the function and its gradients, as traced for these sizes: all steps and constants.

@@ -83,6 +83,10 @@ class Sample(Meaning):
         """Returns the digest of the whole function for these sizes."""
         return str(self.parts[0][0].identity(dims))
 
+    def named(self, label: str) -> str:
+        """Returns the name of the op of the whole function."""
+        return str(self.parts[0][0].named(label))
+
     def explained(self, got: Tensor) -> Sample:
         """Returns the sample with the choices at ties that explain a kernel's elements best, box by box."""
         line, parts = got.detach().reshape(-1), list[tuple[Any, Problem]]()

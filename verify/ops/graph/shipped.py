@@ -108,7 +108,7 @@ class Shipped(Meaning):
     def op(self, name: str, geometry: Geometry, **options: Any) -> Op:
         """Returns the op. `options` are its other fields."""
         made = {"baseline": self.function, "operands": self.operands, "outputs": self.outputs, **options}
-        return Op(name=name, geometry=geometry, meaning=self, **made)
+        return Op(label=name, geometry=geometry, meaning=self, **made)
 
     def _trace(
         self, params: tuple[tuple[str, Any], ...], shapes: tuple[tuple[str, Shape], ...], gradients: tuple[str, ...]
