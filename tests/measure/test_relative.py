@@ -95,9 +95,9 @@ def test_a_head_and_the_tensor_average_over_rows(monkeypatch: pytest.MonkeyPatch
     assert done.results[0].status == "ok"
 
 
-@pytest.mark.parametrize("share", [0.2, 0.39])
-def test_no_promise_is_vacuous(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """Zeros have an error of 1, and half of the right values one of 0.5."""
+def test_no_promise_is_vacuous(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros have an error of 1, and half of the right values one of 0.5; shares are below 0.4."""
+    share = 0.39
     for factor in (0.0, 0.5):
         _, done = judged(monkeypatch, lambda q, k, v, by=factor: by * attention(q, k, v), verify.relative_rms(share))
         assert done.results[0].status == "wrong"

@@ -68,11 +68,7 @@ def problem_of(op: Op, recipe: str, shape: tuple[int, int], dtype: torch.dtype) 
 @pytest.mark.parametrize("name", OPS)
 def test_the_bounds_hold_on_hard_rows(name: str, recipe: str) -> None:
     op = get(name)
-    float32, bfloat16 = torch.float32, torch.bfloat16
-    for dtype, shape in (
-        *((float32, (1, 1)), (float32, (4, 37)), (float32, (2, 300))),
-        *((bfloat16, (3, 2)), (bfloat16, (4, 37))),
-    ):
+    for dtype, shape in ((torch.float32, (4, 37)), (torch.float32, (2, 300)), (torch.bfloat16, (3, 2))):
         problem = problem_of(op, recipe, shape, dtype)
         for result, fast in op.fast(problem).items():
             assert covered(op, problem, result, fast, 8), (result, dtype, shape)
