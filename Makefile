@@ -42,10 +42,13 @@ help:
 	@echo "make clean     remove what the targets left behind, except the environment"
 	@echo "With PYTHON=python3.12 another interpreter makes the environment in $(VENV)."
 
+# In bfloat16 and float32: float16 takes the ways of bfloat16, and float64 is judged in exact arithmetic, so that both would
+# double the time. tests/kernels tries each, and nights measure all.
 # `verify run` exits 1 when a kernel is wrong, 3 when something could not be measured: both fail the target.
 # Each kernel has a process that imports kernels/, which container images tell Python to compile for each.
 verify: $(STAMP)
-	@PYTHONDONTWRITEBYTECODE= $(MALLOC) $(BIN)/verify run --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
+	@PYTHONDONTWRITEBYTECODE= $(MALLOC) $(BIN)/verify run --dtype bfloat16 --dtype float32 \
+	  --json $(OUT)/run.json --html $(OUT)/report.html; code=$$?; \
 	test ! -f $(OUT)/report.html || echo "report: $(abspath $(OUT)/report.html)"; exit $$code
 
 # Types beside the tests: alone they keep one core for 10 s on a machine that has no cache of them.

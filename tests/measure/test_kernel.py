@@ -30,7 +30,7 @@ def measured(kernel: verify.Kernel, judges: int = 1) -> KernelRun:
     return measure_kernel(kernel, Measure(f"accuracy.py::{kernel.name}", judges=judges), CPU)
 
 
-def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str, most: int = 3) -> None:
+def few_cases(monkeypatch: pytest.MonkeyPatch, *regimes: str, most: int = 2) -> None:
     """Leaves of each group of a plan the first cases of each of these regimes, without regimes its first four cases.
 
     Those without an operand stay too. A case of an elementwise kernel has all regimes in one, and gets 16,384 elements.

@@ -135,8 +135,7 @@ def first_forms(target: str, programs: Sequence[str]) -> list[str]:
     if not (reply := process.stdout.readline()):
         _compiler.cache_clear()
         refuse("its kernels are not compiled")
-    found: list[str] = json.loads(reply)
-    return found
+    return list(json.loads(reply))
 
 
 @lru_cache(maxsize=1)

@@ -222,10 +222,9 @@ class Like(Meaning):
         """
 
         def followed(wanted: tuple[str, ...]) -> bool:
-            try:
+            with suppress(UsageError):
                 return bool(self._program(shapes, wanted))
-            except UsageError:
-                return False
+            return False
 
         left_out = {*self.ranges, *self.derived, *self.definition.hidden}
         wanted = tuple(name for name in self.callee.names if name not in left_out)

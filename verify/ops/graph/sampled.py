@@ -79,10 +79,6 @@ class Sample(Meaning):
         meaning, own = self.parts[0]
         return meaning.program(own)  # type: ignore[no-any-return]
 
-    def identity(self, dims: tuple[int, ...]) -> str:
-        """Returns the digest of the whole function for these sizes."""
-        return str(self.parts[0][0].identity(dims))
-
     def named(self, label: str) -> str:
         """Returns the name of the op of the whole function."""
         return str(self.parts[0][0].named(label))
