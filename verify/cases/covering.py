@@ -246,6 +246,8 @@ class _Sizes:
         self.kernel, self.effort = kernel, effort
         names = geometry.dims if geometry.named else ("m", "k", "n") if geometry.multiplies else ("m", "n")
         self.related = Related.by(names, geometry.where if geometry.named else "")
+        # False: a size may shrink another one, as in "s - t"
+        self.grows = geometry.named and not self.related.expressions and not any(map(geometry.within_expression, names))  # type: ignore[attr-defined]
         roots = [] if geometry.examples else self.related.roots
         self.classes = [self._of_root(root, place) for place, root in enumerate(roots)]
         self._found: dict[tuple[int, tuple[str, ...]], Dims | None] = {}
@@ -276,6 +278,8 @@ class _Sizes:
         if key not in self._found:
             menus = [each[name] for each, name in zip(self.classes, chosen, strict=True)]
             deepest = max(map(len, menus), default=0)
+            if self.grows and menus and not self._within(self._dims_of([*map(min, menus)]), work):
+                deepest = 0  # most combinations are too large, and their least sizes show it
             tried = dict.fromkeys(
                 tuple(menu[min(depth + (place == one), len(menu) - 1)] for place, menu in enumerate(menus))
                 for depth in range(deepest)
@@ -285,11 +289,18 @@ class _Sizes:
         return self._found[key]
 
     def _allowed(self, sizes: Sequence[int], work: int) -> Dims | None:
-        dims = self.related.dims(dict(zip(self.related.roots, sizes, strict=True)))
-        if min(dims, default=0) <= 0 or not self.kernel.allows(dims) or self.work.at(dims) > work:
-            return None
+        dims = self._dims_of(sizes)
+        return dims if min(dims, default=0) > 0 and self.kernel.allows(dims) and self._within(dims, work) else None
+
+    def _dims_of(self, sizes: Sequence[int]) -> Dims:
+        return self.related.dims(dict(zip(self.related.roots, sizes, strict=True)))
+
+    def _within(self, dims: Dims, work: int) -> bool:
+        """True if sizes are within the budget."""
+        if self.work.at(dims) > work:
+            return False
         shapes = self.kernel.op.shapes(dims, self.kernel.op.params).values()
-        return dims if max(map(math.prod, shapes), default=0) <= self.effort.elements else None
+        return max(map(math.prod, shapes), default=0) <= self.effort.elements
 
 
 def empty_sizes(kernel: Kernel) -> tuple[Dims, ...]:
