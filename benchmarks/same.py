@@ -33,6 +33,7 @@ import verify
 from tests.oracle import summation
 from verify import backends
 from verify.backends import Backend
+from verify.cases import Case
 from verify.cases.values import CANCELLING, ROW_REGIMES
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load
@@ -82,20 +83,21 @@ def chosen(names: Sequence[str]) -> Iterator[tuple[str, Kernel]]:
                 yield "this repository", kernel
 
 
-def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: int) -> tuple[list[str], int]:
-    """Returns the settings of which later inputs split a class, and the number of later inputs."""
-    cases = cases_of(subject_of(kernel, place, dtype))
+def split(
+    kernel: Kernel, place: Backend, classes: SameBits, cases: Sequence[Case], later: int, seed: int
+) -> tuple[list[str], int]:
+    """Returns the settings of which inputs later than the cases split a class, and the number of later inputs."""
     by_element = kernel.op.geometry.by_element
     fills = (kernel.op.geometry.fill,) if by_element else (*ROW_REGIMES, CANCELLING)
     rows = max((each.count for each in separate_rows(kernel, cases[0])), default=1)
-    drawn = ((seed, fill) for seed in count(max(each.seed for each in cases) + 1) for fill in fills)
+    drawn = ((seed, fill) for seed in count(seed) for fill in fills)
     seen, found = 0, set[str]()
     while seen < later:
         some = [
             msgspec.structs.replace(cases[0], fill=fill, regime=kernel.op.geometry.regime(fill), seed=seed)
             for seed, fill in islice(drawn, min(AT_ONCE[place.scale], -(-(later - seen) // rows)))
         ]
-        after = settings_of(kernel, place, dtype, "", lambda text: None, later=some)
+        after = settings_of(kernel, place, cases[0].dtype, "", lambda text: None, [*cases, *some])
         pairs = zip(classes.settings, after.settings, strict=True)
         # More inputs only divide classes, so a class was split if there are more of them.
         found |= {one.setting for one, two in pairs if len(two.classes) != len(one.classes)}
@@ -104,7 +106,7 @@ def split(kernel: Kernel, place: Backend, dtype: str, classes: SameBits, later: 
 
 
 def measured(
-    backend: str | None, names: Sequence[str], later: int, known: set[tuple[str, ...]]
+    backend: str | None, names: Sequence[str], later: int, seed: int, known: set[tuple[str, ...]]
 ) -> Iterator[dict[str, Any]]:
     """Yields the classes of every kernel in every dtype that is not known, or why there are none."""
     place = backends.select(backend)
@@ -114,10 +116,11 @@ def measured(
             began = time.monotonic()
             row: dict[str, Any] = {"project": project, "name": kernel.name, "dtype": dtype}
             try:
-                classes = settings_of(kernel, place, dtype, "", lambda text: None)
+                cases = cases_of(subject_of(kernel, place, dtype))
+                classes = settings_of(kernel, place, dtype, "", lambda text: None, cases)
                 row["classes"] = msgspec.to_builtins(classes)
                 if later:
-                    row["split"], row["later"] = split(kernel, place, dtype, classes, later)
+                    row["split"], row["later"] = split(kernel, place, classes, cases, later, seed)
             except Exception as error:
                 row["error"] = f"{type(error).__name__}: {error}"
             row["seconds"] = round(time.monotonic() - began, 1)
@@ -216,6 +219,7 @@ def main() -> int:
     parser.add_argument("--backend")
     parser.add_argument("--kernel", action="append", default=[], help="only this one (repeatable)")
     parser.add_argument("--later", type=int, default=0, help="number of later inputs of each kernel and dtype")
+    parser.add_argument("--seed", type=int, default=1, help="of the first of these inputs")
     parser.add_argument("--orders", action="store_true", help="orders of sums by two routes")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -230,7 +234,7 @@ def main() -> int:
     if options.json and options.json.exists():
         record = json.loads(options.json.read_text())
     known = {(row["project"], row["name"], row["dtype"]) for row in record["rows"]}
-    for row in measured(options.backend, options.kernel, options.later, known):
+    for row in measured(options.backend, options.kernel, options.later, options.seed, known):
         record["rows"].append(row)
         if options.json:
             options.json.write_text(json.dumps(record, indent=1) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import pytest
 from tests.laws.test_bits import by_place, by_rows, decode, doubled, elements, product, summed, vectors
 from verify import backends
 from verify.cases import Case
+from verify.cli import main
 from verify.cli.same import lines_of
 from verify.diagnose.requests import SameBits
 from verify.diagnose.same import settings_of
@@ -81,6 +83,33 @@ def test_numbers_that_only_the_rest_of_a_vector_has_otherwise_are_at_every_place
 def test_a_dtype_that_it_does_not_promise_is_refused() -> None:
     with pytest.raises(UsageError, match="promises float32; received the dtype float16"):
         settings_of(product(summed), backends.select(), "float16", "", lambda text: None)
+
+
+REFUSES = """
+import os, verify
+
+@verify.kernel(like=lambda x: x.sum(-1), shapes={"x": "m n"}, dtypes=["float32"], gradients=False)
+def total(x):
+    if x.stride(-1) != 1:
+        raise ValueError("rows are contiguous")
+    if x.storage_offset():
+        os.abort()
+    if x.shape[0] == 5:
+        raise ValueError("five rows")
+    return x.double().sum(-1).float()
+"""
+
+
+def test_a_setting_that_is_refused_or_ends_the_process_is_named(tmp_path: Path, capfd: Any) -> None:
+    path = tmp_path / "refuses.py"
+    path.write_text(REFUSES)
+    assert main(["same", f"{path}::total", "--json", str(tmp_path / "same.json")]) == 0
+    rows, position, layout, again = msgspec.json.decode((tmp_path / "same.json").read_bytes(), type=SameBits).settings
+    assert rows.classes == [["1 to 4, 6 to 65"]] and "ValueError: five rows" in rows.refused[0]
+    assert not position.refused and not again.refused
+    assert "x padded" in layout.classes[0] and "x transposed" not in layout.classes[0]
+    assert [each for each in layout.refused if "x offset: the process died of SIGABRT" in each]
+    assert "refused: x transposed: total raised ValueError: rows are contiguous" in capfd.readouterr().out
 
 
 def test_the_classes_are_json() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 import verify
 from examples import fused_quantisers as examples
@@ -21,6 +22,7 @@ from verify.errors import UsageError
 from verify.laws import registry
 from verify.laws.bits import at_borders, hard_cases, one_nan
 from verify.laws.law import Broken, Subject, plain_case
+from verify.measure.call import run_kernel
 from verify.truth.ulp import same_bits
 
 MATRIX: dict[str, Any] = {
@@ -127,16 +129,72 @@ def test_a_block_of_triton_that_is_not_full_and_seldom_has_other_bits_is_found(b
 
 
 def test_numbers_are_searched_where_an_operand_is_a_row_for_all() -> None:
-    def found(function: Any, w: str) -> list[str]:
+    def found(function: Any, w: str) -> list[Case]:
         of_rows = {"shapes": {"x": "m n", "w": w}, "dtypes": ["float32"], "gradients": False}
         kernel = verify.kernel(like=lambda x, w: 2 * x * w, **of_rows)(function)
         subject = Subject(kernel, "float32", backends.select(), PROFILE.sizes[backends.select().scale])
-        return [each.fill for each in hard_cases(subject, plain_case(subject, (33, 33)))]
+        return hard_cases(subject, plain_case(subject, (33, 33)))
 
     for w in ("n", ""):
         whole, few = found(scaled_vectors, w)
-        assert whole == "pool" and len(few.split()) >= 3
-        assert found(scaled, w) == ["pool"]
+        assert whole.fill == "pool" and not whole.values
+        assert len({few.values["x"][at : at + 8] for at in range(0, 33 * 8, 8)}) >= 3
+        assert len(few.values["w"]) == (33 * 8 if w else 8)
+        assert len(found(scaled, w)) == 1
+
+
+def exactly_doubled(value: torch.Tensor) -> torch.Tensor:
+    """Changes the last bit of one number of float32 in three."""
+    return torch.where(value.view(torch.int32) % 3 == 0, value.nextafter(torch.full_like(value, torch.inf)), value)
+
+
+class Gate(torch.autograd.Function):
+    """silu(g) u in bfloat16. Where few rows are, the last bits of float32 are others in one result in three."""
+
+    @staticmethod
+    def forward(ctx, g, u, part):
+        ctx.save_for_backward(g, u)
+        ctx.part = part
+        y = functional.silu(g.double()).float() * u.float()
+        return (exactly_doubled(y) if part == "y" and len(g) < 4 else y).bfloat16()
+
+    @staticmethod
+    def backward(ctx, dy):
+        g, u, dy = (each.double() for each in (*ctx.saved_tensors, dy))
+        sigmoid = g.sigmoid()
+        found = {"dg": dy * u * sigmoid * (1 + g * (1 - sigmoid)), "du": dy * g * sigmoid}
+        found = {name: value.float() for name, value in found.items()}
+        if ctx.part in found and len(g) < 4:
+            found[ctx.part] = exactly_doubled(found[ctx.part])
+        return found["dg"].bfloat16(), found["du"].bfloat16(), None
+
+
+@pytest.mark.parametrize("part", ["y", "dg", "du", ""])
+def test_pairs_of_numbers_bring_products_of_16_bits_to_borders(part: str) -> None:
+    """By chance 1 of 65,536 products of bfloat16 shows the last bit of float32."""
+    kernel = verify.kernel(
+        like=lambda g, u: functional.silu(g) * u, shapes={"g": "m n", "u": "m n"}, dtypes=["bfloat16"]
+    )(lambda g, u: Gate.apply(g, u, part))
+    found = settings_of(kernel, backends.select(), "", "", lambda text: None)
+    assert [each.setting for each in found.settings if len(each.classes) > 1] == ["rows (m)"] * bool(part)
+    if part:
+        assert found.settings[0].witness[0].startswith(part)
+
+
+def test_a_gradient_that_no_operand_brings_to_a_border_is_brought_by_the_one_that_arrives() -> None:
+    """The gradient of a product is one of what arrives and the other operand."""
+    rows = {"shapes": {"a": "m k", "b": "k n"}, "dtypes": ["bfloat16"]}
+    subject = Subject(verify.kernel(like=lambda a, b: a @ b, **rows)(torch.matmul), "bfloat16", backends.select(), None)
+    [case] = at_borders(subject, plain_case(subject, (65, 33, 17)))
+    assert set(case.edits) == {"a", "dy"} and len(case.edits["dy"]) == 64
+
+    def near(case: Case) -> int:
+        whole = run_kernel(subject.kernel, case, subject.backend.device)
+        exact = whole.upstream["y"].double() @ whole.inputs["b"].double().mT
+        unit = torch.exp2(exact.abs().log2().floor() - 7)
+        return int((((exact - exact.bfloat16().double()).abs() / unit - 0.5).abs() < 2.0**-16).sum())
+
+    assert near(case) >= 5 + near(plain_case(subject, (65, 33, 17)))
 
 
 def test_another_nan_is_no_other_class() -> None:

@@ -21,15 +21,28 @@ from __future__ import annotations
 import argparse
 import string
 
-from verify.cli import replay
+from verify.cli import sinks
 from verify.diagnose.requests import FindSettings, SameBits
+from verify.errors import KernelError, UsageError
+from verify.workers.pool import using
+from verify.workers.requests import Died
 
 _SHOWN = 5  # values of a class
 
 
 def main(options: argparse.Namespace) -> int:
-    """Carries out the command."""
-    return replay.report(options, FindSettings(options.target, options.dtype, options.case), lines_of)
+    """Carries out the command. A value of a setting that ends the process is left out in the next one."""
+    without, begun = dict[str, str](), list[str]()
+    with using(None, options.backend) as workers:
+        while True:
+            request = FindSettings(options.target, options.dtype, options.case, without)
+            try:
+                found = workers.ask(request, timeout=options.timeout, progress=begun.append)
+                return sinks.deliver_data(options, found, lines_of(found))
+            except (KernelError, Died) as error:
+                if not begun or begun[-1] in without:
+                    raise UsageError(f"{options.target}: {error}") from error
+                without = {**without, begun[-1]: str(error)}
 
 
 def lines_of(found: SameBits) -> list[str]:
@@ -46,6 +59,7 @@ def lines_of(found: SameBits) -> list[str]:
         if more := len(each.classes) - len(string.ascii_uppercase):
             lines += [f"  {'':<{width}}  and {more:,} classes more"] if more > 0 else []
         lines += [f"  {'':<{width}}     {text}" for text in each.witness]
+        lines += [f"  {'':<{width}}  refused: {text}" for text in each.refused]
     held = [each.setting for each in found.settings if len(each.classes) == 1]
     lines.append(f"within a class: the same bits over {_inputs(found)}, which is no proof")
     return lines + ([f"one class: {', '.join(held)}"] if held else [])

@@ -215,11 +215,15 @@ class FindDrift(Request[Drift], frozen=True, tag="drift"):
 
 
 class SettingBits(msgspec.Struct, frozen=True):
-    """Holds the values of one setting by classes of equal bits, and an element at which two differ, as lines."""
+    """Holds the values of one setting by classes of equal bits, and an element at which two differ, as lines.
+
+    The values that the function refuses, or that end its process, are in no class.
+    """
 
     setting: str
     classes: list[list[str]]
     witness: list[str]
+    refused: list[str] = []  # each with the reason
 
 
 class SameBits(msgspec.Struct, frozen=True):
@@ -239,6 +243,7 @@ class FindSettings(Request[SameBits], frozen=True, tag="same"):
     target: str
     dtype: str = ""
     case: str = ""
+    without: dict[str, str] = msgspec.field(default_factory=dict)  # values that ended an earlier process, and how
 
 
 class ProvedSum(msgspec.Struct, frozen=True):

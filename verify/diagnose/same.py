@@ -7,9 +7,10 @@ witness: an input and an element that differ.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -22,12 +23,12 @@ from verify.cases.values import Stream
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
 from verify.diagnose.requests import SameBits, SettingBits
-from verify.errors import UsageError
+from verify.errors import KernelError, UsageError
 from verify.laws import bits
 from verify.laws.engine import PROFILES
 from verify.laws.law import Broken, Subject, demand_same
 from verify.laws.locality import Rows, separate_rows
-from verify.measure.call import Measured, run_kernel
+from verify.measure.call import Measured, describe, is_fault, run_kernel
 from verify.truth.ulp import bits_of, same_bits
 from verify.workers.requests import OnProgress
 
@@ -38,22 +39,30 @@ Calls = Callable[[Case, Measured], Iterable[bits.Compared]]
 
 
 def settings_of(
-    kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, *, later: Sequence[Case] = ()
+    kernel: Kernel,
+    backend: Backend,
+    dtype: str,
+    text: str,
+    progress: OnProgress,
+    cases: Sequence[Case] = (),
+    without: Mapping[str, str] = MappingProxyType({}),
 ) -> SameBits:
-    """Returns the classes of each setting of a kernel in one dtype, on one case or on several, and on `later` ones."""
+    """Returns the classes of each setting of a kernel in one dtype, on given cases, or on the usual ones.
+
+    `progress` gets each value of a setting before its call; values of `without` are not called, for a reason.
+    """
     subject = subject_of(kernel, backend, dtype)
     dtype = subject.dtype
-    cases = [*([Case.from_json(text)] if text else bits.cases_of(subject)), *later]
+    cases = [Case.from_json(text)] if text else cases or bits.cases_of(subject)
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
-        progress(f"{kernel.name} {dtype}, {rows.dimension or 'rows'}")
-        found.append(_of_rows(subject, rows, given))
+        name = f"rows ({rows.dimension})" if rows.dimension else "rows"
+        found.append(_of_rows(subject, rows, _Differences(name, given, progress, without, rows)))
     for name in (*SETTINGS[1:], bits.AGAIN, *kernel.same_bits_as):
-        progress(f"{kernel.name} {dtype}, {name}")
-        settings = _Differences(given)
+        settings = _Differences(name, given, progress, without)
         settings.add(partial(bits.compared, name, subject, all_rows=all_rows))
-        found += [SettingBits(name, classes, settings.witness)] if (classes := settings.classes()) else []
+        found += [settings.found(classes)] if (classes := settings.classes()) else []
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
 
@@ -74,28 +83,48 @@ class _Differences:
     The number is the difference of two hashes. Values are in one class if the numbers of their common rows are equal.
     """
 
-    def __init__(self, given: Given, rows: Rows | None = None) -> None:
-        self._given, self._rows = given, rows
+    def __init__(
+        self, name: str, given: Given, progress: OnProgress, without: Mapping[str, str], rows: Rows | None = None
+    ) -> None:
+        self._name, self.given, self._progress, self._without, self._rows = name, given, progress, without, rows
         self._same = torch.zeros(rows.count if rows else 1, dtype=torch.int64)
         self._found = dict[Any, list[Tensor]]()
-        self.witness = list[str]()
+        self._refused, self._witness = dict[str, str](), list[str]()
 
     def add(self, calls: Calls) -> None:
         """Makes calls for each input, and compares their results with the usual ones."""
-        for at, (case, whole) in enumerate(self._given):
+        for at, (case, whole) in enumerate(self.given):
             for each in calls(case, whole):
-                differences = self._differing(each)
+                label = f"{self._name}: {each.setting}"
+                if label in self._without or each.setting in self._refused:
+                    self._refused.setdefault(each.setting, self._without.get(label, ""))
+                    continue
+                self._progress(label)
                 usual, value = (self._rows.count, each.rows) if self._rows else (each.usual, each.setting)
-                self._found.setdefault(usual, [self._same] * len(self._given))
-                self._found.setdefault(value, [self._same] * len(self._given))[at] = differences
-                if differences.any() and not self.witness:
-                    self.witness = _witness(case, each)
+                try:
+                    got = each.call()
+                    differences = self._differing(each, got)  # waits for a GPU, which may report its fault here
+                except (KernelError, RuntimeError) as why:
+                    if is_fault(why) or not isinstance(why, KernelError):
+                        raise KernelError(describe(why)) from why
+                    self._refused[each.setting] = str(why)
+                    self._found.pop(value, None)
+                    continue
+                self._found.setdefault(usual, [self._same] * len(self.given))
+                self._found.setdefault(value, [self._same] * len(self.given))[at] = differences
+                if differences.any() and not self._witness:
+                    self._witness = _witness(case, each, got)
 
-    def _differing(self, each: bits.Compared) -> Tensor:
-        if same_bits([each.got[name] for name in each.expected], list(each.expected.values())):
+    def found(self, classes: list[list[str]]) -> SettingBits:
+        """Returns the classes of the setting, with what else was found."""
+        refused = [f"{value}: {why}" for value, why in self._refused.items()]
+        return SettingBits(self._name, classes, self._witness, refused)
+
+    def _differing(self, each: bits.Compared, found: bits.Tensors) -> Tensor:
+        if same_bits([found[name] for name in each.expected], list(each.expected.values())):
             name, value = next(iter(each.expected.items()))
             return self._same[: value.shape[self._rows.axis(name) or 0] if self._rows else 1]
-        got, expected = bits.one_nan(each.got), bits.one_nan(each.expected)
+        got, expected = bits.one_nan(found), bits.one_nan(each.expected)
         return self._hashes(got, expected) - self._hashes(expected, expected)
 
     def _hashes(self, results: bits.Tensors, names: Iterable[str]) -> Tensor:
@@ -122,25 +151,26 @@ class _Differences:
         return [members for _, members in found]
 
 
-def _of_rows(subject: Subject, rows: Rows, given: Given) -> SettingBits:
+def _of_rows(subject: Subject, rows: Rows, found: _Differences) -> SettingBits:
     """Returns the classes of the numbers of rows. Where two neighbours differ, the numbers between them are tried.
 
     If a class has gaps, as of multiples of 8, numbers between neighbours of one class may be of others: they are tried.
     """
-    case, found = given[0][0], _Differences(given, rows)
+    case = found.given[0][0]
     tried, further = [rows.count], bits.counts(subject, case, rows)
     for _ in range(_BOUNDARIES):
         found.add(partial(bits.by_count, subject, rows, further[::-1]))
         tried = sorted([*tried, *further])
         classes = found.classes()
         of = {count: at for at, members in enumerate(classes) for count in members}
-        gaps = len(tried) < _ALL_ROWS and sum(of[low] != of[high] for low, high in pairwise(tried)) >= len(classes)
-        middles = ((low + high) // 2 for low, high in pairwise(tried) if gaps or of[low] != of[high])
-        further = [each for each in middles if each not in of and rows.allowed(subject.kernel, case, each)]
+        pairs = list(pairwise(sorted(of)))
+        gaps = len(tried) < _ALL_ROWS and sum(of[low] != of[high] for low, high in pairs) >= len(classes)
+        middles = ((low + high) // 2 for low, high in pairs if gaps or of[low] != of[high])
+        further = [each for each in middles if each not in tried and rows.allowed(subject.kernel, case, each)]
         if not further:
             break
     named = [[_spans(sorted(members), tried)] for members in sorted(classes, key=min)]
-    return SettingBits(f"rows ({rows.dimension})" if rows.dimension else "rows", named, found.witness)
+    return found.found(named)
 
 
 def _spans(counts: Sequence[int], tried: Sequence[int]) -> str:
@@ -149,11 +179,11 @@ def _spans(counts: Sequence[int], tried: Sequence[int]) -> str:
     return ", ".join(f"{run[0]:,}" if len(run) == 1 else f"{run[0]:,} to {run[-1]:,}" for run in runs)
 
 
-def _witness(case: Case, each: bits.Compared) -> list[str]:
+def _witness(case: Case, each: bits.Compared, got: bits.Tensors) -> list[str]:
     """Returns the first element that differs, as lines; [] if none does."""
     labels = each.setting, each.usual
     try:
-        demand_same(case, each.got, each.expected, "", labels=labels)
+        demand_same(case, got, each.expected, "", labels=labels)
     except Broken as broken:
         lines = (f"{label}: {broken.facts[label]}" for label in labels)
         return [broken.facts["at"], *lines, f"case: {msgspec.json.encode(case).decode()}"]

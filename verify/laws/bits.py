@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -39,18 +39,19 @@ import torch
 from torch import Tensor
 
 from verify.cases import Case
-from verify.cases.case import spell
+from verify.cases.case import derive_all, spell
 from verify.cases.layouts import LAYOUTS, lay_out
 from verify.cases.sizes import work_of
 from verify.cases.strategies import CaseSpace
 from verify.cases.values import CANCELLING, POOL, POOLED, Stream
+from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import KernelError
 from verify.laws import batch
 from verify.laws.configuration import configurations
-from verify.laws.law import Broken, Law, Subject, demand_same, plain_case, plain_cases
+from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, plain_case, plain_cases
 from verify.laws.locality import Rows, contiguous, separate_rows
-from verify.measure.call import Measured, run_contiguous, run_kernel, run_tensors, sent_all
+from verify.measure.call import Measured, run_kernel, run_tensors, sent_all
 from verify.truth import formats
 from verify.truth.ulp import bits_of, raw, same_bits
 
@@ -69,6 +70,7 @@ _PIECE = 7  # fewer elements than a vector has
 _PART_OF_BLOCK = 127
 _POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else all of the pool
 _HARD = 5  # numbers in a case of those that differ
+_PARTNERS = 64  # that each number of a pool is tried with
 _CALLS = 4  # of a number of rows in a case at borders
 # Rows with an element that brings results to borders, how many elements are tried for each, and numbers in all.
 _EDITED, _TRIES, _TRIED = 64, 1 << 10, 1 << 22
@@ -76,10 +78,10 @@ _DOUBLE, _SINGLE = 53, 24  # digits of float64 and of float32
 
 
 class Compared(NamedTuple):
-    """Holds the results of a call in another setting, and the results whose bits they must have."""
+    """Holds a call in another setting, which may be refused, and the results whose bits it must give."""
 
     setting: str
-    got: Tensors
+    call: Callable[[], Tensors]
     usual: str
     expected: Tensors
     rows: int = 0  # how many, if that is the setting
@@ -98,7 +100,7 @@ def _check(subject: Subject, case: Case) -> None:
             facts = {"promised": f"same_bits: {name}"}
             facts |= {"classes": f"verify same {shlex.quote(subject.target)}"} if subject.target else {}
             rule = _RULES.get(name, f"it has other bits than {name[3:]}")
-            demand_same(case, each.got, each.expected, rule, labels=(each.setting, each.usual), facts=facts)
+            demand_same(case, each.call(), each.expected, rule, labels=(each.setting, each.usual), facts=facts)
 
 
 def compared(
@@ -106,46 +108,53 @@ def compared(
 ) -> Iterator[Compared]:
     """Yields the calls in the other values of one setting, which may be about some rows."""
     kernel, device = subject.kernel, subject.backend.device
+
+    def called(inputs: Inputs, upstream: Tensors = whole.upstream, of: Kernel = kernel) -> Tensors:
+        return run_tensors(of, inputs, case.params, upstream)
+
+    def moved(rows: Rows, places: int) -> Tensors:
+        found = called(*rows.shift(whole.inputs, whole.upstream, places))
+        return rows.rolled(rows.local(found, slice(None)), -places)
+
     if name == "rows":
         for rows in all_rows:
             yield from by_count(subject, rows, counts(subject, case, rows), case, whole)
     elif name == "position":
         for rows, places in ((each, places) for each in all_rows for places in sorted({1, each.count // 2})):
-            inputs, upstream = rows.shift(whole.inputs, whole.upstream, places)
-            got = rows.rolled(rows.local(run_tensors(kernel, inputs, case.params, upstream), slice(None)), -places)
-            setting = f"each {rows.dimension or 'row'} {places} places on"
-            yield Compared(setting, got, "in its place", contiguous(rows.local(whole.results, slice(None))))
+            setting, expected = (
+                f"each {rows.dimension or 'row'} {places} places on",
+                rows.local(whole.results, slice(None)),
+            )
+            yield Compared(setting, partial(moved, rows, places), "in its place", contiguous(expected))
     elif name == "layout":
         free = {name: value for name, value in whole.inputs.items() if name not in kernel.contiguous}
         for (operand, value), layout in product(free.items(), [each for each in LAYOUTS if each != "contiguous"]):
             if value is None:
                 continue
-            laid, expected = lay_out(value, layout), whole.results
-            if same_bits([laid], [value]) and not case.layouts:
-                got = run_tensors(kernel, whole.inputs | {operand: laid}, case.params, whole.upstream)
-            else:  # an expanded tensor has other values
-                other = msgspec.structs.replace(case, layouts={operand: layout})
-                got, expected = (run(kernel, other, device).results for run in (run_kernel, run_contiguous))
-            yield Compared(f"{operand} {layout}", got, "contiguous", expected)
+            laid, inputs, expected = lay_out(value, layout), whole.inputs, whole.results
+            if not same_bits([laid], [value]):  # where elements share memory, values are others
+                inputs = inputs | {operand: laid.contiguous()}
+                inputs = derive_all(kernel.op, case, inputs, device) if kernel.op.derived else inputs
+                expected = called(inputs)
+            yield Compared(f"{operand} {layout}", partial(called, inputs | {operand: laid}), "contiguous", expected)
     elif name == "configuration":
-        for facts, other_run in islice(configurations(subject, case), 1, None):
-            yield Compared(facts["configuration"], other_run.results, "tuned", whole.results)
+        for facts, other in islice(configurations(subject, case), 1, None):
+            yield Compared(facts["configuration"], partial(dict, other.results), "tuned", whole.results)
     elif name == AGAIN:
-        yield Compared("second", run_kernel(kernel, case, device).results, "first", whole.results)
+        yield Compared("second", lambda: run_kernel(kernel, case, device).results, "first", whole.results)
     else:
-        other_kernel, inputs = replace(kernel, function=kernel.same_bits_as[name]), sent_all(whole.inputs, device)
-        found = run_tensors(other_kernel, inputs, case.params, whole.upstream)
-        yield Compared(name[3:], found, kernel.name, whole.results)
+        theirs, inputs = replace(kernel, function=kernel.same_bits_as[name]), sent_all(whole.inputs, device)
+        yield Compared(name[3:], partial(called, inputs, of=theirs), kernel.name, whole.results)
 
 
 def by_count(subject: Subject, rows: Rows, tried: Sequence[int], case: Case, whole: Measured) -> Iterator[Compared]:
-    """Yields the results of calls of so many rows. In cases at borders, where few elements count, other rows follow."""
+    """Yields calls of so many rows. In cases at borders, where few elements count, other rows follow."""
     for count in tried:
         covered = count * (min(rows.count // count, _CALLS) if case.edits else 1)
-        got = _in_pieces(subject, case, whole, rows, count, covered)
         setting = f"{count} of {rows.count} {rows.dimension or 'rows'} alone"
         expected = contiguous(rows.local(whole.results, slice(0, covered)))
-        yield Compared(setting, got, "all at once", expected, count)
+        call = partial(_in_pieces, subject, case, whole, rows, count, covered)
+        yield Compared(setting, call, "all at once", expected, count)
 
 
 def counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
@@ -190,14 +199,80 @@ def hard_cases(subject: Subject, case: Case) -> list[Case]:
         return []
     if any(case.dims[rank - len(shape) :] != shape for shape in operands.values()):
         return []
-    count, size = _POOLED.get(subject.backend.triton, POOLED), _piece(subject, case)
-    dims, piece = ((count,), size) if rank == 1 else ((-(-count // size), *(1,) * (rank - 2), size), 1)
-    rows, pool = replace(every[0], count=dims[0]), _filled(case, POOL, dims)
-    found = dict.fromkeys([POOL])
-    if kernel.allows(dims) and rows.allowed(kernel, pool, piece):
+    size, taken = _piece(subject, case), _POOLED.get(subject.backend.triton, POOLED)
+    few, many = (_filled(case, POOL, _in_rows(each, size, rank)) for each in (taken, POOLED))
+    rows, piece = replace(every[0], count=few.dims[0]), size if rank == 1 else 1
+    found = [_filled(case, POOL, case.dims)]
+    if kernel.allows(many.dims) and rows.allowed(kernel, few, piece):
         with suppress(KernelError):  # it takes no such sizes, which is for other laws to report
-            found |= dict.fromkeys(_differing(subject, pool, rows, piece))
-    return [_filled(case, fill, case.dims) for fill in found]
+            whole = _paired(subject, few, many)
+            shapes = operands | {f"d{name}": case.dims for name in whole.upstream}
+            for places in _differing(subject, few, rows, piece, whole):
+                values = {}
+                for name, value in _given(whole).items():
+                    shape, numbers = shapes[name], value.expand(few.dims).reshape(-1)[places].cpu()
+                    line = numbers[torch.arange(shape[-1] if shape else 1) % len(numbers)]
+                    values[name] = spell(line.repeat(math.prod(shape[1:-1])))  # a row, which the case repeats
+                found.append(msgspec.structs.replace(found[0], values=values))
+    return found
+
+
+def _given(whole: Measured) -> Tensors:
+    """Returns operands of real numbers, and gradients that arrive, by their names in a case."""
+    named = whole.inputs | {f"d{name}": value for name, value in whole.upstream.items()}
+    return {name: value for name, value in named.items() if value is not None and value.is_floating_point()}
+
+
+def _called(kernel: Kernel, case: Case, whole: Measured, given: Tensors) -> Tensors:
+    """Returns the results of a call on other numbers."""
+    inputs = {name: given.get(name, value) for name, value in whole.inputs.items()}
+    return run_tensors(kernel, inputs, case.params, {name: given[f"d{name}"] for name in whole.upstream})
+
+
+def _hidden(results: Tensors) -> dict[str, int]:
+    """Maps results to how many digits of float64 they hide, if these are some of float32."""
+    digits = {name: formats.of(value.dtype).precision for name, value in results.items()}
+    return {name: _DOUBLE - each for name, each in digits.items() if each < _SINGLE}
+
+
+def _nearness(kernel: Kernel, case: Case, whole: Measured, given: Tensors, hidden: dict[str, int]) -> Tensors:
+    """Returns 1 for exact results in the middle of two neighbours, and less by their distance in ULP of float32."""
+    found = _called(baseline_of(kernel), case, whole, {name: value.double() for name, value in given.items()})
+    bits = {name: value.double().contiguous().view(torch.int64) for name, value in found.items() if name in hidden}
+    away = {name: (each & (1 << hidden[name]) - 1) - (1 << hidden[name] - 1) for name, each in bits.items()}
+    return {name: 1 / (1 + each.abs() / (1 << _DOUBLE - _SINGLE)) for name, each in away.items()}
+
+
+def _paired(subject: Subject, few: Case, many: Case) -> Measured:
+    """Returns the results of the case of few numbers: of those of many that come nearest to borders of rounding.
+
+    Each number of a tensor meets 64 of the others, since a gradient is a product with the one that arrives, and a gate
+    one of two operands. Of 65,536 numbers with their best partners 128 give a product within one ULP of float32.
+    """
+    kernel, device = subject.kernel, subject.backend.device
+    whole = run_kernel(kernel, few, device)
+    hidden = _hidden({name: value for name, value in whole.results.items() if value.shape == few.dims})
+    others = [name for name, value in _given(whole).items() if value.shape == few.dims]
+    if not hidden or len(others) < 2:
+        return whole
+    every = run_kernel(baseline_of(kernel), many, device)
+    given = chosen = _given(every)
+    nearest = torch.full(many.dims, -1.0, device=given[others[0]].device)
+    for turn in range(_PARTNERS):
+        turned = {name: given[name].flatten().roll(turn * at).view(many.dims) for at, name in enumerate(others)}
+        near = torch.stack([*_nearness(kernel, many, every, given | turned, hidden).values()]).sum(0)
+        chosen = chosen | {name: torch.where(near > nearest, value, chosen[name]) for name, value in turned.items()}
+        nearest = torch.maximum(near, nearest)
+    best = nearest.topk(few.dims[0], 0).indices  # in each column, whose numbers of a row for all elements stay
+    chosen |= {name: chosen[name].gather(0, best) for name in others}
+    inputs = {name: chosen.get(name, value) for name, value in whole.inputs.items()}
+    upstream = {name: chosen[f"d{name}"] for name in whole.upstream}
+    return Measured(inputs, upstream, _called(kernel, few, whole, chosen))
+
+
+def _in_rows(count: int, size: int, rank: int) -> tuple[int, ...]:
+    """Returns the dims of at least so many numbers in rows of a size; those of a vector if the rank is 1."""
+    return (count,) if rank == 1 else (-(-count // size), *(1,) * (rank - 2), size)
 
 
 def _piece(subject: Subject, case: Case) -> int:
@@ -213,55 +288,60 @@ def _filled(case: Case, fill: str, dims: tuple[int, ...]) -> Case:
     return msgspec.structs.replace(case, dims=dims, fill=fill, upstream=upstream, regime=regime)
 
 
-def _differing(subject: Subject, pool: Case, rows: Rows, piece: int) -> Iterator[str]:
-    """Yields recipes of numbers of a pool that have other bits in a call of few rows, or in another setting."""
-    kernel, whole = subject.kernel, run_kernel(subject.kernel, pool, subject.backend.device)
+def _differing(subject: Subject, pool: Case, rows: Rows, piece: int, whole: Measured) -> Iterator[list[int]]:
+    """Yields places of numbers of a pool that have other bits in a call of few rows, or in another setting."""
     sides = [(_in_pieces(subject, pool, whole, rows, piece, rows.count), whole.results)]
-    for name in ("layout", *kernel.same_bits_as):
-        sides += [(each.got, each.expected) for each in compared(name, subject, pool, whole)]
+    for name in ("layout", *subject.kernel.same_bits_as):
+        sides += [(each.call(), each.expected) for each in compared(name, subject, pool, whole)]
     for got, expected in sides:
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
             for name in sides[0][0]:
                 differ = bits_of(one_nan(got)[name]) != bits_of(one_nan(expected)[name])
                 if places := differ.reshape(-1).nonzero()[:, 0].tolist():
-                    yield " ".join([POOL, *(str(each % POOLED) for each in places[:: -(-len(places) // _HARD)])])
+                    yield places[:: -(-len(places) // _HARD)]
 
 
 def at_borders(subject: Subject, case: Case) -> list[Case]:
     """Returns the case with an element of each row replaced, so that exact results are next to borders of rounding.
 
-    [] if every result has the digits of float32, or no operand has rows.
+    So is an element of each row of the gradients that arrive. [] if every result has the digits of float32, or no
+    operand has rows.
     """
     kernel, whole = subject.kernel, run_kernel(subject.kernel, case, subject.backend.device)
     rows = next(iter(separate_rows(kernel, case)), Rows({}, 0))
-    digits = {name: formats.of(each.dtype).precision for name, each in rows.local(whole.results, slice(None)).items()}
-    hidden = {name: _DOUBLE - each for name, each in digits.items() if each < _SINGLE}
-    drawn = {n: v for n, v in whole.inputs.items() if v is not None and v.is_floating_point()}
-    exact = {n: v.double() for n, v in drawn.items()}
-    name = next((o.name for o in kernel.op.operands if not o.derive and o.name in exact and o.name in rows.axes), "")
-    if not hidden or not name or rows.count < 2:
+    given, hidden = _given(whole), _hidden(rows.local(whole.results, slice(None)))
+    operands = [
+        each.name for each in kernel.op.operands if not each.derive and each.name in rows.axes and each.name in given
+    ]
+    if not hidden or not operands or rows.count < 2:
         return []
-    axis, moved = rows.axes[name], exact[name].movedim(rows.axes[name], 0)
-    width, count = moved[0].numel(), min(rows.count, _EDITED)
-    at = torch.arange(min(_TRIES, max(1, _TRIED // (count * width))) * count, device=moved.device)
+
+    def places(name: str, value: Tensor) -> Tensor:
+        """Returns the places in memory of the elements of each row."""
+        numbered = torch.arange(value.numel(), device=value.device).view(value.shape)
+        return numbered.movedim(rows.axis(name) or 0, 0).reshape(value.shape[rows.axis(name) or 0], -1)
+
+    edited = {name: places(name, given[name]) for name in (operands[0], *(f"d{name}" for name in whole.upstream))}
+    count = min(rows.count, _EDITED)
+    tries = min(_TRIES, max(1, _TRIED // (count * edited[operands[0]].shape[1])))
+    at = torch.arange(tries * count, device=given[operands[0]].device)
     row, stream = at % count, Stream(case.seed, "borders", at.device)
-    place = torch.unravel_index(stream.below(len(at), width, "place"), moved.shape[1:])
-    numbers = moved[((row + 1 + stream.below(len(at), rows.count - 1)) % rows.count, *place)]
-    inputs, upstream = rows.pick(whole.inputs | exact, whole.upstream, row)
-    inputs[name] = replaced = exact[name].index_select(axis, row)
-    replaced.movedim(axis, 0)[(at, *place)] = numbers
-    upstream = {output: each.double() for output, each in upstream.items()}
+    other = (row + 1 + stream.below(len(at), rows.count - 1)) % rows.count
+    tried = Measured(*rows.pick(whole.inputs, whole.upstream, row), {})
+    made, changes = _given(tried), {}
+    for name, memory in edited.items():
+        column = stream.below(len(at), memory.shape[1], name)
+        changes[name] = memory[row, column], given[name].reshape(-1)[memory[other, column]]
+        made[name].view(-1)[places(name, made[name])[at, column]] = changes[name][1]
     near = torch.zeros(len(at), device=at.device)
-    for result, value in run_tensors(baseline_of(kernel), inputs, case.params, upstream).items():
-        if bits := hidden.get(result, 0):
-            lines = value.double().movedim(rows.axis(result) or 0, 0).reshape(len(at), -1).contiguous()
-            away = (lines.view(torch.int64) & (1 << bits) - 1) - (1 << bits - 1)
-            near += (1 / (1 + away.abs() / (1 << _DOUBLE - _SINGLE))).sum(1)  # in ULP of float32
+    for name, each in _nearness(kernel, case, tried, made, hidden).items():
+        near += each.movedim(rows.axis(name) or 0, 0).reshape(len(at), -1).sum(1)
     best = near.reshape(-1, count).argmax(0) * count + at[:count]
-    numbered = torch.arange(moved.numel(), device=at.device).reshape(exact[name].shape).movedim(axis, 0)
-    spelled = map(spell, torch.split(numbers[best].to(drawn[name].dtype), 1))
-    places = map(str, numbered[(row, *place)][best].tolist())
-    return [msgspec.structs.replace(case, edits={name: dict(zip(places, spelled, strict=True))})]
+    edits = {
+        name: dict(zip(map(str, place[best].tolist()), map(spell, torch.split(numbers[best], 1)), strict=True))
+        for name, (place, numbers) in changes.items()
+    }
+    return [msgspec.structs.replace(case, edits=edits)]
 
 
 _RULES = {
