@@ -81,6 +81,19 @@ def norm_kernel(x, y, n, BLOCK: tl.constexpr):
     tl.store(y + row * n + cols, centred * scale, mask=cols < n)
 
 
+@triton.jit
+def dot_kernel(x, w, y, m, n, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """Adds products of rows and 16 columns, 32 terms at a time, without tensor cores."""
+    rows, cols = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, 16)
+    total = tl.zeros([ROWS, 16], tl.float32)
+    for first in range(0, n, BLOCK):
+        terms = first + tl.arange(0, BLOCK)
+        a = tl.load(x + rows[:, None] * n + terms[None, :], mask=(rows[:, None] < m) & (terms[None, :] < n), other=0.0)
+        b = tl.load(w + terms[:, None] * 16 + cols[None, :], mask=terms[:, None] < n, other=0.0)
+        total = tl.dot(a, b, total, input_precision="ieee")
+    tl.store(y + rows[:, None] * 16 + cols[None, :], total, mask=rows[:, None] < m)
+
+
 def _summed(x: Tensor) -> Tensor:
     return x.sum(-1)
 
@@ -150,4 +163,12 @@ def norm(x: Tensor) -> Tensor:
     """One block for a row."""
     y = torch.empty_like(x)
     norm_kernel[(x.shape[0],)](x, y, x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+    return y
+
+
+@verify.kernel(like=torch.matmul, shapes={"x": "m n", "w": "n 16"}, dtypes=["float32"], gradients=False)
+def product(x: Tensor, w: Tensor) -> Tensor:
+    """tl.dot in a loop over 32 terms."""
+    y, (m, n) = x.new_empty(x.shape[0], 16), x.shape
+    dot_kernel[(triton.cdiv(m, 16),)](x.contiguous(), w.contiguous(), y, m, n, ROWS=16, BLOCK=32)
     return y

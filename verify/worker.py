@@ -370,7 +370,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
         _one(it.target), on, it.dtype, it.layers, say
     ),
     diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
-        _one(it.target), on, it.dtype, it.case, say, without=it.without
+        _one(it.target), on, it.dtype, [_in("cases").Case.from_json(it.case)] if it.case else [], say, it.without
     ),
     diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
         _one(it.target), on, it.dtype, it.case, say, it.target

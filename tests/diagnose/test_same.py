@@ -24,7 +24,9 @@ def by_many_rows(a: Any, b: Any) -> Any:
 
 
 def found_of(function: Any, text: str = "", **promised: Any) -> SameBits:
-    return settings_of(product(function, **promised), backends.select(), "", text, lambda text: None)
+    return settings_of(
+        product(function, **promised), backends.select(), "", [Case.from_json(text)] if text else [], lambda text: None
+    )
 
 
 def classes(found: SameBits, setting: str) -> list[list[str]]:
@@ -68,7 +70,7 @@ def test_a_witness_shows_the_bits_of_both() -> None:
 
 def test_numbers_that_only_the_rest_of_a_vector_has_otherwise_are_at_every_place() -> None:
     found, honest = (
-        settings_of(elements(each), backends.select(), "", "", lambda text: None) for each in (vectors, doubled)
+        settings_of(elements(each), backends.select(), "", [], lambda text: None) for each in (vectors, doubled)
     )
     # 33 columns: c rows leave c % 8 elements, which are in the last of these rows
     rows = classes(found, "rows (m)")
@@ -76,13 +78,13 @@ def test_numbers_that_only_the_rest_of_a_vector_has_otherwise_are_at_every_place
     assert all(len(each.classes) == 1 for each in honest.settings)
     [witness] = [each.witness for each in found.settings if each.setting == "rows (m)"]
     case = witness[-1].removeprefix("case: ")
-    again = settings_of(elements(vectors), backends.select(), "", case, lambda text: None)
+    again = settings_of(elements(vectors), backends.select(), "", [Case.from_json(case)], lambda text: None)
     assert len(classes(again, "rows (m)")) > 1, "the printed case shows the same again"
 
 
 def test_a_dtype_that_it_does_not_promise_is_refused() -> None:
     with pytest.raises(UsageError, match="promises float32; received the dtype float16"):
-        settings_of(product(summed), backends.select(), "float16", "", lambda text: None)
+        settings_of(product(summed), backends.select(), "float16", [], lambda text: None)
 
 
 REFUSES = """

@@ -175,7 +175,7 @@ def test_pairs_of_numbers_bring_products_of_16_bits_to_borders(part: str) -> Non
     kernel = verify.kernel(
         like=lambda g, u: functional.silu(g) * u, shapes={"g": "m n", "u": "m n"}, dtypes=["bfloat16"]
     )(lambda g, u: Gate.apply(g, u, part))
-    found = settings_of(kernel, backends.select(), "", "", lambda text: None)
+    found = settings_of(kernel, backends.select(), "", [], lambda text: None)
     assert [each.setting for each in found.settings if len(each.classes) > 1] == ["rows (m)"] * bool(part)
     if part:
         assert found.settings[0].witness[0].startswith(part)
@@ -186,7 +186,7 @@ def test_a_gradient_that_no_operand_brings_to_a_border_is_brought_by_the_one_tha
     rows = {"shapes": {"a": "m k", "b": "k n"}, "dtypes": ["bfloat16"]}
     subject = Subject(verify.kernel(like=lambda a, b: a @ b, **rows)(torch.matmul), "bfloat16", backends.select(), None)
     [case] = at_borders(subject, plain_case(subject, (65, 33, 17)))
-    assert set(case.edits) == {"a", "dy"} and len(case.edits["dy"]) == 64
+    assert set(case.edits) == {"a", "b", "dy"} and len(case.edits["dy"]) >= 64
 
     def near(case: Case) -> int:
         whole = run_kernel(subject.kernel, case, subject.backend.device)
@@ -204,7 +204,7 @@ def test_another_nan_is_no_other_class() -> None:
         return -nan if x.shape[0] < 4 else torch.where(nan.isnan(), nan, -nan)
 
     kernel = elements(turned)
-    found = settings_of(kernel, backends.select(), "", "", lambda text: None)
+    found = settings_of(kernel, backends.select(), "", [], lambda text: None)
     assert all(len(each.classes) == 1 for each in found.settings)
     x = torch.full((2, 3), torch.nan)
     kinds = (torch.float32, torch.float8_e5m2, torch.float8_e4m3fn)
@@ -245,10 +245,10 @@ def test_an_order_that_shows_only_beside_a_border_of_rounding_is_found() -> None
     rule = "the number of rows changes bits of a row"
     breaks("same bits", norm(turned_for_few, same_bits=["rows"]), rule, "bfloat16")
     holds("same bits", norm(root_mean_square, same_bits=["rows"]), "bfloat16")
-    found = settings_of(norm(turned_for_few), backends.select(), "", "", lambda text: None).settings[0]
+    found = settings_of(norm(turned_for_few), backends.select(), "", [], lambda text: None).settings[0]
     assert found.classes == [["1 to 3"], ["4 to 65"]]
     case = found.witness[-1].removeprefix("case: ")
-    again = settings_of(norm(turned_for_few), backends.select(), "", case, lambda text: None)
+    again = settings_of(norm(turned_for_few), backends.select(), "", [Case.from_json(case)], lambda text: None)
     assert again.inputs == 1 and len(again.settings[0].classes) == 2, "the printed case shows the same again"
 
 
@@ -316,7 +316,7 @@ def test_settings_that_verify_does_not_know_are_refused() -> None:
     with pytest.raises(UsageError, match="compares numbers; a quantiser returns codes"):
         verify.kernel(**quantiser, same_bits=["rows"])(examples.norm_fp8_rows.function)
     with pytest.raises(UsageError, match="norm_fp8_rows returns codes; settings and orders are those of kernels"):
-        settings_of(examples.norm_fp8_rows, backends.select(), "", "", lambda text: None)
+        settings_of(examples.norm_fp8_rows, backends.select(), "", [], lambda text: None)
     with pytest.raises(UsageError, match="same_bits_as is a function of the same operands"):
         product(summed, same_bits_as=["decode"])
     assert "same bits: rows, as decode" in product(summed, same_bits=["rows"], same_bits_as=decode).promise

@@ -90,9 +90,9 @@ class _Signed:
     """Asks for orders of sums whose terms may be negative: the result is linear in the operand."""
 
     kind = "terms of both signs"
-    tested = f"{_SUMS:,} other results, bit by bit"
 
-    def __init__(self, of: _Sum, dtype: str) -> None:
+    def __init__(self, of: _Sum, dtype: str, sums: int) -> None:
+        self._sums, self.tested = sums, f"{sums:,} other results, bit by bit"
         self._large, self._one = _SIGNED.get(dtype, _USUAL)
         self._sum = _without_added(of, self._one)
         base = self._sum.results(torch.zeros(1, of.places))[0, 0].double()
@@ -121,7 +121,11 @@ class _Signed:
 
     def explained(self, additions: Additions, draw: torch.Generator) -> float:
         """Returns the share of random sums whose bits the order gives."""
-        shape = (_SUMS, self._sum.places)
+        shares = [self._share_of(additions, min(_SUMS, self._sums - at), draw) for at in range(0, self._sums, _SUMS)]
+        return sum(shares) / len(shares)
+
+    def _share_of(self, additions: Additions, count: int, draw: torch.Generator) -> float:
+        shape = (count, self._sum.places)
         spread = torch.randint(-6, 7, shape, generator=draw)
         values = (torch.randn(shape, generator=draw) * torch.exp2(spread)).to(self._sum.whole.dtype)
         got = self._sum.results(values.double())[:, 0]
@@ -231,7 +235,7 @@ def _tree(asked: _Signed | _Positive) -> Additions:
 
 
 def orders_of(
-    kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, target: str = ""
+    kernel: Kernel, backend: Backend, dtype: str, text: str, progress: OnProgress, target: str = "", sums: int = _SUMS
 ) -> list[Order]:
     """Returns the order of each sum over an operand that has rows, in one dtype, at the sizes of a case.
 
@@ -246,7 +250,7 @@ def orders_of(
         for operand, result in product(kernel.operands, kernel.outputs):
             if operand in rows.axes and result in rows.axes and _is_real(inputs[operand]):
                 progress(f"{kernel.name} {dtype}, {result} over {operand}")
-                found.append(_order(_Sum(kernel, case, rows, operand, result, inputs), dtype, backend.name))
+                found.append(_order(_Sum(kernel, case, rows, operand, result, inputs), dtype, backend.name, sums))
     if backend.triton and target:
         progress(f"{kernel.name} {dtype}, as compiled")
         named = Order(kernel.name, dtype, backend.name, "", "", 0)
@@ -254,11 +258,11 @@ def orders_of(
     return found
 
 
-def _order(of: _Sum, dtype: str, backend: str) -> Order:
+def _order(of: _Sum, dtype: str, backend: str, sums: int) -> Order:
     """Returns the order of one sum, or why there is none."""
     found = Order(of.kernel.name, dtype, backend, of.operand, of.result, of.rows.count)
     digits = formats.of(of.results(torch.zeros(1, of.places)).dtype).precision
-    signed = _Signed(of, dtype)
+    signed = _Signed(of, dtype, sums)
     kinds: Iterator[_Signed | _Positive] = (_Positive(of, *kind) for kind in _POSITIVE)
     asked = next((each for each in chain([signed], kinds) if each.holds), None)
     if asked is None:

@@ -224,6 +224,7 @@ class SettingBits(msgspec.Struct, frozen=True):
     classes: list[list[str]]
     witness: list[str]
     refused: list[str] = []  # each with the reason
+    tried: int = 0  # number of values in classes
 
 
 class SameBits(msgspec.Struct, frozen=True):

@@ -42,23 +42,23 @@ def settings_of(
     kernel: Kernel,
     backend: Backend,
     dtype: str,
-    text: str,
+    cases: Sequence[Case],
     progress: OnProgress,
-    cases: Sequence[Case] = (),
     without: Mapping[str, str] = MappingProxyType({}),
+    every: int = bits.EVERY,
 ) -> SameBits:
-    """Returns the classes of each setting of a kernel in one dtype, on given cases, or on the usual ones.
+    """Returns the classes of each setting of a kernel in one dtype, on cases; [] for the usual ones.
 
-    `progress` gets each value of a setting before its call; values of `without` are not called, for a reason.
+    `progress` gets each value of a setting before its call; values of `without` are not called, for a reason. Each
+    number of rows up to `every` is tried.
     """
     subject = subject_of(kernel, backend, dtype)
-    dtype = subject.dtype
-    cases = [Case.from_json(text)] if text else cases or bits.cases_of(subject)
+    dtype, cases = subject.dtype, cases or bits.cases_of(subject)
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
         name = f"rows ({rows.dimension})" if rows.dimension else "rows"
-        found.append(_of_rows(subject, rows, _Differences(name, given, progress, without, rows)))
+        found.append(_of_rows(subject, rows, _Differences(name, given, progress, without, rows), every))
     for name in (*SETTINGS[1:], bits.AGAIN, *kernel.same_bits_as):
         settings = _Differences(name, given, progress, without)
         settings.add(partial(bits.compared, name, subject, all_rows=all_rows))
@@ -118,7 +118,7 @@ class _Differences:
     def found(self, classes: list[list[str]]) -> SettingBits:
         """Returns the classes of the setting, with what else was found."""
         refused = [f"{value}: {why}" for value, why in self._refused.items()]
-        return SettingBits(self._name, classes, self._witness, refused)
+        return SettingBits(self._name, classes, self._witness, refused, len(self._found))
 
     def _differing(self, each: bits.Compared, found: bits.Tensors) -> Tensor:
         if same_bits([found[name] for name in each.expected], list(each.expected.values())):
@@ -151,13 +151,13 @@ class _Differences:
         return [members for _, members in found]
 
 
-def _of_rows(subject: Subject, rows: Rows, found: _Differences) -> SettingBits:
+def _of_rows(subject: Subject, rows: Rows, found: _Differences, every: int) -> SettingBits:
     """Returns the classes of the numbers of rows. Where two neighbours differ, the numbers between them are tried.
 
     If a class has gaps, as of multiples of 8, numbers between neighbours of one class may be of others: they are tried.
     """
     case = found.given[0][0]
-    tried, further = [rows.count], bits.counts(subject, case, rows)
+    tried, further = [rows.count], bits.counts(subject, case, rows, every)
     for _ in range(_BOUNDARIES):
         found.add(partial(bits.by_count, subject, rows, further[::-1]))
         tried = sorted([*tried, *further])

@@ -64,6 +64,7 @@ _AT_BORDERS = 3  # cases that are brought to borders of rounding, too
 _OTHERS = 33  # size of a second dimension of rows
 _WIDEST = {"interpreted": 129}  # of other dimensions; 1,031 elsewhere
 _WORK = {"small": 1 << 22, "large": 1 << 32}  # numbers in a program of a case with many rows and long sums
+EVERY = 8  # each number of rows up to this is tried
 _PIECE = 7  # fewer elements than a vector has
 # Fewer than most blocks of Triton have. Its interpreter takes 15 ms for a call of 7 numbers as for one of 127: in
 # pieces of 7, the search took nine tenths of a run of GELU.
@@ -72,8 +73,8 @@ _POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else 
 _HARD = 5  # numbers in a case of those that differ
 _PARTNERS = 64  # that each number of a pool is tried with
 _CALLS = 4  # of a number of rows in a case at borders
-# Rows with an element that brings results to borders, how many elements are tried for each, and numbers in all.
-_EDITED, _TRIES, _TRIED = 64, 1 << 10, 1 << 22
+# Rows with an element that brings results to borders, how many elements are tried for each, and numbers computed in all.
+_EDITED, _TRIES, _TRIED = 64, 1 << 10, 1 << 25
 _DOUBLE, _SINGLE = 53, 24  # digits of float64 and of float32
 
 
@@ -157,10 +158,10 @@ def by_count(subject: Subject, rows: Rows, tried: Sequence[int], case: Case, who
         yield Compared(setting, call, "all at once", expected, count)
 
 
-def counts(subject: Subject, case: Case, rows: Rows) -> list[int]:
-    """Returns the numbers of rows that are tried: each up to 8, then around each power of two."""
+def counts(subject: Subject, case: Case, rows: Rows, every: int = EVERY) -> list[int]:
+    """Returns the numbers of rows that are tried: each of the first, then those around each power of two."""
     near = {(1 << power) + step for power in range(3, rows.count.bit_length()) for step in (-1, 0, 1)}
-    some = sorted(each for each in {*range(1, 9), *near} if each < rows.count)
+    some = sorted(each for each in {*range(1, every + 1), *near} if each < rows.count)
     return [each for each in some if rows.allowed(subject.kernel, case, each)]
 
 
@@ -292,7 +293,9 @@ def _differing(subject: Subject, pool: Case, rows: Rows, piece: int, whole: Meas
     """Yields places of numbers of a pool that have other bits in a call of few rows, or in another setting."""
     sides = [(_in_pieces(subject, pool, whole, rows, piece, rows.count), whole.results)]
     for name in ("layout", *subject.kernel.same_bits_as):
-        sides += [(each.call(), each.expected) for each in compared(name, subject, pool, whole)]
+        for each in compared(name, subject, pool, whole):
+            with suppress(KernelError):  # it takes no such layout
+                sides.append((each.call(), each.expected))
     for got, expected in sides:
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
             for name in sides[0][0]:
@@ -307,14 +310,19 @@ def at_borders(subject: Subject, case: Case) -> list[Case]:
     So is an element of each row of the gradients that arrive. [] if every result has the digits of float32, or no
     operand has rows.
     """
+    changed = case
+    for rows in separate_rows(subject.kernel, case):
+        changed = _at_borders(subject, changed, rows)
+    return [changed] if changed.edits else []
+
+
+def _at_borders(subject: Subject, case: Case, rows: Rows) -> Case:
     kernel, whole = subject.kernel, run_kernel(subject.kernel, case, subject.backend.device)
-    rows = next(iter(separate_rows(kernel, case)), Rows({}, 0))
     given, hidden = _given(whole), _hidden(rows.local(whole.results, slice(None)))
-    operands = [
-        each.name for each in kernel.op.operands if not each.derive and each.name in rows.axes and each.name in given
-    ]
+    free = {each.name for each in kernel.op.operands if not each.derive}
+    operands = [name for name in given if name in free and name in rows.axes]
     if not hidden or not operands or rows.count < 2:
-        return []
+        return case
 
     def places(name: str, value: Tensor) -> Tensor:
         """Returns the places in memory of the elements of each row."""
@@ -323,7 +331,7 @@ def at_borders(subject: Subject, case: Case) -> list[Case]:
 
     edited = {name: places(name, given[name]) for name in (operands[0], *(f"d{name}" for name in whole.upstream))}
     count = min(rows.count, _EDITED)
-    tries = min(_TRIES, max(1, _TRIED // (count * edited[operands[0]].shape[1])))
+    tries = int(max(1, min(_TRIES, _TRIED * rows.count // (count * _work(kernel, case.dims)))))
     at = torch.arange(tries * count, device=given[operands[0]].device)
     row, stream = at % count, Stream(case.seed, "borders", at.device)
     other = (row + 1 + stream.below(len(at), rows.count - 1)) % rows.count
@@ -337,11 +345,11 @@ def at_borders(subject: Subject, case: Case) -> list[Case]:
     for name, each in _nearness(kernel, case, tried, made, hidden).items():
         near += each.movedim(rows.axis(name) or 0, 0).reshape(len(at), -1).sum(1)
     best = near.reshape(-1, count).argmax(0) * count + at[:count]
-    edits = {
-        name: dict(zip(map(str, place[best].tolist()), map(spell, torch.split(numbers[best], 1)), strict=True))
-        for name, (place, numbers) in changes.items()
-    }
-    return [msgspec.structs.replace(case, edits=edits)]
+    edits = dict(case.edits)
+    for name, (place, numbers) in changes.items():
+        spelled = zip(map(str, place[best].tolist()), map(spell, torch.split(numbers[best], 1)), strict=True)
+        edits[name] = edits.get(name, {}) | dict(spelled)
+    return msgspec.structs.replace(case, edits=edits)
 
 
 _RULES = {
@@ -350,6 +358,11 @@ _RULES = {
     "layout": "the layout of an operand changes bits",
     "configuration": "the configuration of an autotuner changes bits",
 }
+
+
+def _work(kernel: Kernel, dims: tuple[int, ...]) -> float:
+    """Returns how many numbers a call computes."""
+    return work_of(kernel.op, dims) if kernel.op.geometry.named else math.prod(dims)
 
 
 def cases_of(subject: Subject, fills: Sequence[str] = FILLS) -> list[Case]:
@@ -362,15 +375,15 @@ def cases_of(subject: Subject, fills: Sequence[str] = FILLS) -> list[Case]:
     plain = plain_case(subject, shapes[0])
     geometry, every = kernel.op.geometry, separate_rows(kernel, plain)
     of_rows = [geometry.dims.index(rows.dimension) if rows.dimension else 0 for rows in every]
-    dims, work = plain.dims, partial(work_of, kernel.op) if geometry.named else math.prod
+    dims = plain.dims
     widest = _WIDEST.get(subject.backend.triton, 1031)
-    for at in range(len(dims)):
+    for at in sorted(range(len(dims)), key=of_rows[1:].__contains__):  # long sums before other dimensions of rows
         if at in of_rows:
             larger = _MANY.get(subject.backend.triton, 257) if at == of_rows[0] else _OTHERS
         else:
             larger = max((each[at] for each in shapes if at < len(each) and each[at] <= widest), default=dims[at])
         longer = [(*dims[:at], larger // part, *dims[at + 1 :]) for part in (1, 4, 16) if larger // part > dims[at]]
-        dims = next((each for each in longer if kernel.allows(each) and work(each) <= _WORK[scale]), dims)
+        dims = next((each for each in longer if kernel.allows(each) and _work(kernel, each) <= _WORK[scale]), dims)
     kinds = (geometry.fill,) if geometry.by_element else fills
     found = [msgspec.structs.replace(plain, dims=dims, fill=each, regime=geometry.regime(each)) for each in kinds]
     hard = hard_cases(subject, found[0])
