@@ -73,7 +73,7 @@ _POOLED = {"interpreted": 1 << 11}  # numbers that are computed in pieces; else 
 _HARD = 5  # numbers in a case of those that differ
 _PARTNERS = 64  # that each number of a pool is tried with
 _CALLS = 4  # of a number of rows in a case at borders
-# Rows with an element that brings results to borders, how many elements are tried for each, and numbers computed in all.
+# Rows with an element that brings results to borders, how many elements are tried for each, and what is computed.
 _EDITED, _TRIES, _TRIED = 64, 1 << 10, 1 << 25
 _DOUBLE, _SINGLE = 53, 24  # digits of float64 and of float32
 
