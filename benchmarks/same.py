@@ -73,7 +73,6 @@ PYTORCH: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
 PUBLIC = {
     "examples/liger.py": ("liger_rms_norm",),
     "examples/public/vllm_kernels.py": ("matmul_persistent", "rms_norm"),
-    "examples/public/sglang_kernels.py": ("decode_attention",),
     "examples/public/fla_sequences.py": ("gla_chunked",),
 }
 DTYPES = ("float32", "bfloat16")
@@ -91,6 +90,25 @@ def liger_cross_entropy(logits: Tensor, label: Tensor) -> Tensor:
     return found
 
 
+def attended(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """One query for each sequence over all of its keys, with a group of two heads for each head of the keys."""
+    keys, values = (each.repeat_interleave(2, 2).transpose(1, 2) for each in (keys, values))
+    return functional.scaled_dot_product_attention(q[:, :, None], keys, values)[:, :, 0]
+
+
+def decode_attention(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """SGLang's decode attention, in four splits of the keys; the sequences follow each other in its cache."""
+    from sglang.kernels.ops.attention.decode_attention import decode_attention_fwd
+
+    (b, t), heads = keys.shape[:2], q.shape[1]
+    starts, slots = (torch.arange(0, end + 1, step, device=q.device) for end, step in ((b * t, t), (b * t - 1, 1)))
+    parts, lse = q.new_empty(b, heads, 4, 32).float(), q.new_empty(b, heads, 4).float()
+    y, splits = torch.empty_like(q), torch.full((b,), 4, dtype=torch.int32, device=q.device)
+    cache = (each.reshape(b * t, -1, 32).contiguous() for each in (keys, values))
+    decode_attention_fwd(q, *cache, y, starts.int(), slots, parts, lse, splits, 4, 32**-0.5, 1.0, 1.0)
+    return y
+
+
 def chosen() -> Iterator[tuple[str, Kernel]]:
     """Yields the kernels with the name of their project."""
     for name, (function, shapes) in PYTORCH.items():
@@ -100,8 +118,11 @@ def chosen() -> Iterator[tuple[str, Kernel]]:
         for kernel in load(Target.parse(file)):
             if kernel.name in wanted:
                 # a scan's backward pass has 200 configurations of autotuners, each a second of compilation
-                forward = replace(kernel, gradients=False) if kernel.name == "gla_chunked" else kernel
+                forward = replace(kernel, gradients=()) if kernel.name == "gla_chunked" else kernel
                 yield file.rpartition("/")[2].removesuffix(".py"), forward
+    shapes = {"q": "b 2*g 32", "keys": "b t g 32", "values": "b t g 32"}
+    declared = verify.kernel(like=attended, shapes=shapes, dtypes=DTYPES[1:], gradients=False, requires="sglang")
+    yield "sglang", declared(decode_attention)
     yield (
         "liger",
         verify.kernel(
