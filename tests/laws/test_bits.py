@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,76 @@ def test_a_setting_that_changes_bits_is_found(function: Any, setting: str, rule:
     found = breaks("same bits", product(function, same_bits=[setting]), rule)
     facts = dict(found.fact_lines())
     assert facts["promised"] == f"same_bits: {setting}" and facts["classes"] == "verify same here.py::it"
+
+
+def rows_at(a, b, parts):
+    """Adds each row in as many parts as `parts` says of its place."""
+    return torch.cat([summed(a[at : at + 1], b, parts(at)) for at in range(a.shape[0])] or [summed(a, b)])
+
+
+def pages(a, b, first):
+    """Adds up the parts of a row that lie in pages of 64 numbers; the row begins at a number of its first page."""
+    rows = []
+    for at in range(a.shape[0]):
+        cuts = sorted({0, *range((-first(at)) % 64, a.shape[1], 64), a.shape[1]})
+        parts = [a[at : at + 1, low:high].double() @ b[low:high].double() for low, high in pairwise(cuts)]
+        rows.append(functools.reduce(torch.add, [each.float() for each in parts]))
+    return torch.cat(rows) if rows and a.shape[1] else summed(a, b)
+
+
+def rounded(a, b, digits):
+    """Multiplies numbers of so many digits, as tensor cores do with TF32."""
+    cut = (1 << 23 - digits) - 1
+    return summed(*((each.contiguous().view(torch.int32) & ~cut).view(torch.float32) for each in (a, b)))
+
+
+CALLS = iter(range(1, 1 << 30))
+# Violation -> the promise that it breaks, a kernel with it, and its honest twin.
+VIOLATIONS: dict[str, tuple[str, Any, Any]] = {
+    "an autotuner that picks by rows": (
+        "rows",
+        lambda a, b: summed(a, b, 1 if a.shape[0] <= 16 else 2),
+        lambda a, b: summed(a, b, 2),
+    ),
+    "atomics": ("rows", lambda a, b: summed(a, b, next(CALLS) % 3 + 1), lambda a, b: summed(a, b, 3)),
+    "split-K by size": (
+        "rows",
+        lambda a, b: summed(a, b, 4 if a.shape[0] * b.shape[1] < 64 else 1),
+        lambda a, b: summed(a, b, 4),
+    ),
+    "a tail path": (
+        "rows",
+        lambda a, b: rows_at(a, b, lambda at: 2 if at >= a.shape[0] // 8 * 8 else 1),
+        lambda a, b: rows_at(a, b, lambda at: 2),
+    ),
+    "an alignment path": ("layout", aligned, lambda a, b: summed(a.clone(), b)),
+    "a tile order by position": (
+        "position",
+        lambda a, b: rows_at(a, b, lambda at: at // 2 % 2 + 1),
+        lambda a, b: rows_at(a, b, lambda at: 1),
+    ),
+    "a boundary of cache pages": (
+        "position",
+        lambda a, b: pages(a, b, lambda at: at * a.shape[1] % 64),
+        lambda a, b: pages(a, b, lambda at: 0),
+    ),
+    "another block for decode": ("as decode", lambda a, b: summed(a, b, 3), lambda a, b: summed(a, b, 2)),
+    "TF32 by size": (
+        "rows",
+        lambda a, b: rounded(a, b, 10 if a.shape[0] >= 32 else 23),
+        lambda a, b: rounded(a, b, 10),
+    ),
+    "a reduction over padded rows": ("rows", padded, lambda a, b: summed(a, b, 1)),
+}
+
+
+@pytest.mark.parametrize("violation", VIOLATIONS)
+def test_ten_seeded_violations_are_found_and_their_honest_twins_pass(violation: str) -> None:
+    setting, wrong, honest = VIOLATIONS[violation]
+    promised: dict[str, Any] = {"same_bits_as": decode} if setting == "as decode" else {"same_bits": [setting]}
+    found = breaks("same bits", product(wrong, **promised), "bits")
+    assert dict(found.fact_lines())["promised"] == f"same_bits: {setting}"
+    holds("same bits", product(honest, **promised))
 
 
 def test_a_kernel_that_adds_up_in_one_order_keeps_every_promise() -> None:
