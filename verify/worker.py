@@ -278,6 +278,20 @@ def _replay(request: diagnose.ReplayElement, backend: Backend, progress: OnProgr
     return again(kernel, request.target, backend, case, result=request.result, index=request.index)
 
 
+def _settings(request: diagnose.FindSettings, backend: Backend, progress: OnProgress) -> diagnose.SameBits:
+    """Divides the settings of a kernel into classes of equal bits."""
+    from verify.cases import Case
+    from verify.diagnose.same import proved, settings_of, subject_of
+    from verify.laws.bits import cases_of
+
+    kernel = _one(request.target)
+    given = [Case.from_json(request.case)] if request.case else cases_of(subject_of(kernel, backend, request.dtype))
+    found = settings_of(kernel, backend, request.dtype, given, progress, request.without)
+    texts = proved(kernel, backend, given[0], request.target) if request.order else {}
+    named = [msgspec.structs.replace(each, proved=texts.get(each.setting, "")) for each in found.settings]
+    return msgspec.structs.replace(found, settings=named)
+
+
 def _explain(request: diagnose.Explain, backend: Backend, progress: OnProgress) -> diagnose.Explanation:
     """Divides the error of one element among the steps that lead to it."""
     from verify.diagnose.explain import explain, worst_place
@@ -369,9 +383,7 @@ HANDLERS: dict[type[Request[Any]], Callable[[Any, Any, OnProgress], Any]] = {
     diagnose.FindDrift: lambda it, on, say: _in("diagnose.drift").drift_of(
         _one(it.target), on, it.dtype, it.layers, say
     ),
-    diagnose.FindSettings: lambda it, on, say: _in("diagnose.same").settings_of(
-        _one(it.target), on, it.dtype, [_in("cases").Case.from_json(it.case)] if it.case else [], say, it.without
-    ),
+    diagnose.FindSettings: _settings,
     diagnose.FindOrders: lambda it, on, say: _in("diagnose.order").orders_of(
         _one(it.target), on, it.dtype, it.case, say, it.target
     ),

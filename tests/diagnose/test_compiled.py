@@ -28,10 +28,12 @@ from tests.oracle import summation
 from verify import backends
 from verify.cases import Case
 from verify.cli.explain import lines_of_order
+from verify.declare.declaration import Kernel
 from verify.diagnose import compiled
 from verify.diagnose.compiled import proved
 from verify.diagnose.order import orders_of
 from verify.diagnose.requests import Order
+from verify.diagnose.same import proved as rows_proved
 
 HERE = backends.select()
 NAMED = Order("", "float32", HERE.name, "", "", 0)
@@ -309,8 +311,67 @@ def test_what_has_no_order_is_refused_by_name(orders: dict[str, list[Order]]) ->
 
 def test_a_text_that_is_not_read_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     launch = compiled.Launch("new_kernel", {}, [1, 1, 1], "a tt.reduce of another form", "", "")
-    monkeypatch.setattr(compiled, "launches_of", lambda *given: [launch])
+    monkeypatch.setattr(compiled, "launches_of", lambda *given: [[launch]])
     assert [each.unknown for each in of()] == ["no public function, or a cluster of several blocks"]
     text = 'module {"ttg.num-ctas" = 1 : i32} {\n  tt.func public @k() attributes {} {\n    tt.reduce %x\n  }\n}\n'
-    monkeypatch.setattr(compiled, "launches_of", lambda *given: [launch._replace(ttgir=text)])
+    monkeypatch.setattr(compiled, "launches_of", lambda *given: [[launch._replace(ttgir=text)]])
     assert [each.unknown for each in of()] == ["its TTGIR is not read: KeyError: '%x'"]
+
+
+@triton.jit
+def scaled_kernel(x, y, n, scale, BLOCK: tl.constexpr):
+    cols = tl.arange(0, BLOCK)
+    total = tl.sum(tl.load(x + tl.program_id(0) * n + cols, mask=cols < n, other=0.0), 0)
+    tl.store(y + tl.program_id(0), total * scale)
+
+
+def scaled(x: torch.Tensor, *, scale: float = 1.0, block: int = 128) -> torch.Tensor:
+    y = x.new_empty(len(x))
+    scaled_kernel[(len(x),)](x, y, x.shape[1], scale, BLOCK=block)
+    return y
+
+
+ROW_SUM = {"like": lambda x: x.sum(-1), "shapes": {"x": "m n"}, "dtypes": ["float32"], "gradients": False}
+
+
+@verify.kernel(**ROW_SUM)
+def one_order(x):
+    return scaled(x)
+
+
+@verify.kernel(**ROW_SUM)
+def larger_block(x):
+    return scaled(x, block=512 if len(x) < 4 else 128)
+
+
+@verify.kernel(**ROW_SUM)
+def other_factor(x):
+    return scaled(x, scale=1.0 + 2.0**-20 * (len(x) < 4))
+
+
+@verify.kernel(**ROW_SUM)
+def summed_twice(x):
+    return scaled(x) + 0.0 * x.sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "text"),
+    [
+        (one_order, "the bits of 17: 1 to 16"),
+        (larger_block, "the bits of 17: 4 to 16"),
+        (other_factor, "the bits of 17: 4 to 16"),
+        (
+            summed_twice,
+            "not known: summed_twice raised NotUnderstood: it calls aten.sum.dim_IntList beside its launches",
+        ),
+        (sums.tiles_sum, "the bits of 17: 1 to 16"),
+        (sums.norm, "the bits of 17: 1 to 16"),
+        (sums.rows_sum, "the bits of 17: 2 to 15"),  # Triton compiles other code for 1 row, and for multiples of 16
+        (sums.product, "not known: tt.dot: the hardware picks the order"),
+    ],
+)
+def test_numbers_of_rows_have_one_order_for_every_input(kernel: Kernel, text: str) -> None:
+    dims = (17, 100) if len(kernel.op.geometry.dims) == 2 else (17, 100, 16)
+    case = Case(dtype="float32", dims=dims[: len(kernel.op.geometry.dims)], fill="randn")
+    target = kernel.file if kernel.file and "sums" in kernel.file else __file__
+    assert rows_proved(kernel, HERE, case, target)["rows (m)"].startswith(text)

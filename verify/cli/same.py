@@ -14,6 +14,7 @@ case
 --dtype --backend
 --timeout: the search
 --json: the classes
+--order  prove for every input, from what Triton compiled, which numbers of rows give the outputs of all at once
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     without, begun = dict[str, str](), list[str]()
     with using(None, options.backend) as workers:
         while True:
-            request = FindSettings(options.target, options.dtype, options.case, without)
+            request = FindSettings(options.target, options.dtype, options.case, options.order, without)
             try:
                 found = workers.ask(request, timeout=options.timeout, progress=begun.append)
                 return sinks.deliver_data(options, found, lines_of(found))
@@ -60,6 +61,7 @@ def lines_of(found: SameBits) -> list[str]:
             lines += [f"  {'':<{width}}  and {more:,} classes more"] if more > 0 else []
         lines += [f"  {'':<{width}}     {text}" for text in each.witness]
         lines += [f"  {'':<{width}}  refused: {text}" for text in each.refused]
+        lines += [f"  {'':<{width}}  proved for every input: {each.proved}"] if each.proved else []
     held = [each.setting for each in found.settings if len(each.classes) == 1]
     lines.append(f"within a class: the same bits over {_inputs(found)}, which is no proof")
     return lines + ([f"one class: {', '.join(held)}"] if held else [])

@@ -8,18 +8,22 @@ a launch on symbols, and a sum is a tree of additions in what it computed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
-from itertools import groupby, pairwise
+from functools import partial
+from hashlib import sha256
+from itertools import groupby, pairwise, product
 from typing import Any, NamedTuple
 
 import msgspec
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.backends import Backend
 from verify.diagnose.requests import Order, Proof, ProvedSum
 from verify.measure.launches import Launch, launches_of
-from verify.measure.ttgir import ADDITIONS, OPERAND, PRODUCT, NotUnderstood, Program
+from verify.measure.ttgir import ADDITIONS, COMMUTES, OPERAND, PRODUCT, NotUnderstood, Program
 
+_PROGRAMS = 256  # of a launch that are compared
 _FEW = 8  # numbers of memory that name a term
 _OF_ZEROS = {*ADDITIONS, "arith.mulf", "arith.extf", "arith.truncf", PRODUCT}  # give zero for zeros
 _PRECISION = {"f64": 53, "f32": 24, "f16": 11, "bf16": 8}
@@ -37,7 +41,7 @@ _PLACES = {  # where additions are made: of parts in turn, or in a butterfly
 def proved(of: Order, call: Callable[[], Any], backend: Backend, target: str) -> Iterator[Order]:
     """Yields the orders of the sums in the launches of a call, or why there are none; `of` names kernel and dtype."""
     try:
-        launches = {each.ttgir + str(each.grid): each for each in launches_of(call, backend, target)}
+        launches = {each.ttgir + str(each.grid): each for each in launches_of([call], backend, target)[0]}
     except NotUnderstood as why:
         yield msgspec.structs.replace(of, unknown=str(why), basis="compiled")
         return
@@ -46,17 +50,22 @@ def proved(of: Order, call: Callable[[], Any], backend: Backend, target: str) ->
         if "tt.reduce" not in launch.ttgir and "scf.for" not in launch.ttgir and "tt.dot" not in launch.ttgir:
             continue
         try:
-            program = Program(launch.ttgir, launch.values, (0, 0, 0), launch.grid)
+            program = _program(launch, (0, 0, 0))
             sums, refused = sums_of(program)
         except NotUnderstood as why:
             sums, refused = [], [str(why)]
-        except (LookupError, TypeError, ValueError) as error:  # a form of text that `ttgir.py` does not know
-            sums, refused = [], [f"its TTGIR is not read: {type(error).__name__}: {error}"]
         forms: dict[tuple[Any, ...], list[Sum]] = {}
         for each in sums:
             forms.setdefault((tuple(each.additions), each.format, each.zeros, each.products), []).append(each)
         yield from (_order(named, launch, program, form) for form in forms.values())
         yield from (msgspec.structs.replace(named, unknown=why) for why in refused)
+
+
+def _program(launch: Launch, ids: Sequence[int]) -> Program:
+    try:
+        return Program(launch.ttgir, launch.values, ids, launch.grid)
+    except (LookupError, TypeError, ValueError) as error:  # a form of text that `ttgir.py` does not know
+        raise NotUnderstood(f"its TTGIR is not read: {type(error).__name__}: {error}") from error
 
 
 def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Order:
@@ -96,6 +105,61 @@ def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Orde
             sums=split,
         ),
     )
+
+
+class _OnlyLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses a call that computes anything beside its launches."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first call imports torch._dynamo, which takes seconds
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not func.is_view and "empty" not in func.__name__:
+            raise NotUnderstood(f"it calls {func} beside its launches")
+        return func(*args, **(kwargs or {}))
+
+
+def store_the_same(
+    calls: Sequence[Callable[[], Any]], whole: Callable[[], Any], backend: Backend, target: str
+) -> list[bool]:
+    """Tells of each call if it stores what `whole` stores at the same places, whatever the numbers are.
+
+    Its launches then have the same code, and each number that they store is the same expression of memory.
+    """
+
+    def alone(call: Callable[[], Any]) -> None:
+        with _OnlyLaunches():  # type: ignore[no-untyped-call]
+            call()
+
+    made = launches_of([partial(alone, each) for each in (*calls, whole)], backend, target, launched=False)
+    *some, every = [[(each.ptx, _stored(each)) for each in launches] for launches in made]
+    if not every:
+        raise NotUnderstood("it launches no Triton kernel")
+
+    def same(one: list[tuple[str, dict[int, bytes]]]) -> bool:
+        pairs = zip(one, every, strict=False)
+        return len(one) == len(every) and all(
+            ptx == other and stored.items() <= more.items() for (ptx, stored), (other, more) in pairs
+        )
+
+    return [same(one) for one in some]
+
+
+def _stored(launch: Launch) -> dict[int, bytes]:
+    """Maps addresses to hashes of the expressions that the programs of a launch store there."""
+    found = dict[int, bytes]()
+    if math.prod(launch.grid) > _PROGRAMS:
+        raise NotUnderstood(f"{launch.function}: {math.prod(launch.grid):,} programs, of which {_PROGRAMS:,} are read")
+    for ids in product(*map(range, launch.grid)):
+        program, hashes = _program(launch, ids), list[bytes]()
+        for number, node in enumerate(program.nodes):
+            parts = [hashes[each] for each in program.inputs(number)]
+            own = node[:2] if parts else (*node, launch.values.get(node[1]) if node[0] == "operand" else None)
+            text = repr((own, sorted(parts) if node[0] in COMMUTES else parts))
+            hashes.append(sha256(text.encode()).digest())
+        found |= {address: hashes[number] for address, number in program.stored.items()}
+    return found
 
 
 def _split(address: int) -> tuple[int, int]:

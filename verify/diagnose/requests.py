@@ -225,6 +225,7 @@ class SettingBits(msgspec.Struct, frozen=True):
     witness: list[str]
     refused: list[str] = []  # each with the reason
     tried: int = 0  # number of values in classes
+    proved: str = ""  # for every input, from what Triton compiled
 
 
 class SameBits(msgspec.Struct, frozen=True):
@@ -244,6 +245,7 @@ class FindSettings(Request[SameBits], frozen=True, tag="same"):
     target: str
     dtype: str = ""
     case: str = ""
+    order: bool = False  # True: proofs from what Triton compiled, too
     without: dict[str, str] = msgspec.field(default_factory=dict)  # values that ended an earlier process, and how
 
 

@@ -22,13 +22,15 @@ from verify.cases import Case
 from verify.cases.values import Stream
 from verify.declare.declaration import Kernel
 from verify.declare.promises import SETTINGS
+from verify.diagnose import compiled
 from verify.diagnose.requests import SameBits, SettingBits
 from verify.errors import KernelError, UsageError
 from verify.laws import bits
 from verify.laws.engine import PROFILES
 from verify.laws.law import Broken, Subject, demand_same
 from verify.laws.locality import Rows, separate_rows
-from verify.measure.call import Measured, describe, is_fault, run_kernel
+from verify.measure.call import Measured, describe, is_fault, run_kernel, run_tensors
+from verify.measure.ttgir import NotUnderstood
 from verify.truth.ulp import bits_of, same_bits
 from verify.workers.requests import OnProgress
 
@@ -57,14 +59,34 @@ def settings_of(
     given = [(case, run_kernel(kernel, case, backend.device)) for case in cases]
     found, all_rows = [], separate_rows(kernel, cases[0])
     for rows in all_rows:
-        name = f"rows ({rows.dimension})" if rows.dimension else "rows"
-        found.append(_of_rows(subject, rows, _Differences(name, given, progress, without, rows), every))
+        found.append(_of_rows(subject, rows, _Differences(_name(rows), given, progress, without, rows), every))
     for name in (*SETTINGS[1:], bits.AGAIN, *kernel.same_bits_as):
         settings = _Differences(name, given, progress, without)
         settings.add(partial(bits.compared, name, subject, all_rows=all_rows))
         found += [settings.found(classes)] if (classes := settings.classes()) else []
     sizes = {name: size for name, size in kernel.op.geometry.sizes_by_name(cases[0].dims).items() if name != "rank"}
     return SameBits(kernel.name, dtype, backend.name, sizes, len(cases), found)
+
+
+def proved(kernel: Kernel, backend: Backend, case: Case, target: str) -> dict[str, str]:
+    """Returns for each setting of rows which numbers of rows give the outputs of all at once, for every input."""
+    subject, whole, found = subject_of(kernel, backend, case.dtype), run_kernel(kernel, case, backend.device), {}
+    for rows in separate_rows(kernel, case):
+        tried = bits.counts(subject, case, rows)
+        parts = [rows.pick(whole.inputs, {}, slice(0, count))[0] for count in tried]
+        *calls, every = (partial(run_tensors, kernel, given, case.params, {}) for given in (*parts, whole.inputs))
+        try:
+            same = compiled.store_the_same(calls, every, backend, target)
+            held = [count for count, holds in zip(tried, same, strict=True) if holds]
+            text = f"the bits of {rows.count:,}: {_spans(held, tried)}" if held else "other code or expressions"
+        except (KernelError, NotUnderstood) as why:
+            text = f"not known: {why}"
+        found[_name(rows)] = text
+    return found
+
+
+def _name(rows: Rows) -> str:
+    return f"rows ({rows.dimension})" if rows.dimension else "rows"
 
 
 def subject_of(kernel: Kernel, backend: Backend, dtype: str) -> Subject:

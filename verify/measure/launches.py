@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -106,10 +107,15 @@ def recording(backend: Backend, *, launched: bool = True) -> Iterator[list[Recor
         owner.run, tuner.run = run, tune
 
 
-def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[Launch]:
-    """Returns the launches of a call, compiled."""
-    with recording(backend) as seen:
-        call()
+def launches_of(
+    calls: Sequence[Callable[[], Any]], backend: Backend, target: str, *, launched: bool = True
+) -> list[list[Launch]]:
+    """Returns the launches of each call, compiled. Without `launched` the interpreter makes none."""
+    ends = [0]
+    with recording(backend, launched=launched or backend.triton == "compiled") as seen:
+        for call in calls:
+            call()
+            ends.append(len(seen))
     if backend.triton == "interpreted":
         request = [(_named(each.function), *_plain((each.args, each.kwargs))) for each in seen]
         (command, kept), text, compiled = _apart(), json.dumps([target, request, False]), []
@@ -121,7 +127,8 @@ def launches_of(call: Callable[[], Any], backend: Backend, target: str) -> list[
     else:
         compiled = [_texts(each.found) for each in seen]
     pairs = zip(seen, compiled, strict=True)
-    return [Launch(each.function.fn.__name__, each.values, each.grid, *texts) for each, texts in pairs]
+    found = [Launch(each.function.fn.__name__, each.values, each.grid, *texts) for each, texts in pairs]
+    return [found[begin:end] for begin, end in pairwise(ends)]
 
 
 def first_forms(target: str, programs: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ Array = NDArray[Any]
 # The dtype of an array is its kind: expressions by their number, pointers as operand << 48 | byte.
 EXPRESSION, POINTER, OPERAND = np.dtype(np.uint32), np.dtype(np.uint64), 48
 ADDITIONS, PRODUCT = frozenset({"arith.addf", "arith.subf"}), "product that is not rounded"
-_COMMUTES = {PRODUCT} | {f"arith.{name}" for name in ("addf", "mulf", "maxnumf", "minnumf", "maximumf", "minimumf")}
+COMMUTES = {PRODUCT} | {f"arith.{name}" for name in ("addf", "mulf", "maxnumf", "minnumf", "maximumf", "minimumf")}
 _LEAVES = {"memory", "constant", "integer", "operand", "undefined"}
 _BYTES = {"f64": 8, "i64": 8, "f32": 4, "i32": 4, "f16": 2, "bf16": 2, "i16": 2, "i8": 1, "i1": 1}
 _LOCATION = re.compile(r"\s*\bloc\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)")
@@ -220,7 +220,7 @@ class Program:
         """Returns the expressions of a step on arrays: of expressions, or for a leaf of what tells it from others."""
         wide = np.broadcast_arrays(*inputs)
         out = np.empty(wide[0].shape, EXPRESSION)
-        places, ordered = out.reshape(-1), op not in _COMMUTES
+        places, ordered = out.reshape(-1), op not in COMMUTES
         for at, key in enumerate(zip(*(each.reshape(-1).tolist() for each in wide), strict=True)):
             full = (op, fact, *(key if ordered else sorted(key)))
             number = self._numbers.get(full)
