@@ -157,13 +157,12 @@ def _small(recipe: str, fmt: Format, shape: Shape, stream: Stream, landmarks: tu
 def row_recipe(name: str) -> Recipe | None:
     """Returns a recipe of rows by name; None if there is none.
 
-    `near 1e-06` has numbers of that size, `pool 3 17` those at two places of a pool, in turn. With a recipe of
-    `AT_BOUNDS`, operands without a domain are ordinary.
+    `near 1e-06` has numbers of that size. With a recipe of `AT_BOUNDS`, operands without a domain are ordinary.
     """
     if name in AT_BOUNDS:
         return ROW["randn"]
-    if name.startswith(POOL) and all(each.isdecimal() and int(each) < POOLED for each in name.split()[1:]):
-        return _pool([int(each) for each in name.split()[1:]])
+    if name == POOL:
+        return _pool
     if name.startswith(NEAR) and 0 < (size := _number(name.removeprefix(NEAR))) < math.inf:
         # down to a 64th of it: the length of a long row is on both sides of the size too
         return lambda wanted: wanted.bell() * (size * torch.exp2(-6.0 * wanted.levels()))
@@ -323,22 +322,14 @@ def _repeated(wanted: Wanted) -> Tensor:
     return few[torch.arange(wanted.count, device=wanted.device) % _PERIOD]
 
 
-def _pool(places: Sequence[int]) -> Recipe:
-    """Returns a recipe of the finite numbers at some places of a pool, in turn; of all of them without places.
-
-    The pool has every pattern of 16 bits or `mixed` numbers, in an order of each operand's own.
-    """
-
-    def rows(wanted: Wanted) -> Tensor:
-        every = replace(wanted, count=POOLED, width=1)
-        numbers = widen(ELEMENT["patterns" if wanted.fmt.bits <= 16 else "mixed"](every)).double()
-        numbers = torch.where(numbers.isfinite(), numbers, every.bell()[:, 0])
-        order = torch.argsort(wanted.stream.words(POOLED, "order"), stable=True)
-        chosen = numbers[order[torch.tensor(places, device=wanted.device)] if places else order]
-        turn = torch.arange(wanted.count * wanted.width, device=wanted.device) % len(chosen)
-        return chosen[turn].reshape(wanted.count, wanted.width)
-
-    return rows
+def _pool(wanted: Wanted) -> Tensor:
+    """Returns the finite numbers of a pool: every pattern of 16 bits or `mixed` ones, in an order of each operand's own."""
+    every = replace(wanted, count=POOLED, width=1)
+    numbers = widen(ELEMENT["patterns" if wanted.fmt.bits <= 16 else "mixed"](every)).double()
+    numbers = torch.where(numbers.isfinite(), numbers, every.bell()[:, 0])
+    chosen = numbers[torch.argsort(wanted.stream.words(POOLED, "order"), stable=True)]
+    turn = torch.arange(wanted.count * wanted.width, device=wanted.device) % POOLED
+    return chosen[turn].reshape(wanted.count, wanted.width)
 
 
 def _cancelling(wanted: Wanted) -> Tensor:
@@ -482,7 +473,7 @@ ENDLESS = (SPECIAL, NOT_FINITE, MASKED)  # these have NaN and infinities
 WITH_ENDS = ("outlier", "spread")  # in these recipes an operand with a domain has its ends
 AT_BOUNDS = ("at lower bounds", "at upper bounds")  # in these, operands with a domain, and integers, are at a bound
 CANCELLING = "cancelling"  # for sums whose order a result of few digits hides
-POOL = "pool"  # followed by places in the pool
+POOL = "pool"
 NEAR = "near "  # followed by a number: normal numbers times it
 ROW: dict[str, Recipe] = {
     "randn": _bell(),

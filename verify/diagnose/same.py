@@ -31,7 +31,7 @@ from verify.laws.law import Broken, Subject, demand_same
 from verify.laws.locality import Rows, separate_rows
 from verify.measure.call import Measured, describe, is_fault, run_kernel, run_tensors
 from verify.measure.ttgir import NotUnderstood
-from verify.truth.ulp import bits_of, same_bits
+from verify.truth.ulp import same_bits
 from verify.workers.requests import OnProgress
 
 _BOUNDARIES = 64  # numbers of rows that are tried to find where a class ends
@@ -146,13 +146,12 @@ class _Differences:
         if same_bits([found[name] for name in each.expected], list(each.expected.values())):
             name, value = next(iter(each.expected.items()))
             return self._same[: value.shape[self._rows.axis(name) or 0] if self._rows else 1]
-        got, expected = bits.one_nan(found), bits.one_nan(each.expected)
-        return self._hashes(got, expected) - self._hashes(expected, expected)
+        return self._hashes(found, each.expected) - self._hashes(each.expected, each.expected)
 
     def _hashes(self, results: bits.Tensors, names: Iterable[str]) -> Tensor:
         found = torch.zeros(1, dtype=torch.int64)
         for name in names:
-            axis, value = self._rows.axis(name) if self._rows else None, bits_of(results[name])
+            axis, value = self._rows.axis(name) if self._rows else None, bits.bits_beside_nan(results[name])
             lines = value.reshape(1, -1) if axis is None else value.movedim(axis, 0).reshape(value.shape[axis], -1)
             factors = Stream(0, f"hash/{name}", value.device).words(lines.shape[1])
             found = found + (lines * factors).sum(1).cpu()

@@ -53,7 +53,7 @@ from verify.laws.law import Broken, Inputs, Law, Subject, demand_same, plain_cas
 from verify.laws.locality import Rows, contiguous, separate_rows
 from verify.measure.call import Measured, run_kernel, run_tensors, sent_all
 from verify.truth import formats
-from verify.truth.ulp import bits_of, raw, same_bits
+from verify.truth.ulp import bits_of, same_bits
 
 Tensors = dict[str, Tensor]
 AGAIN = "second call"  # a setting of `verify same`; the law of determinism demands its bits
@@ -174,14 +174,9 @@ def _in_pieces(subject: Subject, case: Case, whole: Measured, rows: Rows, piece:
     return {name: torch.cat([part[name] for part in parts], rows.axis(name) or 0).contiguous() for name in parts[0]}
 
 
-def one_nan(results: Tensors) -> Tensors:
-    """Returns results in which every NaN has the same bits: their payloads do not count."""
-    found = dict(results)
-    for name, value in results.items():
-        if (nan := value.float().isnan()).any():
-            found[name] = value.clone(memory_format=torch.contiguous_format)
-            raw(found[name])[nan] = raw(torch.full((), math.nan).to(value))  # as bits: float8 has no masks
-    return found
+def bits_beside_nan(value: Tensor) -> Tensor:
+    """Returns the bits of numbers, where every NaN has the same: payloads do not count."""
+    return torch.where(value.float().isnan(), -1, bits_of(value))
 
 
 def hard_cases(subject: Subject, case: Case) -> list[Case]:
@@ -299,7 +294,7 @@ def _differing(subject: Subject, pool: Case, rows: Rows, piece: int, whole: Meas
     for got, expected in sides:
         if all(same_bits([expected[name]], [whole.results[name]]) for name in got):  # an expanded operand is another
             for name in sides[0][0]:
-                differ = bits_of(one_nan(got)[name]) != bits_of(one_nan(expected)[name])
+                differ = bits_beside_nan(got[name]) != bits_beside_nan(expected[name])
                 if places := differ.reshape(-1).nonzero()[:, 0].tolist():
                     yield places[:: -(-len(places) // _HARD)]
 
