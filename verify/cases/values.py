@@ -323,7 +323,7 @@ def _repeated(wanted: Wanted) -> Tensor:
 
 
 def _pool(wanted: Wanted) -> Tensor:
-    """Returns the finite numbers of a pool: every pattern of 16 bits or `mixed` ones, in an order of each operand's own."""
+    """Returns the finite numbers of a pool, in an order of each operand: every pattern of 16 bits, or `mixed` ones."""
     every = replace(wanted, count=POOLED, width=1)
     numbers = widen(ELEMENT["patterns" if wanted.fmt.bits <= 16 else "mixed"](every)).double()
     numbers = torch.where(numbers.isfinite(), numbers, every.bell()[:, 0])

@@ -61,6 +61,9 @@ def lines_of(found: SameBits) -> list[str]:
             lines += [f"  {'':<{width}}  and {more:,} classes more"] if more > 0 else []
         lines += [f"  {'':<{width}}     {text}" for text in each.witness]
         lines += [f"  {'':<{width}}  refused: {text}" for text in each.refused]
+        if each.undecided:
+            text = f"{'; '.join(each.undecided)}: elements share memory, and 16 bits may hide another order"
+            lines.append(f"  {'':<{width}}  undecided: {text}")
         lines += [f"  {'':<{width}}  proved for every input: {each.proved}"] if each.proved else []
     held = [each.setting for each in found.settings if len(each.classes) == 1]
     lines.append(f"within a class: the same bits over {_inputs(found)}, which is no proof")

@@ -217,13 +217,15 @@ class FindDrift(Request[Drift], frozen=True, tag="drift"):
 class SettingBits(msgspec.Struct, frozen=True):
     """Holds the values of one setting by classes of equal bits, and an element at which two differ, as lines.
 
-    The values that the function refuses, or that end its process, are in no class.
+    The values that the function refuses, or that end its process, are in no class. Nor are layouts in which elements
+    share memory, if results have 16 bits: no case brings these to borders of rounding.
     """
 
     setting: str
     classes: list[list[str]]
     witness: list[str]
     refused: list[str] = []  # each with the reason
+    undecided: list[str] = []
     tried: int = 0  # number of values in classes
     proved: str = ""  # for every input, from what Triton compiled
 

@@ -111,7 +111,7 @@ class _Differences:
         self._name, self.given, self._progress, self._without, self._rows = name, given, progress, without, rows
         self._same = torch.zeros(rows.count if rows else 1, dtype=torch.int64)
         self._found = dict[Any, list[Tensor]]()
-        self._refused, self._witness = dict[str, str](), list[str]()
+        self._refused, self._undecided, self._witness = dict[str, str](), dict[str, bool](), list[str]()
 
     def add(self, calls: Calls) -> None:
         """Makes calls for each input, and compares their results with the usual ones."""
@@ -132,6 +132,9 @@ class _Differences:
                     self._refused[each.setting] = str(why)
                     self._found.pop(value, None)
                     continue
+                if each.hidden:
+                    self._undecided[each.setting] = self._undecided.get(each.setting, False) or bool(differences.any())
+                    continue
                 self._found.setdefault(usual, [self._same] * len(self.given))
                 self._found.setdefault(value, [self._same] * len(self.given))[at] = differences
                 if differences.any() and not self._witness:
@@ -140,7 +143,10 @@ class _Differences:
     def found(self, classes: list[list[str]]) -> SettingBits:
         """Returns the classes of the setting, with what else was found."""
         refused = [f"{value}: {why}" for value, why in self._refused.items()]
-        return SettingBits(self._name, classes, self._witness, refused, len(self._found))
+        undecided = [
+            f"{value}, which has other bits" if differs else value for value, differs in self._undecided.items()
+        ]
+        return SettingBits(self._name, classes, self._witness, refused, undecided, len(self._found))
 
     def _differing(self, each: bits.Compared, found: bits.Tensors) -> Tensor:
         if same_bits([found[name] for name in each.expected], list(each.expected.values())):
