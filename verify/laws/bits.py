@@ -194,7 +194,13 @@ def hard_cases(subject: Subject, case: Case) -> list[Case]:
     operands, results = (of(case.dims, case.params) for of in (op.shapes, op.result_shapes))
     by_element = op.geometry.by_element or len(every) == rank
     own = [name for name in kernel.outputs if results[name] == case.dims]
-    if not every or not by_element or len(own) < len(kernel.outputs) or case.dims not in operands.values():
+    if (
+        not every
+        or op.derived
+        or not by_element
+        or len(own) < len(kernel.outputs)
+        or case.dims not in operands.values()
+    ):
         return []
     if any(case.dims[rank - len(shape) :] != shape for shape in operands.values()):
         return []
