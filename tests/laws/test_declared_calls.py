@@ -11,7 +11,9 @@ from torch import Tensor
 
 import verify
 from tests.laws.trial import attempt
+from verify import backends
 from verify.cases import Case
+from verify.cases.strategies import Sizes
 from verify.declare.declaration import Kernel
 from verify.laws import registry
 from verify.laws.composition import excuse
@@ -115,3 +117,32 @@ def test_a_fault_of_the_gpu_is_put_down_to_the_kernel_with_its_case() -> None:
     assert (found.status, found.cause) == ("broken", "failed")
     assert "the GPU reports a fault after a call of k" in found.message and "misaligned address" in found.message
     assert found.origin is not None and '"dims"' in found.origin.case
+
+
+class ReluFromZero(torch.autograd.Function):
+    """Has the slope 1 at 0, where PyTorch has 0."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.relu(x)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return dy * ~(x < 0)
+
+
+@pytest.mark.parametrize("ties", ["", "as like"])
+@pytest.mark.parametrize("law", ["accuracy", "special values"])
+def test_another_slope_at_a_kink_breaks_laws_only_if_pytorchs_is_promised(law: str, ties: str) -> None:
+    kernel = verify.kernel(like=torch.relu, dtypes=["float32"], ties=ties, name="relu")(lambda x: ReluFromZero.apply(x))
+    values = {"x": "00000000" * 13} if law == "accuracy" else {}
+    case = Case(dtype="float32", dims=(13,), fill="ones", upstream="ones", values=values)
+    subject = Subject(kernel, "float32", backends.select(), Sizes())
+    if not ties:
+        registry.get(law).check(subject, case)
+        return
+    with pytest.raises(Broken) as broken:
+        registry.get(law).check(subject, case)
+    assert (broken.value.facts["got"][:2], broken.value.facts["truth"]) == ("1 ", "0.0")

@@ -57,6 +57,7 @@ from verify.measure.call import Measured, alone, inferred, run_baseline, run_ker
 from verify.measure.case import sampled_question
 from verify.measure.effort import Effort, beyond, differing, sampled
 from verify.measure.element import WholeResult, worst_element
+from verify.measure.findings import KERNEL
 from verify.measure.judge import JudgedBy, judge_by
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.records.figure import UNIT
@@ -266,12 +267,14 @@ def _affordable(subject: Subject, case: Case, measured: Measured) -> Iterator[Kn
     until = min(subject.until, time.monotonic() + budget.seconds)
     for left, name in zip(range(len(results), 0, -1), results, strict=True):
         seconds = max(until - time.monotonic(), 0.0) / left
-        own = dataclasses.replace(budget, elements=few, drawn=drawn, seconds=seconds)
-        sample = sampled(kernel.op, problem, name, differing(results[name], beside.get(name)), own, case.seed)
+        least = dataclasses.replace(budget, elements=few, drawn=drawn, seconds=seconds)
+        sample = sampled(kernel.op, problem, name, differing(results[name], beside.get(name)), least, case.seed)
         if sample is None:
             raise TruthError(beyond(name, case))
         some = sampled_question(kernel, case, measured, sample, subject.target, case.seed)
-        yield Known({name: sample.of(results[name])}, {name: some.judged_by(name)}, some.whole)
+        own = {name: sample.of(results[name])}
+        some = some.explaining({KERNEL: own}).others.get(KERNEL, some)
+        yield Known(own, {name: some.judged_by(name)}, some.whole)
 
 
 def known(subject: Subject, case: Case, measured: Measured) -> Known:
@@ -292,12 +295,15 @@ def known(subject: Subject, case: Case, measured: Measured) -> Known:
     problem = problem_of(kernel.op, case, given, {name: every["up", name] for name in upstream}, tuple(results))
     kinds = {name: formats.of(tensor.dtype) for name, tensor in returned.items()}
 
+    truths = evaluate(kernel.op, problem, kinds)
+    if (own := kernel.op.meaning.chosen(problem, returned)) is not problem:  # the kernel's choices at ties and kinks
+        problem, truths = own, evaluate(kernel.op, own, kinds)
+
     def rules(name: str, truth: Truth) -> JudgedBy:
         floor = kernel.noise_floor(case.dtype, name)
         return JudgedBy(kernel.op, problem, name, truth, kinds[name], kernel.policy, case.seed, floor)
 
-    truths = evaluate(kernel.op, problem, kinds).items()
-    return Known(returned, {name: rules(name, truth) for name, truth in truths if returned[name].numel()})
+    return Known(returned, {name: rules(name, truth) for name, truth in truths.items() if returned[name].numel()})
 
 
 def judge_known(subject: Subject, case: Case, facts: Known) -> float:
