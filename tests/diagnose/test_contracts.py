@@ -126,6 +126,23 @@ def test_a_sum_that_is_rounded_at_each_addition_is_found_and_printed() -> None:
     assert int((made != right.to(BF16)).sum()) <= 1 < int((made != layer(*(x.float() for x in inputs)).to(BF16)).sum())
 
 
+def test_a_gradient_that_is_rounded_at_each_addition_is_found() -> None:
+    """PyTorch adds up the gradients of a layer norm's weight and bias in bfloat16 on a CPU, one row after the other."""
+
+    def layer(x: Tensor, w: Tensor) -> Tensor:
+        return (x.float() * w.float()).sum(0).to(x.dtype)
+
+    def kernel(x: Tensor, w: Tensor) -> Tensor:
+        total = torch.zeros_like(x[0])
+        for each in x.float() * w.float():
+            total = (total + each).to(x.dtype)
+        return total
+
+    found = verify.contract(layer, kernel, drawn("r r", 0, BF16))
+    assert found.first == "sum(x * w): the layer keeps it in float32, the kernel in bfloat16 at each addition"
+    assert (found.layer.formats, found.kernel.unseen) == ({}, 1.0)
+
+
 def test_a_large_rounding_does_not_hide_small_ones_before_it() -> None:
     """While an 8-bit number is not found, chance makes other changes look right, such as x * x in 8 bits."""
     contract = {"mul_5": "bfloat16", "mul_10": "float8_e4m3fn", "mean_3": "bfloat16", "rsqrt_3": "bfloat16"}

@@ -146,9 +146,13 @@ class Program:
 
     @cached_property
     def places(self) -> list[str]:
-        """The names of the places, in order. The numbers that are returned are rounded in any case."""
-        ends = set().union(*map(_ends, self.returned))
-        return [node.name for node in self.nodes if _is_place(node) and node not in ends]
+        """The names of the places, in order. Of numbers that are returned, sums alone may be rounded before the end."""
+        return [n.name for n in self.nodes if _is_place(n) and (n not in self.ends or _is_sum(n))]
+
+    @cached_property
+    def ends(self) -> set[fx.Node]:
+        """The places whose numbers are returned, and what moves or casts these."""
+        return set().union(*map(_ends, self.returned))
 
     @cached_property
     def stored(self) -> dict[str, str]:
@@ -176,15 +180,16 @@ class Program:
     @cached_property
     def added(self) -> set[str]:
         """The sums over one dimension, which a kernel may round at each addition."""
-        sums = [node for node in map(self.by_name.__getitem__, self.places) if named(node) in ("sum", "mean")]
-        return {node.name for node in sums if len(_axes(node)) == 1 and _terms(node) <= _TERMS}
+        return {node.name for node in map(self.by_name.__getitem__, self.places) if _is_sum(node)}
 
     def formats(self, wide: bool) -> dict[str, tuple[str, ...]]:
         """Maps each place to the formats that it may have; `wide`: a result is float32, which shows contraction."""
         kinds = tuple(dict.fromkeys((self.usual, self.narrow, *_NARROW, "float8_e4m3fn", *self.stored.values())))
         each = tuple(kind + EACH for kind in dict.fromkeys((self.narrow, *_NARROW)))
         return {
-            place: kinds + (EXACT,) * (wide and place in self.contracted) + each * (place in self.added)
+            place: kinds[: 1 if self.by_name[place] in self.ends else None]
+            + (EXACT,) * (wide and place in self.contracted)
+            + each * (place in self.added)
             for place in self.places
         }
 
@@ -376,6 +381,11 @@ def _axes(node: fx.Node) -> list[int]:
     rank = node.args[0].meta["val"].ndim
     axes = node.args[1] if len(node.args) > 1 else None
     return [axis if axis < 0 else axis - rank for axis in axes] if isinstance(axes, list | tuple) else []
+
+
+def _is_sum(node: fx.Node) -> bool:
+    """True for a sum over one dimension of few terms."""
+    return named(node) in ("sum", "mean") and len(_axes(node)) == 1 and _terms(node) <= _TERMS
 
 
 def _terms(node: fx.Node) -> int:
