@@ -3,6 +3,7 @@
     python -m benchmarks.contracts --json reports/benchmarks/interpreter/contracts.json
     python -m benchmarks.contracts --seeded 40 --seed 7        seeded contracts alone
     python -m benchmarks.contracts --pairs "T5"                pairs alone whose name has this text
+    python -m benchmarks.contracts --pairs --backend cuda --jobs 8 --json reports/benchmarks/sm_90/contracts.json
 
 A seeded contract is a random choice of formats at the places of a program. It is recovered if the contract found
 predicts all bits of inputs of other recipes. A pair is a layer as models write it beside a kernel: the same layer fused
@@ -18,10 +19,12 @@ import functools
 import importlib
 import inspect
 import json
+import multiprocessing
 import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -145,36 +148,39 @@ def planted_in(program: Program, chance: random.Random, wide: torch.dtype) -> di
 
 def seeded(count: int, seed: int) -> Iterator[dict[str, Any]]:
     """Plants contracts in the programs, one program after the other, and yields what is found of each."""
-    names = list(PROGRAMS)
-    for trial in range(count):
-        name = names[trial % len(names)]
-        layer, shapes = PROGRAMS[name]
-        chance = random.Random(seed * 1_000_003 + trial)
-        dtype = chance.choice([torch.bfloat16, torch.bfloat16, torch.float16])
-        inputs = drawn(shapes, trial, dtype, 4 * ROWS)
-        program = trace(layer, inputs)
-        wide = torch.float32 if trial % 5 == 4 else dtype  # every fifth kernel returns float32, and may contract
-        planted = planted_in(program, chance, wide)
+    return (recovered(trial, seed) for trial in range(count))
 
-        def kernel(*operands: Tensor, program=program, planted=planted, wide=wide) -> list[Tensor]:
-            return [value.float().to(wide) for value in Rounded(program, operands, planted).outputs()]
 
-        started = time.process_time()
-        found = found_by(program, layer, kernel, inputs)
-        same = found.formats == {place: kind for place, kind in planted.items() if kind != WIDE}
-        alike = same or (not found.form and _alike(program, inputs, wide, planted, found.formats))
-        yield {
-            "program": name,
-            "places": len(program.places),
-            "planted": len(planted),
-            "found": len(found.formats),
-            "same": same,
-            "known": found.known,
-            "unseen": 1.0 if alike else min(found.unseen, 1 - 1 / UNSEEN),
-            "undecided": len(found.undecided),
-            "evaluations": found.evaluations,
-            "seconds": round(time.process_time() - started, 2),
-        }
+def recovered(trial: int, seed: int) -> dict[str, Any]:
+    """Plants one contract, and returns what is found of it."""
+    name = list(PROGRAMS)[trial % len(PROGRAMS)]
+    layer, shapes = PROGRAMS[name]
+    chance = random.Random(seed * 1_000_003 + trial)
+    dtype = chance.choice([torch.bfloat16, torch.bfloat16, torch.float16])
+    inputs = drawn(shapes, trial, dtype, 4 * ROWS)
+    program = trace(layer, inputs)
+    wide = torch.float32 if trial % 5 == 4 else dtype  # every fifth kernel returns float32, and may contract
+    planted = planted_in(program, chance, wide)
+
+    def kernel(*operands: Tensor) -> list[Tensor]:
+        return [value.float().to(wide) for value in Rounded(program, operands, planted).outputs()]
+
+    started = time.process_time()
+    found = found_by(program, layer, kernel, inputs)
+    same = found.formats == {place: kind for place, kind in planted.items() if kind != WIDE}
+    alike = same or (not found.form and _alike(program, inputs, wide, planted, found.formats))
+    return {
+        "program": name,
+        "places": len(program.places),
+        "planted": len(planted),
+        "found": len(found.formats),
+        "same": same,
+        "known": found.known,
+        "unseen": 1.0 if alike else min(found.unseen, 1 - 1 / UNSEEN),
+        "undecided": len(found.undecided),
+        "evaluations": found.evaluations,
+        "seconds": round(time.process_time() - started, 2),
+    }
 
 
 def _alike(program: Program, inputs: Sequence[Tensor], wide: torch.dtype, one: Contract, other: Contract) -> bool:
@@ -407,55 +413,73 @@ PAIRS |= {
 }
 
 
-def paired(names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields what is found of each pair."""
-    for name in names:
-        layer, kernel, shapes, gradients = PAIRS[name]
-        inputs = drawn(shapes, 0, torch.bfloat16, 4 * ROWS)
-        kernel(*inputs)  # compiles it
-        started = time.process_time()
-        found = contract(layer, kernel, inputs, gradients=gradients)
-        yield {
-            "pair": name,
-            "parts": "nowhere" if found.same else found.first,
-            "layer": found.layer.unseen,
-            "kernel": found.kernel.unseen,
-            "undecided": len(found.kernel.undecided),
-            "evaluations": found.layer.evaluations + found.kernel.evaluations,
-            "seconds": round(time.process_time() - started, 2),
-        }
+def paired(name: str, device: str) -> dict[str, Any]:
+    """Returns what is found of a pair."""
+    layer, kernel, shapes, gradients = PAIRS[name]
+    inputs = [each.to(device) for each in drawn(shapes, 0, torch.bfloat16, 4 * ROWS)]
+    compiled = [each.clone().requires_grad_(gradients) for each in inputs]
+    made = _parts(kernel(*compiled))  # compiles it
+    if gradients:
+        torch.autograd.backward(made, [torch.ones_like(each) for each in made])
+    started = time.process_time()
+    found = contract(layer, kernel, inputs, gradients=gradients)
+    return {
+        "pair": name,
+        "parts": "nowhere" if found.same else found.first,
+        "layer": found.layer.unseen,
+        "kernel": found.kernel.unseen,
+        "undecided": len(found.kernel.undecided),
+        "evaluations": found.layer.evaluations + found.kernel.evaluations,
+        "seconds": round(time.process_time() - started, 2),
+    }
 
 
 # -- promises -----------------------------------------------------------------------------------------------------
 
 
-def promises() -> Iterator[dict[str, Any]]:
-    """Yields what the law of `rounds=` says of each layer and of its fused form, under both promises."""
-    for name, (layer, shapes) in LAYERS.items():
-        names = list(inspect.signature(layer).parameters)
-        sizes = {each: "r n" if shape == "r" else "n" for each, shape in zip(names, shapes.split(), strict=True)}
-        given = drawn(shapes, 0, torch.bfloat16)
-        outputs = [f"y{at}" for at in range(1, len(_parts(layer(*given))) + 1)]
-        kinds = {
-            each: "float32" for each, made in zip(outputs, _parts(layer(*given)), strict=True) if made.itemsize > 2
-        }
-        for kernel, function in (("layer", layer), ("fused", _fused(layer))):
-            for promise in ("as like", "once"):
-                space: dict[str, Any] = {"function": function}
-                exec(f"def kernel({', '.join(names)}):\n    return function({', '.join(names)})", space)
-                options: dict[str, Any] = {"output_dtypes": kinds} if kinds else {}
-                declared = verify.kernel(
-                    like=layer, shapes=sizes, where="n % 2 == 0", dtypes=["bfloat16"], outputs=outputs,
-                    rounds=promise, **options,
-                )(space["kernel"])  # fmt: skip
-                found = run_law(registry.get("roundings"), declared, "bfloat16", backends.select(), PROFILES["ci"])
-                yield {
-                    "layer": name,
-                    "kernel": kernel,
-                    "promise": promise,
-                    "status": found.status,
-                    "contract": found.facts.get("contract", found.message),
-                }
+def promises(name: str, backend: backends.Backend) -> Iterator[dict[str, Any]]:
+    """Yields what the law of `rounds=` says of a layer and of its fused form, under both promises."""
+    layer, shapes = LAYERS[name]
+    names = list(inspect.signature(layer).parameters)
+    sizes = {each: "r n" if shape == "r" else "n" for each, shape in zip(names, shapes.split(), strict=True)}
+    given = drawn(shapes, 0, torch.bfloat16)
+    outputs = [f"y{at}" for at in range(1, len(_parts(layer(*given))) + 1)]
+    kinds = {each: "float32" for each, made in zip(outputs, _parts(layer(*given)), strict=True) if made.itemsize > 2}
+    for kernel, function in (("layer", layer), ("fused", _fused(layer))):
+        for promise in ("as like", "once"):
+            space: dict[str, Any] = {"function": function}
+            exec(f"def kernel({', '.join(names)}):\n    return function({', '.join(names)})", space)
+            options: dict[str, Any] = {"output_dtypes": kinds} if kinds else {}
+            declared = verify.kernel(
+                like=layer, shapes=sizes, where="n % 2 == 0", dtypes=["bfloat16"], outputs=outputs,
+                rounds=promise, **options,
+            )(space["kernel"])  # fmt: skip
+            found = run_law(registry.get("roundings"), declared, "bfloat16", backend, PROFILES["ci"])
+            yield {
+                "layer": name,
+                "kernel": kernel,
+                "promise": promise,
+                "status": found.status,
+                "contract": found.facts.get("contract", found.message),
+            }
+
+
+# -- the run ------------------------------------------------------------------------------------------------------
+
+
+def _begin(backend: str) -> None:
+    """Prepares a process."""
+    backends.activate(backends.select(backend))
+    torch.set_num_threads(1)
+    torch.backends.mkldnn.set_flags(False)  # its GELU is another one, which some processors alone have
+
+
+def _rows(backend: str, kind: str, key: Any) -> list[dict[str, Any]]:
+    """Returns the rows of the record that one task has."""
+    if kind == "seeded":
+        return [recovered(*key)]
+    chosen = backends.select(backend)
+    return [paired(key, chosen.device)] if kind == "pairs" else [*promises(key, chosen)]
 
 
 def main() -> int:
@@ -467,30 +491,50 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=0)
     options.add_argument("--pairs", nargs="?", const="", metavar="TEXT", help="pairs alone whose name has this text")
     options.add_argument("--promises", action="store_true", help="promises of layers and of their fused forms alone")
+    options.add_argument("--backend", default="interpreter", help="where pairs and promises run (default interpreter)")
+    options.add_argument("--jobs", type=int, default=1, help="processes")
     options.add_argument("--json", type=Path, help="write every figure to a file; other kinds and pairs stay in it")
     chosen = options.parse_args()
-    backends.activate(backends.select("interpreter"))
-    torch.set_num_threads(1)
-    torch.backends.mkldnn.set_flags(False)  # its GELU is another one, which some processors alone have
-    tried: dict[str, Iterator[dict[str, Any]]] = {}
-    alone = chosen.promises or chosen.pairs is not None or chosen.seeded is not None
-    if chosen.seeded is not None or not alone:
-        tried["seeded"] = seeded(500 if chosen.seeded is None else chosen.seeded, chosen.seed)
-    if chosen.pairs is not None or not alone:
-        tried["pairs"] = paired([name for name in PAIRS if (chosen.pairs or "") in name])
-    if chosen.promises or not alone:
-        tried["promises"] = promises()
     rows: dict[str, Any] = {"seeded": [], "pairs": [], "promises": []}
     if chosen.json and chosen.json.exists():
         rows |= json.loads(chosen.json.read_text())
-    for kind, found in tried.items():
-        rows[kind] = [row for row in rows[kind] if kind == "pairs" and (chosen.pairs or "") not in row["pair"]]
-        for row in found:
-            rows[kind].append(row)
+    long = {row["pair"]: row["seconds"] for row in rows["pairs"]} | dict(
+        enumerate(r["seconds"] for r in rows["seeded"])
+    )
+    tasks: list[tuple[str, Any]] = []
+    alone = chosen.promises or chosen.pairs is not None or chosen.seeded is not None
+    if chosen.seeded is not None or not alone:
+        tasks += [("seeded", (at, chosen.seed)) for at in range(500 if chosen.seeded is None else chosen.seeded)]
+    if chosen.pairs is not None or not alone:
+        tasks += [("pairs", name) for name in PAIRS if (chosen.pairs or "") in name]
+    if chosen.promises or not alone:
+        tasks += [("promises", name) for name in LAYERS]
+    known = {kind for kind, _ in tasks}
+    made: dict[tuple[str, Any], list[dict[str, Any]]] = {
+        ("pairs", row["pair"]): [row] for row in rows["pairs"] if row["pair"] in PAIRS
+    }
+    failed = 0
+    context, begin = multiprocessing.get_context("spawn"), (chosen.backend,)
+    with ProcessPoolExecutor(chosen.jobs, context, initializer=_begin, initargs=begin) as pool:
+        first = sorted(tasks, key=lambda task: -long.get(task, 5.0))
+        running = {
+            pool.submit(_rows, chosen.backend, *task): task for task in first
+        }  # the longest ones of an earlier record first
+        for done in as_completed(running):
+            if error := done.exception():
+                failed += 1
+                print(f"{running[done]}: {type(error).__name__}: {str(error)[:500]}", file=sys.stderr, flush=True)
+                continue
+            made[running[done]] = done.result()
+            for row in done.result():
+                shown = (f"{value:.5f}" if isinstance(value, float) else str(value) for value in row.values())
+                print("  ".join(shown), flush=True)
+            order = [task for task in (*tasks, *(("pairs", name) for name in PAIRS)) if task in made]
+            for kind in known:
+                rows[kind] = [row for each, key in dict.fromkeys(order) if each == kind for row in made[each, key]]
             rows["pairs"].sort(key=lambda each: [*PAIRS].index(each["pair"]))
-            shown = (f"{value:.5f}" if isinstance(value, float) else str(value) for value in row.values())
-            print("  ".join(shown), flush=True)
             if chosen.json:
+                chosen.json.parent.mkdir(parents=True, exist_ok=True)
                 chosen.json.write_text(json.dumps(rows, indent=1) + "\n")
     whole = sum(min(row["known"], row["unseen"]) == 1 for row in rows["seeded"])
     same = sum(row["same"] for row in rows["seeded"])
@@ -500,7 +544,7 @@ def main() -> int:
     own = [row for row in rows["promises"] if row["promise"] == {"layer": "as like", "fused": "once"}[row["kernel"]]]
     kept = sum(row["status"] == "ok" for row in own)
     print(f"{len(own)} promises of a layer's or of a fused kernel's own contract: {kept} are kept")
-    return 0 if whole == len(rows["seeded"]) and kept == len(own) else 1
+    return 0 if not failed and whole == len(rows["seeded"]) and kept == len(own) else 1
 
 
 if __name__ == "__main__":

@@ -281,7 +281,7 @@ class _Evidence:
         one = [each[0] for each in self.known.inputs]
         drawn = sets_like(one, "telling")
         formats = search.best(starts)
-        rivals = list[Contract]()
+        rivals, settled = list[Contract](), None  # the contract whose rivals were looked for
         for _ in range(_ROUNDS):
             if search.held(formats).off > search.enough(search.known):
                 break  # the form of the program is another one
@@ -290,7 +290,10 @@ class _Evidence:
                 fresh = others.at(apart.topk(min(_JOIN, len(apart))).indices)
             else:
                 formats = _Search(program, search.known + others).smallest(formats)
-                telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
+                telling = list[tuple[Tensor, ...]]()
+                if formats != settled:
+                    telling, rivals = search.told_apart(formats, search.rivals(formats, others), drawn)
+                    settled = formats
                 if not telling:  # several roundings may be wrong at once: as many others confirm the contract
                     size = len(others.inputs[0])
                     more = _Known.of(self.function, islice(sets_like(one, "others"), size, 2 * size))
