@@ -22,6 +22,7 @@ from torch import Tensor
 from verify.backends import Backend
 from verify.cases import Case, inputs_of
 from verify.declare.declaration import Kernel
+from verify.declare.standin import baseline_of
 from verify.diagnose.contracts import case_of_size
 from verify.diagnose.requests import Drift
 from verify.errors import UsageError
@@ -46,20 +47,17 @@ class _Stack:
 
     def after(self, layer: int, stream: Tensor) -> Tensor:
         """Returns the stream after a layer: of PyTorch for a stream in float64, else of the kernel."""
-        op, h, kind = self.kernel.op, stream, stream.dtype
+        h, kind, width = stream, stream.dtype, stream.shape[-1]
         if not self.carries:
             h = h.double()
             h = (h / h.square().mean(-1, keepdim=True).sqrt()).to(kind)
-        given = inputs_of(op, msgspec.structs.replace(self.case, seed=layer), self.device) | {self.operand: h}
+        given = inputs_of(self.kernel.op, msgspec.structs.replace(self.case, seed=layer), self.device)
+        kernel = self.kernel
         if kind == torch.float64:
-            values = [v.double() if v is not None and v.is_floating_point() else v for v in given.values()]
-            made = op.baseline(*values, **op.resolve(self.case.params))
-            parts = made if isinstance(made, tuple | list) else (made,)
-            found: Tensor = dict(zip(op.outputs, parts, strict=False))[self.result]
-        else:
-            found = run_tensors(self.kernel, given, self.case.params, {})[self.result]
+            kernel = baseline_of(kernel)
+            given = {name: v.double() if v is not None and v.is_floating_point() else v for name, v in given.items()}
+        found = run_tensors(kernel, given | {self.operand: h}, self.case.params, {})[self.result]
         if not self.carries:
-            width = stream.shape[-1]
             matrix = torch.randn(width, width, generator=torch.Generator().manual_seed(layer), dtype=torch.float64)
             found = stream + (found.double() @ matrix.to(self.device) / math.sqrt(width)).to(kind)
         return found.to(kind)
@@ -75,14 +73,9 @@ def _size(x: Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-def _share(error: Tensor, stream: Tensor) -> float:
-    """Returns the part of an error that is a multiple of the stream, as that multiple."""
-    return float((error * stream).sum() / (stream * stream).sum())
-
-
 def _figures(error: Tensor, stream: Tensor, noise: float = 0.0) -> tuple[float, float]:
     """Returns the mean and the deviation of an error, to which noise of this size is added."""
-    mean = _share(error, stream)
+    mean = float((error * stream).sum() / (stream * stream).sum())
     return mean, math.hypot(_size(error - mean * stream), noise) / _size(stream)
 
 
@@ -95,14 +88,14 @@ def _stack(kernel: Kernel, case: Case, device: str) -> tuple[_Stack, Tensor]:
         value = given[name]
         if value is not None and value.is_floating_point() and value.ndim and value.shape == shapes[result]:
             one, wide = _Stack(kernel, case, device, name, result), value.double()
-            found.append((_share(one.derivative(0, wide, wide), wide), one, value))
+            found.append((abs(_figures(one.derivative(0, wide, wide), wide)[0] - 1), one, value))
     if not found:
         raise UsageError(
             f"kernel {kernel.name!r} has no result in the shape of an operand, so its layers are no stack",
             hint="declare a kernel that returns a stream, or a branch that is added to it",
         )
-    along, stack, stream = min(found, key=lambda each: abs(each[0] - 1))
-    return replace(stack, carries=abs(along - 1) <= _CARRIES), stream
+    apart, stack, stream = min(found, key=lambda each: each[0])
+    return replace(stack, carries=apart <= _CARRIES), stream
 
 
 def drift_of(kernel: Kernel, backend: Backend, dtype: str, layers: int, progress: OnProgress) -> Drift:
