@@ -18,7 +18,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, combinations, count, islice, product
 from typing import Any, cast
@@ -50,7 +50,8 @@ _DRAWN = 1 << 23  # elements of inputs, of which those that tell contracts apart
 _CHUNK = 1 << 16  # elements that are evaluated at once
 _FORMS = (3, 2)  # that are searched if that of the program explains too little: with the same places, with others
 _CHANGES = 3  # of the form, one after the other
-_GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf and tanh differ by library
+_GOOD = 1e-3  # of the elements may be a unit in the last place off: exp, erf, tanh and orders of sums differ
+_ORDER = 2.0**-22  # what another order of a sum makes, as a share of the sizes of its terms: 4 roundings of float32
 _STARTS = 6  # contracts that a search begins with
 _NEXT = 3  # of them, the best after single changes, in which several places are changed at once
 _TOGETHER = 3  # places that are changed at once, at most
@@ -214,6 +215,15 @@ class _Known:
         """Returns how far the predictions of each set are off."""
         return torch.stack([each.reshape(len(each), -1).sum(1) for each in self.apart(made)]).sum(0)
 
+    def unexplained(self, program: Program, formats: Contract) -> float:
+        """Returns how far a contract's predictions are off beyond what another order of its sums makes of few bits."""
+        apart = self.apart(Rounded(program, self.inputs, formats))
+        if 0 < sum(int((each > 0).sum()) for each in apart) <= _GOOD * sum(map(torch.numel, apart)):
+            for side in (1, -1):
+                moved = self.apart(Rounded(replace(program, lean=side * _ORDER), self.inputs, formats))
+                apart = list(map(torch.minimum, apart, moved))
+        return sum(float(each.sum()) for each in apart)
+
     def share(self, program: Program, formats: Contract) -> float:
         """Returns the share of elements whose bits are predicted."""
         apart = self.apart(Rounded(program, self.inputs, formats))
@@ -283,10 +293,10 @@ class _Evidence:
         formats = search.best(starts)
         rivals, settled = list[Contract](), None  # the contract whose rivals were looked for
         for _ in range(_ROUNDS):
-            if search.held(formats).off > search.enough(search.known):
+            if not search.predicts(search.known, formats):
                 break  # the form of the program is another one
-            apart = others.by_set(Rounded(program, others.inputs, formats))
-            if float(apart.sum()) > search.enough(others):
+            if not search.predicts(others, formats):
+                apart = others.by_set(Rounded(program, others.inputs, formats))
                 fresh = others.at(apart.topk(min(_JOIN, len(apart))).indices)
             else:
                 formats = _Search(program, search.known + others).smallest(formats)
@@ -298,7 +308,7 @@ class _Evidence:
                     size = len(others.inputs[0])
                     more = _Known.of(self.function, islice(sets_like(one, "others"), size, 2 * size))
                     others += more
-                    if float(more.by_set(Rounded(program, more.inputs, formats)).sum()) <= search.enough(more):
+                    if search.predicts(more, formats):
                         break
                     continue
                 fresh = _Known.of(self.function, telling)
@@ -348,9 +358,10 @@ class _Search:
         self.program, self.known, self.evaluations = program, known, evaluations
         self.kinds = program.formats(any(each.dtype == torch.float32 for each in known.results))
 
-    def enough(self, known: _Known) -> float:
-        """Returns the distance that ends a search: functions of other libraries move few elements by a unit."""
-        return _GOOD * sum(map(torch.numel, known.results)) if self.program.differs_by_library else 0.0
+    def predicts(self, known: _Known, contract: Contract) -> bool:
+        """True if a contract predicts all bits but those that other orders of sums, and other libraries, move."""
+        enough = _GOOD * sum(map(torch.numel, known.results)) if self.program.differs_by_library else 0.0
+        return known.unexplained(self.program, contract) <= enough
 
     def held(self, contract: Contract, near: _Held | None = None) -> _Held:
         """Evaluates a contract, or another one with the formats of a contract at some places."""
@@ -360,17 +371,25 @@ class _Search:
 
     def best(self, starts: Sequence[Contract]) -> dict[str, str]:
         """Returns the best contract: that of the best start, improved by changes of one place, then of more."""
-        enough, found = self.enough(self.known), list[_Held]()
+        found = list[_Held]()
         for start in starts:
-            found.append(self._climbed(self.held(start), 1))
-            if not found[-1].off:
-                break
+            held = self.held(start)
+            found.append(held if self._explains(held) else self._climbed(held, 1))
+            if self._explains(found[-1]):
+                return found[-1].values.contract
         for size in range(2, _TOGETHER + 1):
             found.sort(key=lambda each: each.off)
             for at, each in enumerate(found[:_NEXT]):
-                if at == 0 or min(one.off for one in found) > enough:
+                nearest = min(found, key=lambda one: one.off)
+                if self._explains(nearest):
+                    return nearest.values.contract
+                if at == 0 or not self.predicts(self.known, nearest.values.contract):
                     found[at] = self._climbed(each, size)
         return min(found, key=lambda each: each.off).values.contract
+
+    def _explains(self, held: _Held) -> bool:
+        """True if a contract predicts all bits but those that another order of its sums moves."""
+        return not held.off or not self.known.unexplained(self.program, held.values.contract)
 
     def _climbed(self, held: _Held, size: int) -> _Held:
         """Changes so many near places at once, and then single ones, until nothing brings the bits closer.

@@ -57,7 +57,7 @@ _FUNCTIONS = set(
 )
 _LAYOUTS = "view reshape _unsafe_view expand permute transpose t unsqueeze squeeze clone alias detach".split()
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-"}
+_SIGNS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "rsub": "-", "pow": "**"}
 
 
 def trace(layer: Callable[..., Any], inputs: Sequence[Tensor], names: Sequence[str] = ()) -> Program:
@@ -127,6 +127,7 @@ class Program:
     graph: fx.GraphModule
     library: str = ""  # that has exp, erf and such: PyTorch's in float32, NEAREST (correctly rounded) or VECTORS
     usual: str = WIDE  # the format of places that a contract does not name; EXACT: all is computed in float64
+    lean: float = 0.0  # each sum is moved by this share of the sum of its terms' sizes: their order is free
 
     @cached_property
     def nodes(self) -> list[fx.Node]:
@@ -151,8 +152,15 @@ class Program:
 
     @cached_property
     def ends(self) -> set[fx.Node]:
-        """The places whose numbers are returned, and what moves or casts these."""
-        return set().union(*map(_ends, self.returned))
+        """The places whose numbers are returned, and what moves or casts these, if nothing else takes them."""
+        found: set[fx.Node] = set()
+        for node in self.returned:
+            while len(node.users) == 1:
+                found.add(node)
+                if len(node.all_input_nodes) != 1 or _is_place(node) != _is_cast(node):  # computed, or stored before
+                    break
+                node = node.all_input_nodes[0]
+        return found
 
     @cached_property
     def stored(self) -> dict[str, str]:
@@ -200,41 +208,32 @@ class Program:
 
     def text(self, contract: Contract, name: str = "contract") -> str:
         """Returns the program as Python, for `like=`, with `verify.rounds` at each place that is narrower."""
-        short: dict[fx.Node, str] = {node: node.name.removesuffix("_1") for node in self.operands}
+        short = {node: node.name.removesuffix("_1") for node in self.operands}
         lines = [f"def {name}({', '.join(short.values())}):"]
         for node in self.nodes:
             if node.op != "call_function":
                 continue
-            text = _text(node, short)
-            kind = contract.get(node.name, WIDE)
-            if kind.endswith(EACH):
-                short[node] = f"t{len(lines)}"
-                lines.append(_added_text(node, short, kind.removesuffix(EACH)))
-                continue
-            if kind not in (WIDE, EXACT):
-                text = f'verify.rounds({text}, "{kind}")'
+            text, kind = _text(node, short.__getitem__), contract.get(node.name, WIDE)
             if not _is_place(node) or (_is_cast(node) and node.name not in contract):
                 short[node] = text  # part of the next line
                 continue
             short[node] = f"t{len(lines)}"
-            lines.append(f"    {short[node]} = {text}")
+            if kind.endswith(EACH):
+                lines.append(_added_text(node, short, kind.removesuffix(EACH)))
+                continue
+            rounds = kind not in (WIDE, EXACT)
+            lines.append(f"    {short[node]} = " + (f'verify.rounds({text}, "{kind}")' if rounds else text))
         return "\n".join([*lines, f"    return {', '.join(short[node] for node in self.returned)}"])
 
     def words(self, name: str) -> str:
         """Returns a place as a short expression, such as `x * rsqrt(...)`."""
 
-        def of(each: Any, depth: int) -> str:
-            if not isinstance(each, fx.Node):
-                return f"{each:.6g}" if isinstance(each, float) else str(each)
-            if each.op == "placeholder":
-                return str(each.name).removesuffix("_1")
-            if depth and (named(each) in _LAYOUTS or _is_cast(each)):
-                return of(each.args[0], depth)
-            given = [of(one, depth - 1) for one in each.args if isinstance(one, fx.Node | float | int)] if depth else []
-            sign = _SIGNS.get(named(each))
-            if sign and len(given) > 1:
-                return f"{given[0]} {sign} {given[1]}"
-            return f"{named(each)}({', '.join(given[:1])})" if depth else "..."
+        def of(node: fx.Node, depth: int) -> str:
+            if node.op == "placeholder":
+                return str(node.name).removesuffix("_1")
+            if depth and (named(node) in _LAYOUTS or _is_cast(node)):
+                return of(node.args[0], depth)
+            return _text(node, lambda each: of(each, depth - 1), 1).removeprefix("torch.") if depth else "..."
 
         node = self.by_name[name]
         return of(node, 3) + (" as it is cast" if _is_cast(node) else "")
@@ -292,6 +291,9 @@ class Rounded:
         else:
             wide = torch.float32 if library != NEAREST and name in _FUNCTIONS else torch.float64
             value = _computed(node, self.values, self.stacked, wide)
+            if self.program.lean and name in ("sum", "mean"):
+                sizes = {each: self.values[each].abs() for each in node.all_input_nodes}
+                value = value + self.program.lean * _computed(node, sizes, self.stacked, wide)
         if _is_place(node):
             self.exact[node] = value
             value = self._stored(node)
@@ -422,39 +424,23 @@ def _is_place(node: fx.Node) -> bool:
     return not _is_cast(node) or node.meta["val"].dtype.itemsize < 4
 
 
-def _ends(node: fx.Node) -> set[fx.Node]:
-    """Returns a node that is returned, and the place whose numbers it moves or casts, if nothing else takes them."""
-    found: set[fx.Node] = set()
-    while len(node.users) == 1:
-        found.add(node)
-        if len(node.all_input_nodes) != 1 or _is_place(node) != _is_cast(node):  # computed, or stored before
-            break
-        node = node.all_input_nodes[0]
-    return found
+def _text(node: fx.Node, of: Callable[[fx.Node], str], most: int | None = None) -> str:
+    """Returns a node as Python, from the texts of its inputs; of a function, with so many arguments."""
 
-
-def _text(node: fx.Node, short: Mapping[fx.Node, str]) -> str:
-    """Returns a node as Python, from the texts of its inputs."""
-
-    def of(each: Any) -> str:
-        if isinstance(each, fx.Node):
-            return short[each]
+    def part(each: Any) -> str:
         if isinstance(each, list | tuple):
-            return f"[{', '.join(map(of, each))}]"
-        return f"{each!r}"
+            return f"[{', '.join(map(part, each))}]"
+        return of(each) if isinstance(each, fx.Node) else f"{each!r}"
 
-    name, args = named(node), [of(each) for each in node.args]
+    name, args = named(node), list(map(part, node.args))
     if node.target is operator.getitem:
         return f"{args[0]}[{args[1]}]"
     if _is_cast(node):
         return args[0]
     if name in _SIGNS and len(args) == 2 and not node.kwargs:
-        return f"{args[1 if name == 'rsub' else 0]} {_SIGNS[name]} {args[0 if name == 'rsub' else 1]}"
-    if name == "pow" and len(args) == 2:
-        return f"{args[0]} ** {args[1]}"
-    keywords = [
-        f"{key}={of(value)}" for key, value in node.kwargs.items() if key not in ("layout", "pin_memory", "device")
-    ]
-    if node.args and isinstance(node.args[0], fx.Node) and hasattr(Tensor, name):
-        return f"{args[0] if args[0].isidentifier() else f'({args[0]})'}.{name}({', '.join([*args[1:], *keywords])})"
-    return f"{node.target}({', '.join([*args, *keywords])})".replace("aten.", "torch.ops.aten.", 1)
+        return f" {_SIGNS[name]} ".join(args[::-1] if name == "rsub" else args)
+    left_out = "layout", "pin_memory", "device"
+    args += [f"{key}={part(value)}" for key, value in node.kwargs.items() if key not in left_out]
+    owners = {"torch": torch, "torch.Tensor": Tensor, "torch.ops.aten": _aten}
+    owner = next(text for text, each in owners.items() if hasattr(each, name))
+    return f"{owner}.{name}({', '.join(args[:most])})"
