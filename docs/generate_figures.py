@@ -526,8 +526,11 @@ def fuzz() -> str:
 
 
 def contracts() -> str:
-    """Contracts found on a CPU: `python -m benchmarks.contracts --json`."""
-    return contract_tables.contracts(json.loads((BENCHMARKS.parent / "interpreter" / "contracts.json").read_text()))
+    """Contracts found on a CPU and on a GPU: `python -m benchmarks.contracts --json`."""
+    own, gpu = (
+        json.loads((BENCHMARKS.parent / f"{arch}/contracts.json").read_text()) for arch in ("interpreter", "sm_90")
+    )
+    return contract_tables.contracts(own, gpu["pairs"])
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
