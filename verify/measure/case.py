@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -271,9 +272,14 @@ class _CaseJudge:
 
     def _overflows(self) -> bool:
         """True if an output's format does not hold its exact value: a backward pass that reads it has an infinity."""
-        op, rules = self.question.op, self.rules[KERNEL]
-        outputs = [(rules[name].truth.value.abs(), rules[name].fmt) for name in op.outputs if name in rules]
-        return any(bool(((size > float(fmt.overflow)) & size.isfinite()).any()) for size, fmt in outputs)
+        for name in self.rules[KERNEL].keys() & set(self.question.op.outputs):
+            by = self.rules[KERNEL][name]
+            exact, low = by.truth.value, 0.0 if by.truth.low is None else by.truth.low
+            largest = float(min(by.fmt.overflow, sys.float_info.max))
+            beyond = torch.where(torch.isinf(exact), low != 0, exact.abs() > largest)  # with a rest: finite, as a float64 is not
+            if bool(beyond.any()):
+                return True
+        return False
 
     def findings(self, source: str, earlier: dict[str, Findings]) -> dict[str, Findings]:
         """Returns the findings about every result of one source."""
