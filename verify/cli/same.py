@@ -14,7 +14,7 @@ case
 --dtype --backend
 --timeout: the search
 --json: the classes
---order  prove for every input, from what Triton compiled, which numbers of rows give the outputs of all at once
+--proved  prove for every input, from what Triton compiled, which numbers of rows give the outputs of all at once
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
     without, begun = dict[str, str](), list[str]()
     with using(None, options.backend) as workers:
         while True:
-            request = FindSettings(options.target, options.dtype, options.case, options.order, without)
+            request = FindSettings(options.target, options.dtype, options.case, options.proved, without)
             try:
                 found = workers.ask(request, timeout=options.timeout, progress=begun.append)
                 return sinks.deliver_data(options, found, lines_of(found))
