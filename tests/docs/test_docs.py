@@ -134,7 +134,7 @@ REMOVED = re.compile(r"^### Removed\n.*?(?=^##)", re.M | re.S)  # the changelog 
 # of other programs that the pages mention: pytest, Dask, systemctl, the benchmarks, the mutants
 FOREIGN = set(
     "--hypothesis-profile --verify-profile --nthreads --user --failed --measure --merge --check --honest --page "
-    "--programs --rules --family --only --twins --renew --limit --records --later".split()
+    "--programs --rules --family --only --twins --renew --limit --records --rows --later".split()
 )
 
 
