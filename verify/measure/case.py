@@ -275,8 +275,10 @@ class _CaseJudge:
         for name in self.rules[KERNEL].keys() & set(self.question.op.outputs):
             by = self.rules[KERNEL][name]
             exact, low = by.truth.value, 0.0 if by.truth.low is None else by.truth.low
-            largest = float(min(by.fmt.overflow, sys.float_info.max))
-            beyond = torch.where(torch.isinf(exact), low != 0, exact.abs() > largest)  # with a rest: finite, as a float64 is not
+            overflow = by.fmt.overflow
+            largest = float(overflow) if overflow <= sys.float_info.max else math.inf
+            # an infinity with a rest is a finite number beyond float64
+            beyond = torch.where(torch.isinf(exact), low != 0, exact.abs() > largest)
             if bool(beyond.any()):
                 return True
         return False
