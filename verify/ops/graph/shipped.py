@@ -206,7 +206,8 @@ def _or_limit(point: Point, evaluator: ElementEvaluator, place: int, limit: Call
 
     @cache
     def special() -> float | None:
-        return limit() if _depends_on_special(evaluator, place) else None
+        known = limit()  # first, since few elements have one and their operands take longer to find
+        return known if known is not None and _depends_on_special(evaluator, place) else None
 
     return Point(
         lambda prec: point.mp(prec) if (known := special()) is None else mp.mpf(known),
