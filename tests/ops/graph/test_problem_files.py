@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
@@ -138,3 +139,20 @@ def test_far_out_a_ball_is_an_enclosure_and_mpmath_has_digits() -> None:
     with mp.workprec(300):
         assert point.arb is not None and abs(point.mp(160) - float(x)) < 1e-30
         assert abs(point.arb(1 << 14) - flint.arb(float(x))) < 1e-30
+
+
+def test_a_row_of_one_number_less_its_mean_is_zero() -> None:
+    """As where a public problem subtracts the mean of a maximum: the interval of a long product left 0 open."""
+
+    def centred(x: Tensor, weight: Tensor) -> Tensor:
+        most = (x @ weight).amax(1, keepdim=True)
+        return nn.functional.gelu(most - most.mean(1, keepdim=True))
+
+    x, weight = torch.linspace(-1, 1, 600).view(2, 300), torch.linspace(-1, 2, 1200).view(300, 4)
+    op = Definition(centred, ["x", "weight"], examples=[(x, weight)]).op()
+    upstream = {"y": torch.full((2, 1), 0.3)}
+    for each in op.fast(Problem({"x": x, "weight": weight}, {}, upstream, ("y", "dx", "dweight"))).values():
+        assert not each.value.any() and not each.bound.any()
+    x[1] = math.inf
+    found = op.fast(Problem({"x": x, "weight": weight}, {}, {}, ("y",)))["y"]
+    assert found.value[0] == 0 and (found.value[1].isnan() or found.bound[1].isinf())

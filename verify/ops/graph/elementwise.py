@@ -40,6 +40,7 @@ class Map(Step):
 
     function: str = ""  # a name of `ELEMENTWISE`, `FUNCTIONS` or `STEPPED`
     centred: bool = False  # True: the second operand is a mean of the first, as where a normalisation begins
+    cancels: bool = False  # True: the operands are the same numbers, or in a sum opposite ones
     halved: bool = False  # True: kernels compute it as (1 + erf(x)) / 2 or (1 + tanh(x)) / 2
     within: tuple[int, int] = (-(2**63), 2**63 - 1)  # least and greatest number of the integer dtype of the result
 
@@ -51,6 +52,10 @@ class Map(Step):
             return point(made) if self.real else made
         if self.function in FUNCTIONS:
             found = spans.apply(FUNCTIONS[self.function], given[0])
+        elif self.cancels:  # 0, or NaN of an infinity
+            found = spans.multiply(
+                ELEMENTWISE["magnitude"].span(self, run, given[0]), point(torch.zeros_like(given[0].lo))
+            )
         else:
             found = ELEMENTWISE[self.function].span(self, run, *given)
         picks = self.function in ("where", "exact") or not isinstance(found, Span)

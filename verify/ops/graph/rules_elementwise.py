@@ -188,12 +188,32 @@ def _gelu_backward(r: Rewriter, grad: Step, a: Step, approximate: str = "none") 
 @rule("add", "sub")
 def _sum_of_two(r: Rewriter, a: Any, b: Any, alpha: float = 1) -> Step:
     b = b if alpha == 1 else r.map("multiply", b, alpha)
-    return r.map("add", a, b) if name_of(r) == "add" else _difference(r, a, b)
+    if name_of(r) == "sub":
+        return _difference(r, a, b)
+    return r.map("add", a, b, cancels=_sign_as(b, a) == -1)
+
+
+def _sign_as(step: Any, other: Any) -> int:
+    """Returns 1 if a step has the numbers of another one, -1 if it has their negatives, and 0 if it may have others.
+
+    The mean over a dimension of size 1 has its numbers.
+    """
+    sign = 1
+    while step is not other:
+        if isinstance(step, Map) and step.function == "negative":
+            sign = -sign
+        elif not (
+            (isinstance(step, Reduce) and step.function == "sum" and step.shape == step.inputs[0].shape)
+            or (isinstance(step, Map) and step.function == "divide" and _number(step.inputs[1]) == 1)
+        ):
+            return 0
+        step = step.inputs[0]
+    return sign if isinstance(step, Step) else 0
 
 
 def _difference(r: Rewriter, a: Any, b: Any) -> Step:
     """Returns a - b, whose number does not cancel in 1 - tanh(u)^2 and 1 - sigmoid(u)."""
-    found = r.map("subtract", a, b, centred=_is_mean_of(b, a))
+    found = r.map("subtract", a, b, centred=_is_mean_of(b, a), cancels=_sign_as(b, a) == 1)
     if _number(a) != 1 or not isinstance(b, Map):
         return found
     inner = b.inputs[0]
