@@ -70,18 +70,6 @@ def compiled_gelu_tanh(x):
     return _compiled()(x, "tanh")
 
 
-@verify.kernel(op="gelu", dtypes=["bfloat16", "float16", "float32"], peer=True)
-def torch_gelu(x):
-    """PyTorch eager, erf form."""
-    return torch.nn.functional.gelu(x)
-
-
-@verify.kernel(op="gelu", params={"approximate": "tanh"}, dtypes=["bfloat16", "float16", "float32"], peer=True)
-def torch_gelu_tanh(x):
-    """PyTorch eager, tanh form."""
-    return torch.nn.functional.gelu(x, approximate="tanh")
-
-
 # The forms and dtypes share operators, launcher and kernels. Compile-time constants pick the formula, its casts and the
 # size of a block (the interpreter has one size). So one dtype gets all laws; the other dtypes and the tanh form get the
 # laws that depend on the constants, so that each form is tried in 16 bits and in wider dtypes. Slow runs try the other

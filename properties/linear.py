@@ -7,7 +7,6 @@ with K; the kernels stay below that.
 from __future__ import annotations
 
 import pytest
-import torch
 
 import verify
 from kernels import linear_act as triton_linear
@@ -134,12 +133,6 @@ def linear_geglu(x, weight, bias):
 def linear_geglu_float32(x, weight, bias):
     """The same in float32, with its gradients."""
     return triton_linear_geglu.linear_geglu(x, weight, bias)
-
-
-@verify.kernel(op="linear", params={"activation": "gelu"}, dtypes=[*ALL], peer=True)
-def torch_linear_gelu(x, weight, bias):
-    """PyTorch eager: linear, then GELU."""
-    return torch.nn.functional.gelu(torch.nn.functional.linear(x, weight, bias))
 
 
 # These laws have a test of their own in tests/kernels, so only slow runs try them here. test_linear_act.py tests

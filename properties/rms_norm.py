@@ -76,12 +76,6 @@ def rms_norm_gated(x, gate, weight):
     return triton_rms_norm.rms_norm_gated(x, gate, weight, eps=1e-6)
 
 
-@verify.kernel(op="rms_norm", dtypes=COMPARED, peer=True)
-def torch_rms_norm(x, weight, *, eps):
-    """PyTorch eager."""
-    return torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps)
-
-
 # Kernels, launcher, memory and layouts are layer norm's, whose laws test them. Here are the laws about the formulas.
 # The residual kernel's gradients contain every term of the plain kernel's. tests/kernels/test_rms_norm.py tests the
 # sums, gradients in float64, and that operands are not written to; here only slow runs do. test_rms_norm_fused.py
