@@ -472,6 +472,12 @@ def problem_of(
     return Problem(inputs=inputs, params=op.resolve(case.params), upstream=upstream, results=results)
 
 
+def meaning_of(op: Op, case: Case) -> str:
+    """Returns a digest of the function for the sizes and dtypes of a case; "" if the op's name identifies it."""
+    kinds = {operand.name: _kind(case, operand) for operand in op.operands}
+    return op.meaning.identity(case.dims, kinds, gradients=bool(case.upstream))
+
+
 VERSION = 1  # increased if the meaning of a figure changes; all older bounds then become incomparable
 
 
@@ -494,6 +500,6 @@ def fingerprint(kernel: Kernel, output: str, dtype: str, cases: Iterable[Case] =
     if kernel.op.domains:
         said["domain"] = kernel.op.domain_words
     if not kernel.op.meaning.shipped:  # a function may branch on sizes
-        said["meaning"] = [kernel.op.meaning.identity(dims) for dims in sorted({case.dims for case in cases})]
+        said["meaning"] = sorted({meaning_of(kernel.op, case) for case in cases})
     text = json.dumps(said, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -251,8 +251,8 @@ class Meaning:
         """Returns the shape of each output for some operands, and the dtype that the function returns it in."""
         raise NotImplementedError
 
-    def identity(self, dims: Shape) -> str:
-        """Returns a digest of the function for these sizes; "" if a name identifies it."""
+    def identity(self, dims: Shape, kinds: Mapping[str, torch.dtype], *, gradients: bool) -> str:
+        """Returns a digest of the function for these sizes and dtypes; "" if a name identifies it."""
         return ""
 
     def named(self, label: str) -> str:

@@ -17,7 +17,7 @@ import torch
 
 from verify.backends import Backend
 from verify.cases import Case
-from verify.cases.case import fingerprint
+from verify.cases.case import case_of, fingerprint, meaning_of
 from verify.declare.declaration import Kernel
 from verify.diagnose.replay import judge_element, worst_index
 from verify.measure.call import Measured, run_kernel
@@ -150,7 +150,7 @@ def _result(found: Search, finds: list[Find]) -> Result:
         wrong = f"{proven[0].worst.got} in the place of {proven[0].worst.truth}"
         counts = space.result in kernel.op.integers
         status, reason = "wrong", wrong if counts else _reason(proven[0], limit, gate)
-    meaning = f" {kernel.op.meaning.identity(space.layout.dims)}".rstrip()
+    meaning = f" {meaning_of(kernel.op, case_of(kernel, space.dtype, dims=space.layout.dims))}".rstrip()
     return Result(
         output=space.result,
         dtype=space.dtype,
