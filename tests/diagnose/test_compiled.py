@@ -34,6 +34,7 @@ from verify.diagnose.compiled import proved
 from verify.diagnose.order import orders_of
 from verify.diagnose.requests import Order
 from verify.diagnose.same import proved as rows_proved
+from verify.measure import launches
 
 HERE = backends.select()
 NAMED = Order("", "float32", HERE.name, "", "", 0)
@@ -275,6 +276,7 @@ def test_a_file_of_the_folder_is_not_executed_in_place_of_a_module_of_python(
 ) -> None:
     (tmp_path / "copy.py").write_text("open('executed', 'w').close()\nfrom shutil import copy\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launches, "_compiler", launches._compiler.__wrapped__)  # a new process, in this folder
     [order] = proved(NAMED, lambda: sums.row_sum(torch.ones(1, 64, device=HERE.device)), HERE, str(sums.__file__))
     assert order.proof is not None and not (tmp_path / "executed").exists()
 

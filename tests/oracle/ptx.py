@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 OPERAND = 48  # a pointer is its operand's number, and a byte
@@ -50,6 +51,7 @@ Value = int | Node  # of one register in one thread
 Word = list[Value]  # of one register in every thread
 
 
+@cache
 def _width(kind: str) -> int:
     """Returns the bits of a type such as u32, pred or bf16x2."""
     return int(re.sub(r"\D", "", kind.removesuffix("x2")) or 1) * (2 if kind.endswith("x2") else 1)

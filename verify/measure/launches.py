@@ -13,9 +13,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -118,14 +118,12 @@ def launches_of(
             ends.append(len(seen))
     if backend.triton == "interpreted":
         request = [(_named(each.function), *_plain((each.args, each.kwargs))) for each in seen]
-        (command, kept), text, compiled = _apart(), json.dumps([target, request, False]), []
-        if request:
-            done = subprocess.run(command, input=text, capture_output=True, text=True, env=kept, check=False)
-            if done.returncode:
-                raise NotUnderstood(f"it does not compile: {(done.stderr.strip().splitlines() or [''])[-1]}")
-            compiled = json.loads(done.stdout)
+        compiled = [
+            _texts(forms, SimpleNamespace(backend=_TARGET[0], arch=_TARGET[1]))
+            for forms in _compiled_apart(target, request)
+        ]
     else:
-        compiled = [_texts(each.found) for each in seen]
+        compiled = [_texts(each.found.asm, each.found.metadata.target) for each in seen]
     pairs = zip(seen, compiled, strict=True)
     found = [Launch(each.function.fn.__name__, each.values, each.grid, *texts) for each, texts in pairs]
     return [found[begin:end] for begin, end in pairwise(ends)]
@@ -133,12 +131,17 @@ def launches_of(
 
 def first_forms(target: str, programs: Sequence[str]) -> list[str]:
     """Returns the TTIR of each `Recorded.program`; "" for one that does not compile."""
+    return [made.get("ttir", "") for made in _compiled_apart(target, list(map(json.loads, programs)), "ttir")]
+
+
+def _compiled_apart(target: str, programs: Sequence[Any], last: str = "ptx") -> list[dict[str, str]]:
+    """Returns the forms of each program up to the last one by their names, or its "error"."""
     if not programs:
         return []
     process = _compiler(os.getpid())
     assert process.stdin is not None and process.stdout is not None
     with suppress(BrokenPipeError):
-        print(json.dumps([target, list(map(json.loads, programs)), True]), file=process.stdin, flush=True)
+        print(json.dumps([target, programs, last]), file=process.stdin, flush=True)
     if not (reply := process.stdout.readline()):
         _compiler.cache_clear()
         refuse("its kernels are not compiled")
@@ -148,21 +151,22 @@ def first_forms(target: str, programs: Sequence[str]) -> list[str]:
 @lru_cache(maxsize=1)
 def _compiler(owner: int) -> subprocess.Popen[str]:
     """Starts a process that compiles for all kernels of the process `owner`: it takes seconds to import Triton."""
-    command, kept = _apart()
+    kept = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(command, text=True, env=kept, **pipes)
+    process = subprocess.Popen(start.command("verify.measure.launches"), text=True, env=kept, **pipes)
     atexit.register(process.kill)
     return process
 
 
-def _texts(compiled: Any) -> tuple[str, str, str]:
+def _texts(forms: Mapping[str, str], target: Any) -> tuple[str, str, str]:
     from triton import __version__
 
+    if "error" in forms:
+        raise NotUnderstood(f"it does not compile: {forms['error']}")
     if not __version__.startswith(_COMPARED):
         text = f"only the reductions of Triton {_COMPARED}x were compared with its PTX; here is {__version__}"
         raise NotUnderstood(text)
-    target = compiled.metadata.target
-    return compiled.asm["ttgir"], compiled.asm["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
+    return forms["ttgir"], forms["ptx"], f"{target.backend}:{target.arch}, Triton {__version__}"
 
 
 def _named(function: Any, *, alike: bool = False) -> tuple[str, str]:
@@ -199,11 +203,6 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _apart() -> tuple[list[str], dict[str, str]]:
-    kept = start.environment({name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"})
-    return start.command("verify.measure.launches"), kept
-
-
 def main() -> None:
     """Compiles launches of a target for a GPU that is not here: for each line of JSON on stdin one on stdout."""
     import triton
@@ -213,38 +212,43 @@ def main() -> None:
     driver = SimpleNamespace(get_current_device=lambda: 0, get_current_stream=lambda device: 0)
     driver.get_current_target = lambda: GPUTarget(*_TARGET)
     for line in sys.stdin:
-        target, launches, ttir = json.loads(line)
+        target, launches, last = json.loads(line)
         if target:
             imported(Target.parse(target))
         triton.runtime.driver.set_active(driver)
-        triton.knobs.runtime.add_stages_inspection_hook = _ending_with_ttir if ttir else None
-        print(json.dumps([_compiled(*each, ttir=ttir) for each in launches]), file=out, flush=True)
+        print(json.dumps([_forms(*each, last=last) for each in launches]), file=out, flush=True)
 
 
-def _compiled(named: Sequence[str], args: Any, kwargs: Any, *, ttir: bool) -> Any:
-    function, options = _function(*named), {key: _given(each) for key, each in kwargs.items()}
+def _forms(named: Sequence[str], args: Any, kwargs: Any, *, last: str) -> dict[str, str]:
+    """Returns the forms of a program up to the last one, after which Triton compiles no further, or its "error"."""
+    import triton
+
+    forms: dict[str, str] = {}
+
+    def ending(backend: Any, stages: dict[str, Any], *others: Any) -> None:
+        for name, stage in stages.items():
+            stages[name] = partial(kept, name, stage)
+
+    def kept(name: str, stage: Callable[..., Any], *given: Any) -> Any:
+        made = stage(*given)
+        forms[name] = str(made)
+        if name == last:
+            raise _Ended
+        return made
+
+    triton.knobs.runtime.add_stages_inspection_hook = ending
     try:
-        made = function.run(*map(_given, args), grid=(1,), warmup=True, **options)
-        return made.asm["ttir"] if ttir else _texts(made)
-    except _Ended as end:
-        return str(end)
-    except Exception:
-        if not ttir:
-            raise
-        return ""
+        function, options = _function(*named), {key: _given(each) for key, each in kwargs.items()}
+        made = function.run(*map(_given, args), grid=(1,), warmup=True, **options)  # compiled before
+        return {name: text for name, text in made.asm.items() if isinstance(text, str)}
+    except _Ended:
+        return forms
+    except Exception as error:
+        return {"error": (f"{type(error).__name__}: {error}".strip().splitlines() or [""])[-1]}
 
 
 class _Ended(Exception):
-    """Raised with the TTIR of a program, of which nothing else is compiled."""
-
-
-def _ending_with_ttir(backend: Any, stages: dict[str, Any], *others: Any) -> None:
-    first = stages["ttir"]
-
-    def ended(*args: Any) -> Any:
-        raise _Ended(str(first(*args)))
-
-    stages["ttir"] = ended
+    """Raised after the last form of a program that is wanted."""
 
 
 def _function(module: str, name: str) -> Any:
