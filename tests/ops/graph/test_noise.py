@@ -769,6 +769,26 @@ def test_a_log_sum_exp_is_rounded_where_one_number_is_all(off: float, right: boo
         )
 
 
+@pytest.mark.parametrize(("kept", "right"), [(torch.float16, True), (torch.bfloat16, False)])
+def test_a_batch_norm_of_16_bits_keeps_mean_and_deviation_in_its_format(kept: torch.dtype, right: bool) -> None:
+    """As PyTorch's does on a CPU. The difference of -1 and a mean of -8/9 loses most digits."""
+    x = torch.zeros(9, 2, dtype=torch.float16)
+    x[:8, 0] = x[:5, 1] = -1.0
+    wide = x.double()
+    mean, rstd = wide.mean(0), (wide.var(0, correction=0) + 1e-5).rsqrt()
+    y = ((wide - mean.to(kept)) * rstd.to(kept)).half()
+    with nullcontext() if right else pytest.raises(AssertionError, match="wrong"):
+        verify.assert_close(y, like=lambda x: functional.batch_norm(x, None, None, training=True), inputs=(x,))
+
+
+@pytest.mark.parametrize(("off", "right"), [(0.0, True), (1e-5, False)])
+def test_a_share_of_gelu_is_rounded_near_one(off: float, right: bool) -> None:
+    """PyTorch has erf as 1 - p(t) exp(-x^2), whose roundings are those of a 1, although erf is -0.3 here."""
+    x, dy, dx = torch.tensor([-0.39024684]), torch.tensor([0.51062524]), torch.tensor([0.10411956 * (1 + off)])
+    with nullcontext() if right else pytest.raises(AssertionError, match="dx0 is wrong"):
+        verify.assert_close(functional.gelu(x), like=functional.gelu, inputs=(x,), grads=(dx,), upstream=dy)
+
+
 def test_scores_of_attention_are_stored_only_where_a_program_writes_them_down() -> None:
     q, k, v = (3 * drawn(2, 2, 48, 16, seed=seed).bfloat16() for seed in range(3))
 

@@ -109,18 +109,19 @@ def _batch_norm(
     momentum: float,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    channels = [1, x.shape[1]] + [1] * (x.ndim - 2)
+    channels, dims = [1, x.shape[1]] + [1] * (x.ndim - 2), [0, *range(2, x.ndim)]
     if training or running_mean is None or running_var is None:
-        y, mean, rstd = _normalised(x, [0, *range(2, x.ndim)], eps)
-        mean, rstd = mean.reshape(-1), rstd.reshape(-1)
+        _, mean, rstd = _normalised(x, dims, eps)
+        mean, rstd = mean.reshape(-1) * 1.0, rstd.reshape(-1) * 1.0  # kept in 16 bits, which y depends on
         if running_mean is not None and running_var is not None:
             running_mean.copy_(running_mean * (1 - momentum) + mean * momentum)
-            running_var.copy_(running_var * (1 - momentum) + _var(x, [0, *range(2, x.ndim)], 1) * momentum)
+            running_var.copy_(running_var * (1 - momentum) + _var(x, dims, 1) * momentum)
+        kept = mean, rstd
     else:
-        rstd = (running_var + eps).rsqrt()
-        y = (x - running_mean.reshape(channels)) * rstd.reshape(channels)
-        mean, rstd = x.new_zeros(0), x.new_zeros(0)
-    return _by_channel(y, weight, bias), mean, rstd
+        mean, rstd = running_mean, (running_var + eps).rsqrt()
+        kept = x.new_zeros(0), x.new_zeros(0)
+    y = (x - mean.reshape(channels)) * rstd.reshape(channels)
+    return _by_channel(y, weight, bias), *kept
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:

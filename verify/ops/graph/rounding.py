@@ -352,8 +352,8 @@ def _of_map(
     """Returns the deviation of an elementwise step that rounds."""
     less = step.function == "exact" and getattr(step.inputs[1], "function", "") == "subtract"
     size = (1 - value).abs() if less else value.abs()  # a kernel may compute b of 1 - b again
-    if step.halved:  # the form loses digits; a share with less than half of them has lost its tail
-        size = torch.where(value >= math.sqrt(format.unit), torch.maximum(size, (2 * value - 1).abs()), size)
+    if step.halved:  # (1 + erf) / 2 is rounded near 1, erf as 1 - p(t) exp(-x^2) too; a share beyond has lost its tail
+        size = torch.where(value >= math.sqrt(format.unit), 1.0, size)
     held, joins = is_held(value) & _is_lossless(step, given[0], value), step.function in _JOINS
     masked = any(getattr(moved_from(each)[-1], "function", "") == "number" for each in step.inputs)  # 1 a is a
     if joins and (step.centred or masked or bool(held.any()) or any(id(each) in chains for each in step.inputs)):
