@@ -334,6 +334,19 @@ def test_a_largest_number_is_not_less_than_itself() -> None:
         assert passes(like, x, like(x), dx, dy) is right
 
 
+@pytest.mark.parametrize(("got", "right"), [(2.0, True), (1.0, True), (1.5, False), (0.0, False)])
+def test_a_choice_may_round_a_number_that_is_exact_in_pytorchs_own(got: float, right: bool) -> None:
+    """The logarithms are equal but for their rounding. With a sign, their difference is not 0 and erfc is below 1."""
+
+    def like(x: Tensor) -> Tensor:
+        c = torch.log2(x.abs() + 0.25).diff(dim=-1)
+        e = torch.erfc(torch.sign(c) * c)
+        return torch.floor(e) + e
+
+    x = T([0.59169483, 0.59169483])
+    assert passes(like, x, like(x)) and passes(like, x, T([got])) is right
+
+
 def test_zeros_of_one_row_come_in_an_order_of_their_own() -> None:
     """The search starts at the order of copies that is best so far, and changes one row of it."""
 

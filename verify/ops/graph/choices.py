@@ -204,6 +204,27 @@ class Choices:
         run, kept = self._deciding(decisions), set(map(id, self.sources))
         return self.program.values(run, self.wanted, _noting(run, kept, {} if numbers is None else numbers))
 
+    def turned(self) -> list[Run]:
+        """Returns runs with other decisions, if these may round a number that decides and is exact in PyTorch's own.
+
+        So sign(c) * c is 0 for a c that is 0 but for its roundings, and no noise of it is known.
+        """
+        after = set(map(id, self.deciding))
+        for step in self.program.needed_for(self.wanted):
+            after |= {id(step)} if any(id(each) in after for each in step.inputs) else set()
+        numbers = [each for step in self.deciding for each in step.inputs if id(each) in after and each.real]
+        if not any(bool((self.near(each) == 0).any()) for each in numbers):
+            return []
+        ways = [self.proposed({id(step): self.size(step) * sign for step in self.sources}) for sign in (1.0, -1.0)]
+        return [self._deciding(next(self.taken(way, Parts())).decisions) for way in ways]
+
+    def reaching(self, others: Sequence[Mapping[Hashable, Tensor]]) -> Choices:
+        """Returns the same choices where a kernel's numbers may also be as far from the real ones as others say."""
+        reach = dict(self.reach)
+        for other in others:
+            reach |= {key: torch.maximum(size, reach.get(key, size)) for key, size in other.items()}
+        return replace(self, reach=reach, nears={})
+
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions and all that follow from them."""
         run = self._deciding(decisions)

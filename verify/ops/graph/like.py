@@ -417,11 +417,14 @@ class Like(Meaning):
                 rounding = self._rounding(program, run)
                 noise, reach = noise_of(program, run, problem.results, rounding)
                 if self.codes and rounding.stored:
-                    _, reach = noise_of(program, run, problem.results, replace(rounding, stored={}))
+                    rounding = replace(rounding, stored={})
+                    _, reach = noise_of(program, run, problem.results, rounding)
             if program.decides and problem.kept.choices is None:
                 deviations = {name: each.deviation for name, each in noise.items()}
                 choices = Choices.of(program, run, problem.results, reach, deviations, pinned=bool(self.ties))
-                problem.kept.choices = [] if choices is None else [choices]
+                turned = [] if choices is None else choices.turned()
+                others = [noise_of(program, each, problem.results, rounding)[1] for each in turned]
+                problem.kept.choices = [] if choices is None else [choices.reaching(others)]
             spans = program.spans(run, problem.results)
         found = {name: Fast.within(span) for name, span in spans.items()}
         if self.by_noise:
