@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import product
 
 import torch
@@ -80,7 +80,8 @@ class Choices:
     pinned: bool = False  # True: exactly equal numbers are decided as in PyTorch
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> the numbers that decide, undisturbed
     base: dict[str, Tensor] = field(default_factory=dict)  # the results under PyTorch's own decisions
-    nears: dict[int, Tensor] = field(default_factory=dict)  # cache of `_near`
+    nears: dict[int, Tensor] = field(default_factory=dict)  # cache of `near`
+    unrounded: dict[int, Tensor | None] = field(default_factory=dict)  # cache of `_unrounded`
 
     @classmethod
     def of(
@@ -223,7 +224,7 @@ class Choices:
         reach = dict(self.reach)
         for other in others:
             reach |= {key: torch.maximum(size, reach.get(key, size)) for key, size in other.items()}
-        return replace(self, reach=reach, nears={})
+        return replace(self, reach=reach, nears={}, unrounded={})
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions and all that follow from them."""
@@ -258,13 +259,29 @@ class Choices:
         derivative has two sides.
         """
         if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
-            exact = (self.near(step.inputs[0]) == 0) & (self.near(step.inputs[1]) == 0)
+            exact = self._unrounded(step)
+            if exact is None:
+                return self._none
             if not any(leaf.dtype == torch.float64 for leaf in self.run.leaves.values()):
                 exact = exact & is_held(given[0])  # of a number that is 0 in PyTorch's own choice no noise is known
             return (given[0] - given[1] == 0) & exact
         if isinstance(step, Map) and step.function in ("sign", "signbit"):
             return (given[0] == 0) & (self.near(step.inputs[0]) == 0)
+        return self._none
+
+    @cached_property
+    def _none(self) -> Tensor:
         return torch.zeros((), dtype=torch.bool, device=self.run.device)
+
+    def _unrounded(self, step: Step) -> Tensor | None:
+        """Returns a mask of the decisions on numbers that a kernel has exactly; None if there are none.
+
+        A search evaluates the program thousands of times, and this does not change.
+        """
+        if id(step) not in self.unrounded:
+            exact = reduce(torch.logical_and, [self.near(each) == 0 for each in step.inputs])
+            self.unrounded[id(step)] = exact if bool(exact.any()) else None
+        return self.unrounded[id(step)]
 
     def _free(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the free decisions of a step on some numbers; for an order, of the rows with one."""
@@ -360,8 +377,8 @@ class Choices:
             return ~(rounded if isinstance(step, First) else rounded[..., None])
         follows = torch.tensor(isinstance(step, Map) and step.function == "integer", device=self.run.device)
         if isinstance(step, Map) and (step.function not in COMPARISONS or self._is_settled(step)):
-            near = sum(map(self.near, step.inputs))
-            follows = follows | (near == 0) & ~self.is_tie(step, given)
+            exact = self._unrounded(step)
+            follows = follows if exact is None else follows | exact & ~self.is_tie(step, given)
         return follows
 
     def _stays(self, step: Step, given: Sequence[Tensor], decided: Mapping[int, Tensor]) -> Tensor | None:
@@ -375,6 +392,8 @@ class Choices:
         if not known or not isinstance(step, Map) or not step.decides or step.function == "integer":
             return None
         real = [self.numbers[id(each)] for each in step.inputs]
+        if self._unrounded(step) is None:
+            return None
         found = self._follows(step, real)
         for x, own in zip(given, real, strict=True):
             size = own.abs().nan_to_num(0.0, 0.0, 0.0)

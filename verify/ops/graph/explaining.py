@@ -30,6 +30,7 @@ _ALIKE = 2  # most proposals for each of the exchanges that decide otherwise tha
 _TRIED = 512  # most such exchanges from one start, and fewer
 _WORK = 2**22  # where all of them together would move more numbers
 _EFFORT = 2**14  # or evaluate more steps
+_OFTEN = 8  # of so many exchanges, one asks for that: it takes as long as a third of an exchange
 _ENOUGH = 48  # exchanges after which a number that is beyond all values so far counts as unexplainable
 
 
@@ -72,6 +73,8 @@ class _Search:
 
     def __init__(self, choices: Choices, got: Mapping[str, Tensor], calls: int | None) -> None:
         self.choices, self.got, self.calls = choices, got, calls
+        self.wide = {name: value.to(torch.float64) for name, value in got.items()}
+        self.noise = {name: 2 * choices.noise[name].nan_to_num(0.0, 0.0, 0.0) for name in got if name in choices.noise}
         own = {id(step): choices.run.decisions[id(step)] for step in choices.deciding}
         orders = [step for step in choices.deciding if isinstance(step, Order)]
         scores = {-id(s): scores_of(s, choices.numbers[id(s.inputs[0])], own[id(s)]) for s in orders}
@@ -237,7 +240,8 @@ class _Search:
     def _is_settled(self, cost: Tensor, parts: Parts) -> bool:
         """True if each part is explained, or has an element far beyond all the values that choices gave it."""
         open_ = cost > 0.0
-        for name in filter(parts.holds, self.got) if self.exchanges >= _ENOUGH and bool(open_.any()) else ():
+        looks = self.exchanges >= _ENOUGH and self.exchanges % _OFTEN == 0 and bool(open_.any())
+        for name in filter(parts.holds, self.got) if looks else ():
             low, high = self.low[name], self.high[name]
             got = self.got[name].reshape(low.shape).to(torch.float64)
             nearest = torch.minimum(torch.maximum(got, 2 * low - high), 2 * high - low)
@@ -256,18 +260,17 @@ class _Search:
             same = got.to(torch.float64) == value.to(torch.float64)
             return torch.where(same, 0.0, math.inf).to(torch.float64)
         kind = torch.finfo(got.dtype)
-        got, value = got.to(torch.float64), value.to(torch.float64)
+        got, value = self.wide[name].reshape(value.shape), value.to(torch.float64)
         if self.calls:
             share = value.clamp(0.0, 1.0)
             apart = ((got - share).abs() / (share * (1 - share) / self.calls).sqrt()).nan_to_num(math.inf, math.inf)
             return torch.where((got == share) | torch.isnan(share), 0.0, apart)  # a row of NaN has no probabilities
-        noise = self.choices.noise.get(name)
         # the noise is that of PyTorch's choice: another one has roundings where its own gradient is 0
         ulp = torch.ldexp(torch.full_like(value, kind.eps / 2), torch.frexp(value)[1]).masked_fill(value == 0, 0.0)
         ulp = ulp.clamp(min=kind.tiny * kind.eps)
         unit = ulp * (4 if kind.bits >= 32 else 1)
-        if noise is not None:
-            unit = torch.maximum(unit, ulp / 2 + 2 * noise.nan_to_num(0.0, 0.0, 0.0))
+        if name in self.noise:
+            unit = torch.maximum(unit, ulp / 2 + self.noise[name])
         apart = ((got - value).abs() / unit).nan_to_num(math.inf, math.inf)
         beyond = torch.isinf(got) & (got == value.to(self.got[name].dtype))  # of its format
         same = (got == value) | beyond | (torch.isnan(got) & torch.isnan(value))
