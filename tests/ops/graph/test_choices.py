@@ -72,7 +72,7 @@ def test_each_row_may_choose_for_itself(name: str, other: list[list[float]]) -> 
 
 
 def test_ranks_of_bfloat16_tie_in_every_row() -> None:
-    x = draw(64, 64).bfloat16()
+    x = draw(8, 64).bfloat16()
 
     def sorting(x: Tensor) -> Tensor:
         return x.sort(-1).values * torch.arange(64) + x.argsort(-1)
@@ -97,7 +97,7 @@ THRESHOLDS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", THRESHOLDS)
 def test_a_number_compared_with_itself_is_no_tie(name: str) -> None:
     """Random numbers have no tie, so a lost gradient is wrong."""
-    like, x, up = THRESHOLDS[name], draw(8, 20), draw(8, 20, seed=1)
+    like, x, up = THRESHOLDS[name], draw(3, 12), draw(3, 12, seed=1)
     y, dx = like(x), slope(like, x, up)
     assert passes(like, x, y, dx, up)
     kept = dx != 0
@@ -443,7 +443,7 @@ def router(s: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def test_a_router_returns_the_ids_of_its_weights() -> None:
-    s = draw(256, 8).round()  # ties in nearly every row
+    s = draw(32, 8).round()  # ties in nearly every row
     values, ids = router(s)
     assert passes(router, s, (values, ids))
     last = s.flip(-1).softmax(-1).topk(2)
@@ -456,12 +456,12 @@ def test_any_five_of_ten_equal_numbers_may_be_kept_but_the_same_in_the_gradient(
     def fives(x: Tensor) -> Tensor:
         return torch.zeros_like(x).scatter(-1, x.topk(5, -1).indices, 1.0) * x
 
-    x, up = torch.ones(16, 10), torch.full((16, 10), 3.0)
-    places = torch.rand((16, 10), generator=torch.Generator().manual_seed(1)).topk(5, -1).indices
-    mine = torch.zeros(16, 10).scatter(-1, places, 1.0)
+    x, up = torch.ones(4, 10), torch.full((4, 10), 3.0)
+    places = torch.rand((4, 10), generator=torch.Generator().manual_seed(1)).topk(5, -1).indices
+    mine = torch.zeros(4, 10).scatter(-1, places, 1.0)
     assert passes(fives, x, mine) and passes(fives, x, mine, mine * 3, up)
     assert not passes(fives, x, mine, mine.roll(1, -1) * 3, up), "another five in the gradient"
-    six = torch.ones(16, 10).scatter(-1, T([[0, 1, 2, 3]]).expand(16, 4), 0.0)
+    six = torch.ones(4, 10).scatter(-1, T([[0, 1, 2, 3]]).expand(4, 4), 0.0)
     assert not passes(fives, x, six) and not passes(fives, x, x * 0)
 
 
@@ -837,8 +837,8 @@ def test_each_column_may_choose_for_itself() -> None:
     def columns(x: Tensor) -> Tensor:
         return x.gather(0, x.argsort(0)) * 2
 
-    x, dy = torch.ones(6, 7), draw(6, 7, seed=1)
-    order = draw(6, 7, seed=2).argsort(0)
+    x, dy = torch.ones(4, 5), draw(4, 5, seed=1)
+    order = draw(4, 5, seed=2).argsort(0)
     right = torch.zeros_like(x).scatter(0, order, dy * 2)
     assert passes(columns, x, columns(x), right, dy)
     right[:, 3] = right[:, 3].mean()
@@ -913,7 +913,7 @@ def test_an_average_of_equal_operands_stays_where_copies_are_exchanged() -> None
     dx[:, 1] = 0
     dx[:, 5] += 7 * 1.3 / 2
     assert passes(like, x, like(x), dx, up)
-    assert not passes(like, x, like(x), dx * 4.0, up)
+    assert not passes(like, x, like(x), dx * 0.99, up)
 
 
 def test_each_of_several_near_ties_may_fall_in_its_own_way() -> None:
