@@ -7,8 +7,6 @@ The commands of the same names call these functions. Kernels run in processes of
 torch. The functions print nothing and never end the process. `problems` has the lines that a command writes to stderr.
 """
 
-from __future__ import annotations
-
 import contextlib
 import inspect
 import math

@@ -1,7 +1,5 @@
 """Defines the errors that a user meets. Each gives the rule, the received value, and the next command."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from typing import Any

@@ -13,8 +13,6 @@ The stages share the budget, and later stages get the unused time of earlier one
 did not reach. Such work makes the run incomplete, so a shorter night never looks like a pass.
 """
 
-from __future__ import annotations
-
 import time
 import traceback
 from collections.abc import Callable, Sequence

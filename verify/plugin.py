@@ -14,8 +14,6 @@ It imports Hypothesis only for the profiles, and torch only for the fixture.
 * verify-exhaustive: thousands of cases, and every 16-bit number for ops of one number.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ A user's folder may hold a file copy.py. Python's own modules come before all fo
 never executed in their place. verify itself is imported from beside this file, so its folder needs no place at all.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterable, Mapping

@@ -8,8 +8,6 @@ verify's own backends follow: on a CPU, PyTorch code as it is and Triton kernels
 torch drives, NVIDIA's, on which verify is tested, and two kinds on which it never ran.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform

@@ -6,8 +6,6 @@
 Nothing here raises: a missing value is the string "absent", with the reason if there is one.
 """
 
-from __future__ import annotations
-
 import platform
 import re
 import subprocess

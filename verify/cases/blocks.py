@@ -9,8 +9,6 @@ A recipe is a text, as in `Case.fill`. It names the size of a block and gives th
     block special 1x32 of zeros          every second block has zeros of both signs; or subnormals, nan, infinities
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ cases have a recipe for their rows, the recipe has the class. Elements of an ele
 the most extreme class of all numbers that an element depends on.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -11,8 +11,6 @@ that time, and the reason for pinning; these are for the reader. A run judges th
 as an entry is an error with its name, because a counterexample must not be skipped silently.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import re

@@ -5,8 +5,6 @@ gives the same bits on a CPU and on a GPU, whole or in chunks. The mixing functi
 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache

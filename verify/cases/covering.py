@@ -7,8 +7,6 @@ testing as pairwise testing). The choices are deterministic: the same declaratio
 Cohen, Dalal, Fredman and Patton, "The AETG system", IEEE TSE 23 (1997).
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence

@@ -6,8 +6,6 @@ In some layouts elements share memory (expanded, overlapping), so they cannot ho
 leading part decides, and the values of the result are those of `result.contiguous()`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

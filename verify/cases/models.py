@@ -4,8 +4,6 @@ The dimensions of shapes= take sizes by their names. An op by name has no such n
 model, and a product those of every projection.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ neighbourhoods of the op's landmarks, and three spreads of random values, from a
 contractions get every row regime, at widths on both sides of a power of two.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -14,8 +14,6 @@ of the number of features:
   equal errors, which add up. With more of them, the noise of independent errors would be no measure.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

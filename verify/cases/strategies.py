@@ -8,8 +8,6 @@ contiguous layouts, the plainest recipe. `.roll()` takes one case at random, a h
 without a search.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Collection, Iterable, Sequence

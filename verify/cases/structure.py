@@ -8,8 +8,6 @@ structure by its name has a test of one sample, and a projection that moves othe
 a sample, `like`: the numbers that occur there, the places of its zeros.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ The docstring of a module defines its command. The module is imported when its c
 wait for what all commands import.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import errno

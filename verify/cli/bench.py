@@ -20,8 +20,6 @@ targets --dtype ...
 --html --markdown
 """
 
-from __future__ import annotations
-
 import argparse
 
 from verify.cli import exits, given, screen, sinks

@@ -50,8 +50,6 @@ records: RUN.json ...  records of runs
 --json: the changes
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import os

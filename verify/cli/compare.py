@@ -14,8 +14,6 @@ head: HEAD.json  the record from after, of the same cases
 --markdown
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -17,8 +17,6 @@ target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
 --gradients  compare the gradients in place of the results; an upstream gradient is an operand, dy
 """
 
-from __future__ import annotations
-
 import argparse
 
 from verify.cli import replay

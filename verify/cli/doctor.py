@@ -10,8 +10,6 @@ missing with the step to get it.
 --json: what was found
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import shutil

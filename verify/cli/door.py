@@ -4,8 +4,6 @@ Four requests and two notifications are all that a server of tools needs. The of
 HTTP server and an event loop, and it would own the pipe.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any, BinaryIO

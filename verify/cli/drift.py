@@ -14,8 +14,6 @@ target: TARGET  FILE.py::KERNEL or MODULE::KERNEL
 --json: the figures
 """
 
-from __future__ import annotations
-
 import argparse
 
 from verify.cli import replay

@@ -1,7 +1,5 @@
 """Defines the exit codes of every command, their names and meanings, and how a command ends at a signal."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 import threading

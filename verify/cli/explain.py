@@ -16,8 +16,6 @@ target case --result --index --law --run --dtype --regime --backend
     and proved from what Triton compiled
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Any
 

@@ -21,8 +21,6 @@ targets: [RUN.json|TARGET ...]  RUN.json, or FILE.py, MODULE, FILE.py::KERNEL, M
 --output: base.json and head.json (default: not kept)
 """
 
-from __future__ import annotations
-
 import argparse
 import tempfile
 from pathlib import Path

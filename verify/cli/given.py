@@ -1,7 +1,5 @@
 """Reads targets and folders of a command line, with their configured defaults, and rebuilds the command."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shlex

@@ -20,8 +20,6 @@ targets --dtype ... --result ...
 --html --markdown --sarif --junit --github
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 

@@ -12,8 +12,6 @@ folder: [FOLDER] = .  a folder or file (default: this folder)
 --json: what was found and written
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -14,8 +14,6 @@ targets
 --json: the list
 """
 
-from __future__ import annotations
-
 import argparse
 
 from verify.cli import exits, given, screen, sinks

@@ -22,8 +22,6 @@ targets
 --sarif --junit --github --bounds
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

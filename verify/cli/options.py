@@ -6,8 +6,6 @@ explained in shared_options.txt, and checked here. `Parser` adds examples to the
 command, and refuses abbreviated options.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

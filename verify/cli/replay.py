@@ -17,8 +17,6 @@ target case --result --index --law --run --dtype --regime --backend
 --pin --reason
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -21,8 +21,6 @@ records: [RUN.json ...]  the record to show; with --coverage one page of several
 --bounds
 """
 
-from __future__ import annotations
-
 import argparse
 import shlex
 

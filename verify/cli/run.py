@@ -32,8 +32,6 @@ targets --dtype ...
 --html --markdown --sarif --junit --github
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

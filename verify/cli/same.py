@@ -17,8 +17,6 @@ case
 --proved  prove for every input, from what Triton compiled, which numbers of rows give the outputs of all at once
 """
 
-from __future__ import annotations
-
 import argparse
 import string
 

@@ -12,8 +12,6 @@ port. At the end of stdin all requests are answered first; Ctrl-C ends the comma
 --timeout: a request
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Carries out the requests of `verify serve`: four commands, each by its own parser, on a pool of warm workers."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

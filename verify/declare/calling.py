@@ -8,8 +8,6 @@ optimiser has writes={"p": "p_"}: the new content of the operand p is its result
 has into=["y"]: the argument y is a buffer, and its new content is the result y.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

@@ -10,8 +10,6 @@ calls. "2/dy" is the gradient that arrives at the output y. The format is safete
 header, raw bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

@@ -1,7 +1,5 @@
 """Reads `[tool.verify]` of the nearest pyproject.toml: its kernels, and the folders of bounds and pinned cases."""
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from dataclasses import dataclass

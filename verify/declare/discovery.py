@@ -1,7 +1,5 @@
 """Finds declarations: imports a file or a module once and returns its kernels."""
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import importlib.util

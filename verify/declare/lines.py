@@ -1,7 +1,5 @@
 """Finds the lines of a file that declare and implement a kernel, by reading: nothing is imported."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Sequence

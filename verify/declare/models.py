@@ -7,8 +7,6 @@
 {'num_tokens': 'tokens', 'd': 'heads * head_dim'}
 """
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass

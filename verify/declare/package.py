@@ -1,7 +1,5 @@
 """Finds the functions of a package that launch kernels, without importing it, and what their signatures define."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -4,8 +4,6 @@ random, and the models whose sizes it names.
 Each check states the rule and the received value.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import math

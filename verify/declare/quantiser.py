@@ -1,7 +1,5 @@
 """Completes declarations with codes and scales: of quantisers, and of kernels with quantised operands."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping

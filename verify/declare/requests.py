@@ -1,7 +1,5 @@
 """Defines the requests to workers about files, modules and ops, and their replies."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any, ClassVar
 

@@ -7,8 +7,6 @@ A stand-in is an ordinary kernel that is measured and never judged. Every comman
 that `verify bench` shows beside a kernel can be run and replayed by itself.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence

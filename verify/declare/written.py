@@ -10,8 +10,6 @@ The name of the file has a digest of its text, so that `verify replay` finds it.
 such as a tensor of a cell, is a UsageError.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import hashlib

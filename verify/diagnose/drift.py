@@ -9,8 +9,6 @@ error of a stream has a mean, as a share of H, and a deviation, the root mean sq
 from the derivative of the block: the mean error of each call is carried on as a vector, its noise as a size.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from itertools import product

@@ -4,8 +4,6 @@
 computed again for each of its uses, or steps by `RULES`. A search that takes a form looks at the forms of that one.
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -8,8 +8,6 @@ rows of one call. The kernel is a black box, so an order is a hypothesis: it is 
 of results that it explains says whether it holds.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

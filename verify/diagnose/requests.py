@@ -1,7 +1,5 @@
 """Defines the requests to diagnose one case."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import msgspec

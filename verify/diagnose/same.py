@@ -5,8 +5,6 @@ inputs. Two values of a setting are in one class if all of their results have th
 witness: an input and an element that differ.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, pairwise

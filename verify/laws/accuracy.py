@@ -28,8 +28,6 @@ Details:
   its limit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

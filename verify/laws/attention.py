@@ -14,8 +14,6 @@ The program must average values by that softmax. The laws compare outputs of cal
   choose their order by the sizes, so a kernel that calls them must only keep its limit.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -14,8 +14,6 @@ same index alone. PyTorch may split a sum differently for another number of rows
 there.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import product
 from typing import Any

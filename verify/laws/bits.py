@@ -23,8 +23,6 @@ of float32, which by chance one element of 32,768 has.
 A promise about rows of a kernel that has none is broken.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Iterator, Sequence

@@ -15,8 +15,6 @@ Details:
   float64 as PyTorch's own function under autocast comes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace

@@ -9,8 +9,6 @@ The law finds each autotuner that the kernel launches. The first configuration g
 elementwise op splits no sum, so nothing excuses other bits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any

@@ -19,8 +19,6 @@ An operand is longer or shorter in its last dimension. The device `meta` has no 
 Operands lie between guard bands, so a kernel that accepts invalid operands reads harmless memory.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress

@@ -10,8 +10,6 @@ configuration. The interpreter is slow at calls. It repeats the case of three el
 alone, for at most 20 seconds. A kernel that writes into operands or buffers is called twice on the same ones.
 """
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import partial

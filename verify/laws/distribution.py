@@ -20,8 +20,6 @@ of Klein and Rio (2005) bounds. Where ties leave probabilities open, the choice 
 Float32 probabilities may be off by 8 times their noise, or by 10 ULP.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Drawn cases depend only on the profile's seed, the law and the dtype. They do no
 module, as with Hypothesis' own derandomisation, nor on the modules that are loaded.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import traceback

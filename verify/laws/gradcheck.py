@@ -10,8 +10,6 @@ The law avoids inputs where a difference is useless: rows that are nearly consta
 squared ReLU.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial

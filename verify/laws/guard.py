@@ -15,8 +15,6 @@ Dispatch modes are off while a custom operator runs. So the Python function behi
 with the mode on. An operator registered in another way runs unguarded inside, and only its results are moved.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache

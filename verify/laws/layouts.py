@@ -16,8 +16,6 @@ If two operands are the same tensor, the outputs must equal those for two copies
 expanded together, as for heads that share them, with one key more than whole blocks.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from functools import partial
 from itertools import combinations

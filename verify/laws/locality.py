@@ -4,8 +4,6 @@ Laws about splitting, reordering and reshaping are about results that one row of
 gradients of the data operands. Gradients of weights and biases are sums over all rows, so they are excluded.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 from collections.abc import Iterable, Mapping

@@ -18,8 +18,6 @@ Details:
   between a forward pass and its backward pass changes no gradient.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Lists all laws in the order in which they are tried. The laws that break most often and explain most come first."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from verify.laws.law import Law

@@ -8,8 +8,6 @@ The law writes large numbers of both signs behind each padded sequence. Results 
 must keep their bits.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import dataclass
 

@@ -12,8 +12,6 @@ that number. In a PyTorch function, each named dimension alone gets as many indi
 limit, unless its row gives the same result alone.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -20,8 +20,6 @@ an infinity, the kernel must not give a finite number. If PyTorch returns the po
 must return it too.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -18,8 +18,6 @@ the sum, by five standard errors. The bound is wider for few elements, and for m
 elements only neighbours and bits are looked at.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

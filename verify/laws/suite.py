@@ -1,7 +1,5 @@
 """Tries all laws of a kernel: in pytest with `verify.laws_for(kernel)`, in a run with `with_laws`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence

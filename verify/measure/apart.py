@@ -4,8 +4,6 @@ If the op is one that `verify` ships, the worker judges and never imports the ta
 the target's module. A third process then imports that module and judges. It does not call the kernel.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import functools

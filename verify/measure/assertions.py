@@ -1,7 +1,5 @@
 """Compares results with the exact answer in a user's tests: `verify.assert_close` and `verify.close_to`."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

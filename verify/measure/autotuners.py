@@ -6,8 +6,6 @@ The laws find tuners by running the kernel, not by searching modules: `launched(
 kernel while it is open, however deep it is hidden. `forced()` makes a tuner use one configuration.
 """
 
-from __future__ import annotations
-
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Sequence

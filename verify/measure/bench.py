@@ -6,8 +6,6 @@ accuracy. One worker times side by side the implementations that compute the sam
 implementation ends the worker, the record names it, and the rest are timed again without it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ that dies and a call that hangs are errors. After a crash or a hang, further cas
 time runs out, the results so far remain.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ format alone, so curves of one op merge and compare bin by bin. The record joins
 plot, and rounds maxima up to three digits, so no maximum is too small.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 

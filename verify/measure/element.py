@@ -5,8 +5,6 @@ Its case has ones everywhere. Each operand in turn gets each special value. The 
 figures, and each of its special elements is judged in exact arithmetic.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -3,8 +3,6 @@
 `KernelError` gives the rule and the received value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Measures one kernel completely: every planned case, every output and gradient, beside PyTorch's own results."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

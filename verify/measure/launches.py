@@ -4,8 +4,6 @@ The interpreter's launches are compiled in a process of its own, whose Triton in
 recorded without being made, so that its tensors need no memory.
 """
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import inspect

@@ -4,8 +4,6 @@ A result is about codes or about scales. The error of an element is the number o
 nearest right one. The limit is 0, because every right code is known.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ Inputs are not sent. Both processes make them from the case. So the kernel's pro
 truth.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

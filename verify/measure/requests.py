@@ -1,7 +1,5 @@
 """Defines the requests to measure something in a worker."""
 
-from __future__ import annotations
-
 from typing import ClassVar, Literal
 
 import msgspec

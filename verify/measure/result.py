@@ -1,7 +1,5 @@
 """Turns the tallies of one result into its entry in the record: figures, regimes, the verdict and its reason."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence

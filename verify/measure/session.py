@@ -5,8 +5,6 @@ and the run continues. If `verify` itself fails, for instance because its two ro
 concerned has no verdict and the run is incomplete.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 import threading

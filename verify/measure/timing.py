@@ -10,8 +10,6 @@ every input read once, every output written once. An op of matrix products is co
 torch.mm instead.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from math import prod

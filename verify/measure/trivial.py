@@ -7,8 +7,6 @@ The other answers tell what the limit cannot see: a softcap of small numbers dif
 spots: errors in the definition that the limit would not catch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

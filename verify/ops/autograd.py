@@ -1,7 +1,5 @@
 """Computes gradients without the slow imports of `torch.autograd.grad`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

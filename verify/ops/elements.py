@@ -1,7 +1,5 @@
 """Converts single elements of tensors exactly to Python floats, mpf and arb."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -7,8 +7,6 @@ x / (1 + exp(-x)).
 A gate takes two tensors (`geglu_split`), or one packed [..., 2d] tensor with x1, x2 = x.chunk(2, -1) (`geglu`).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

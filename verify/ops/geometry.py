@@ -11,8 +11,6 @@ place that lacks the field.
     (8, 128, 32)
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -11,8 +11,6 @@ Scales: pre has the scale S = |x| @ |weight|^T + |bias|. Then y has |act'| S + |
 largest values within REACH S of pre, where REACH is the error of a float32 sum of 4,096 products.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -31,8 +31,6 @@ by as much. So y stands for y (1 + |d| / 2) in both scales: a limit of 4 ULP is 
 gradient of the row is not finite.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any

@@ -9,8 +9,6 @@ can use the same numbers:
         return torch.where(u > 0.1, x / 0.9, 0.0)
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

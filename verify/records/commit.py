@@ -3,8 +3,6 @@
 Results of different code must not mix.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

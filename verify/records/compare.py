@@ -5,8 +5,6 @@ device. So two records answer the same question if their property hashes and see
 input of a format is tried there is no seed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ When verify makes a record, such a contradiction is an error of the harness, and
 reads a file, it refuses the file.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Formats an error as text. Rounds its magnitude up, so that no printed figure is smaller than the measured one."""
 
-from __future__ import annotations
-
 import math
 from decimal import ROUND_CEILING, Decimal
 

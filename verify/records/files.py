@@ -7,8 +7,6 @@ changes and edits by hand. It does not protect against an author who computes it
 written with gzip, which makes the record of a night a sixth as large. Compressed data is read under any name.
 """
 
-from __future__ import annotations
-
 import errno
 import functools
 import gzip

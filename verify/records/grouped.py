@@ -1,7 +1,5 @@
 """Groups items by a key, as reports do with lines that have the same reason."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable
 from typing import TypeVar
 

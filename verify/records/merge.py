@@ -3,8 +3,6 @@
 It averages and chooses nothing: the record lists all results, each with its basis, and the worst status counts.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 from collections import Counter

@@ -5,8 +5,6 @@ has whole lines and at most one torn line at the end. The next start cuts that l
 wrong digest, and repeats that part.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import tempfile

@@ -5,8 +5,6 @@ each class of inputs. A record may come from anywhere. If it contradicts itself,
 figures are not used.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator

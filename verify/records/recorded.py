@@ -3,8 +3,6 @@
 A `PinnedCase` is an entry of the corpus: a case that is kept with its outcome and the reason, for later replays.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

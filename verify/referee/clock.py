@@ -5,8 +5,6 @@ bound: the first key makes the inputs, and all answers make the last key. It inc
 the inputs. The judge times this work in its own process, and the reference too.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import secrets

@@ -4,8 +4,6 @@ The process of a solution starts as a copy of this one before the problem was im
 call as bits and answers with bits. Only its answers are judged; its other behaviour does not reach the verdict.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import random

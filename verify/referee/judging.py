@@ -1,7 +1,5 @@
 """Judges one solution: writes the plan, measures with the engine of `verify run`, and makes the judgement."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os

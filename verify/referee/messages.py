@@ -1,7 +1,5 @@
 """Requests to the process of a solution and their replies; the bytes of their tensors follow them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 Importing this needs no torch.
 """
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 from typing import Any, Literal

@@ -4,8 +4,6 @@ A solution that changes this process changes only its own answers. This module a
 write into the arguments. They are evidence for people; the judge decides by the numbers.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import traceback

@@ -6,8 +6,6 @@ depend on its shape, on its number and on a seed alone: the model of a problem a
 same ones, also while they are made, so that a solution may prepare its weights in its constructor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes a judgement as text: the answer, the errors, then the results that were checked and those that were not."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterable
 from typing import Any

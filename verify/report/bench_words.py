@@ -5,8 +5,6 @@ the gradients, each with its basis. Speed is the time of a copy of the same byte
 divided by the time of the pass: 1 is memory speed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from verify.records import recorded

@@ -3,8 +3,6 @@
 The terminal, Markdown, HTML and the checks for CI show every block alike: none of them knows what it is about.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field

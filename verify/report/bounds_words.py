@@ -1,7 +1,5 @@
 """Makes the documents of changes of bounds: old and new value, their basis, and the reason of each loosening."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

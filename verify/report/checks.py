@@ -4,8 +4,6 @@ A check is one decision of a command: about a result, a law, a bound or a soluti
 the level. The last check is the verdict of the command. So no list is empty, and a missing verdict is no pass.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace

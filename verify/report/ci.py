@@ -5,8 +5,6 @@ error there, as a skipped test would pass. Annotations are workflow commands tha
 a step.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

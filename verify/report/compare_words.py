@@ -1,7 +1,5 @@
 """Makes the documents of a comparison of two records, whose pairs it describes in words."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -4,8 +4,6 @@ Results have a class of sizes: those that a run draws, many rows, captured input
 own.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence

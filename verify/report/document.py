@@ -4,8 +4,6 @@ A subject makes a document, and the rows of its tables. Terminal, Markdown and H
 what it is about.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Combines lines about requested work that did not happen. A night without time lacks hundreds of parts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Turns verdicts, changes of bounds and comparisons into plain values for `--json`, complete and uncut."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Makes the document of a verdict of the gate, and describes its rows in words."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence

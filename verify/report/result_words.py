@@ -1,7 +1,5 @@
 """Describes one result in words: its judged figures, PyTorch's, its limit and its worst elements."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -6,8 +6,6 @@
 applicable). An error that is NaN or without a bound is `inf`, so that a comparison with the limit finds it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verify.records.figure import rank

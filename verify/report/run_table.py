@@ -5,8 +5,6 @@ The table has a row per kernel x output x dtype, in layouts from the most to the
 If a screen is too narrow, columns are dropped in a fixed order, and names of kernels become headings of their rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from verify.records.record import CLASSES, ORDINARY, Run

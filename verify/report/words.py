@@ -7,8 +7,6 @@ Errors are rounded up, never down. A printed maximum is at least the measured on
 ['0', '0.5', '0.501', '2.25', '254.9', '1,234', '1.7e+07', 'NaN']
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math

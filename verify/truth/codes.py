@@ -10,8 +10,6 @@ the formats of quantised data and its scales. `verify.truth.formats` has the for
 [1.0, 1.5, 1.0]
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import cached_property

@@ -8,8 +8,6 @@ number that is printed.
 Ziv, "Fast evaluation of elementary mathematical functions with correctly rounded last bit", ACM TOMS 17 (1991).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

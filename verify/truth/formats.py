@@ -11,8 +11,6 @@ All arithmetic is on integers or rationals, which is slow but exact. The tests c
 Fraction(171, 512)
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from fractions import Fraction

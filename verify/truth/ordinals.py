@@ -6,8 +6,6 @@ an invalid number. Negative zero is the only finite pattern without its own ordi
 test it.
 """
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import torch

@@ -7,8 +7,6 @@ process of verify is called like this: a worker, the process of a kernel, a judg
 nobody has read.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import signal

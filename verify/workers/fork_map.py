@@ -3,8 +3,6 @@
 Answers are taken in the order of the questions, so results do not depend on which one came first.
 """
 
-from __future__ import annotations
-
 import gc
 import math
 import multiprocessing

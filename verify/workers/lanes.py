@@ -4,8 +4,6 @@ A task that is cancelled or takes too long loses its worker, and ends at once be
 next task of the lane gets a new worker.
 """
 
-from __future__ import annotations
-
 import threading
 import traceback
 from collections import deque

@@ -1,7 +1,5 @@
 """The cores that this process may use, and GPUs as entries of a variable such as CUDA_VISIBLE_DEVICES."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from pathlib import Path

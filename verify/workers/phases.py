@@ -4,8 +4,6 @@ A line has the start of the phase after the command's start, its duration, the p
 sorts by time. The clock is the system's, the same for all processes of a machine.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

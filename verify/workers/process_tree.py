@@ -4,8 +4,6 @@
 processes whose parent has ended. Without `/proc` only the process group is known.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

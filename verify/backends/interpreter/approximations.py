@@ -6,8 +6,6 @@ the approximation. On an H200 the difference is at most 2 ULP for ex2, rcp, rsqr
 2^-22 absolute for lg2 near 1 and for sin and cos, and 2^-11 relative for tanh.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -19,8 +19,6 @@ The hardware's rules come from the PTX that Triton 3.6.0 emits for sm_90 (and sm
 - Integer to float: one rounding to nearest even.
 """
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from typing import Any

@@ -16,8 +16,6 @@ architectures, and blocks too small for `wgmma`, may sum other groups with other
 k makes float8 products leave the matrix unit in between.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

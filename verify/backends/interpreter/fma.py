@@ -9,8 +9,6 @@ subnormal result is rounded a second time when it is scaled back. The exact resi
 met a false tie, and corrects it.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 
 import numpy as np

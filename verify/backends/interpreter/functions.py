@@ -14,8 +14,6 @@ The proposals were within 2^-50 of the exact value with AVX-512, with AVX2 and w
 (tests/backends/interpreter/test_evaluated.py).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

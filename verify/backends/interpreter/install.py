@@ -27,8 +27,6 @@ is for Triton 3.6.0. Triton 3.9 ships some of these corrections; the others appl
 `operators` lists the remaining differences from a GPU.
 """
 
-from __future__ import annotations
-
 import inspect
 import sys
 from collections.abc import Callable, Iterator

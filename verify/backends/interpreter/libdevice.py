@@ -15,8 +15,6 @@ subnormal arguments as zeros and return zeros for subnormal results. Triton's ow
 function flushes what comes from the PTX for sm_90 and was measured on an H200.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

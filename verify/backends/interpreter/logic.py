@@ -5,8 +5,6 @@ alone, and a load beyond the tensor crashes the process. Of two scalars Python m
 come from Triton 3.6.0 (`CodeGenerator.visit_BoolOp`, `visit_UnaryOp`, `visit_Compare`).
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from typing import Any

@@ -4,8 +4,6 @@
 fmin and minimum return either zero.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from verify.backends.interpreter.casts import narrow, widen

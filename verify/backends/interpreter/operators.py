@@ -19,8 +19,6 @@ Three things are not imitated: the compiler's freedom to fuse `a * b + c` (here 
 last ULPs of the hardware's approximations (here correctly rounded), and its order of summation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -16,8 +16,6 @@ their shapes in numbers of Triton's own, took a third of the time of an interpre
 alone is made once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Hashable, Sequence

@@ -4,8 +4,6 @@
 the type in the opcode says how to read them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

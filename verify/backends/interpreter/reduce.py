@@ -10,8 +10,6 @@ A combine function that needs the truth of its operands (`and`, `or`, `if`) work
 on its first test of a block; then Triton's own element-by-element loop runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -6,8 +6,6 @@ rounding to p bits, in any direction, then gives what one rounding of the exact 
 middle step for all narrower formats, although it cannot hold the exact value.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

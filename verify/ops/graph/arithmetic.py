@@ -4,8 +4,6 @@ A finite number is an `arb` or an `mpf`. Infinities and NaN (an undefined value)
 is not finite means that more bits are needed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import cmp_to_key, partial, reduce

@@ -4,8 +4,6 @@ An error scales one constant or one step of the program by 1%, or leaves one ste
 the results as if a kernel had returned them. No kernel is involved.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """Names elements of a tensor by a box: some indices of each dimension, and every combination of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Calls the function of a definition with a kernel's operands, as arguments or as parameters of a module."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import inspect

@@ -4,8 +4,6 @@ coins = Coins(seed, device)
 coins.like(value)  # within +-1, for each tensor that is disturbed
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ its functions. So a number that is not stored is an interval: `NEAR` roundings o
 bits makes one number of most intervals. A decision about an interval that may go either way leaves both results.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

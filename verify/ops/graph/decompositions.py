@@ -3,8 +3,6 @@
 PyTorch's own decompositions define all other operators for which `verify.ops.graph.rewrite` has no rule.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext

@@ -7,8 +7,6 @@ computes integers. For floating-point numbers, the function over the real number
 format: float64 intervals decide nearly all elements, and Arb decides the others.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import math

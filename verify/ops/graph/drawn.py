@@ -5,8 +5,6 @@ A kernel returns a number for each row of probabilities. Its result counts as a 
 of the kernel, except where the exact probability is 0.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any

@@ -3,8 +3,6 @@
 Each function has three evaluations: on intervals, on single exact elements, and on float64 tensors.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Callable, Sequence

@@ -6,8 +6,6 @@ Directions are tried first, then numbers are moved and exchanged one after the o
 closer. What a proposal may decide is told by `verify.ops.graph.choices`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from itertools import islice, takewhile, zip_longest

@@ -1,7 +1,5 @@
 """Finds steps that kernels compute in another form than the definition, whose noise is that of both forms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -9,8 +9,6 @@ Where PyTorch is too inaccurate, a formula replaces it: its trigamma errs by 5e-
 negative arguments; Arb decides there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

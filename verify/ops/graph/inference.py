@@ -9,8 +9,6 @@ handled here:
 - others have an entry in `_KNOWN`, which most use only if all operands are contiguous.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

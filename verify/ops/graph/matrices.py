@@ -5,8 +5,6 @@ program cannot follow. The formulas have a value wherever the function has one. 
 computing in floating point.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any

@@ -13,8 +13,6 @@ The same runs show how far a kernel's numbers may be from those that decide (`re
 that leaves a decision free, `choices.py` looks for the one that explains a kernel's results.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace

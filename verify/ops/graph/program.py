@@ -8,8 +8,6 @@ that Python holds. Autograd gives the gradients, and `trace` records them too. T
 - `elements` evaluates single elements by the same steps in Arb or mpmath.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections import Counter

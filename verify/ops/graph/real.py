@@ -4,8 +4,6 @@ PyTorch's own gradients of the replaced functions divide by numbers that may be 
 be traced. Autograd differentiates the formulas instead.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

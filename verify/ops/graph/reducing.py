@@ -1,7 +1,5 @@
 """Defines the steps that add up: reductions, products of matrices, scattered sums and cumulative sums."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Sequence

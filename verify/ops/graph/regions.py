@@ -4,8 +4,6 @@ A kernel receives NaN outside of an operand's region, and the definition 0. What
 region, or as a gradient outside of an operand's, is replaced by 0 before anything reads it, and so is the definition's.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Mapping
 from dataclasses import dataclass

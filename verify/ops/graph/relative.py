@@ -4,8 +4,6 @@ Kernels that quantise inside, as attention of int8 scores, promise an error of a
 such a result is that share of the root mean square of its row, in the place of the program's noise.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

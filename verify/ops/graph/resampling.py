@@ -4,8 +4,6 @@ They replace PyTorch's operators while a function is traced, like the formulas o
 They define the result; speed does not matter.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import product

@@ -1,7 +1,5 @@
 """Rewrites recorded operators to the steps of a program, by one rule for each operator that remains after tracing."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any

@@ -7,8 +7,6 @@ on the other side of a midpoint. Then both neighbours are right, as with `round`
 identity.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

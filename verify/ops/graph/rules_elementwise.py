@@ -1,7 +1,5 @@
 """Rewrites operators on single elements to steps."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rewrites operators that move elements, or make constants, to steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

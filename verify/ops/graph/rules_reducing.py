@@ -1,7 +1,5 @@
 """Rewrites sums, products of matrices, extremes, sorting and softmax to steps."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from verify.ops.graph.inference import dims_of

@@ -5,8 +5,6 @@ Such a program computes a score for each query and key, takes exponentials and d
 alone, never at the operands' names.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial

@@ -3,8 +3,6 @@
 An order and a place are decisions, which the run records (`verify.ops.graph.steps`). What is selected follows.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

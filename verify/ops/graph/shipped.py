@@ -4,8 +4,6 @@ A shipped op differs from a function of `like=` in what is known of it: the land
 sums, and the limits at infinite operands, where a program may have NaN, as in `-inf * 0`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ this precision. The values of the program's steps are cached, because elements s
 elements each result may evaluate. Beyond it, BeyondEffort is raised.
 """
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from dataclasses import dataclass, field

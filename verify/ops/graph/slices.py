@@ -10,8 +10,6 @@ evaluated in the same way.
     small, its_run = cut.made()   # its result "y" has the shape of the box
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

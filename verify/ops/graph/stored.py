@@ -1,7 +1,5 @@
 """Finds the dtypes that eager PyTorch stores the numbers of a program in."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Writes steps of a program as short expressions, such as `x * rsqrt(...)`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 

@@ -4,8 +4,6 @@ It is pure, as the gate is: it takes records and bounds and returns changed boun
 `verify.records.bounds.committed.save` writes them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

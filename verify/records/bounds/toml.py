@@ -8,8 +8,6 @@ msgspec, whose fields are the rules of its keys.
 '{ kernel = "my gelu", value = 0.5 }'
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

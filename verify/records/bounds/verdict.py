@@ -4,8 +4,6 @@ Every key that a record measured or a bound names gets one of twelve statuses. A
 skipped: it gets a status of its own, and that status fails.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date

@@ -7,8 +7,6 @@ verdict ("new", "vacuous", "undecided", "unused", "incomparable") has no waiver,
 kernel.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import datetime
 import os

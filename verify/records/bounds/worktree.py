@@ -8,8 +8,6 @@ every comparison would say "same". `check_imports` checks afterwards that this w
 Bounds as they were at a commit need no worktree: `book_at` and `waivers_at` read them from git.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 The function of the declaration itself is not called.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from verify.errors import UsageError

@@ -5,8 +5,6 @@ The solution is a `.cu` or `.cpp` file, which is compiled, or a Python file. It 
 `config_forward.json`.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator

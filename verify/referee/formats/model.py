@@ -7,8 +7,6 @@ The model's parameters are operands: each call has other values, which the solut
 A module with other names is judged with weights that both make after the same seed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import itertools

@@ -8,8 +8,6 @@ file lists several operators, the problem names one: `FILE.txt::add.Tensor`. A c
 out, because nothing says which integers are valid.
 """
 
-from __future__ import annotations
-
 import ast
 import shutil
 from pathlib import Path

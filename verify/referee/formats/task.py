@@ -4,8 +4,6 @@ This module reads only the lists `files` and `tests` of task.yml, one flow mappi
 `- {"m": 64, "seed": 1}`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

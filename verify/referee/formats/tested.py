@@ -9,8 +9,6 @@
 The solution is a file that defines a function of the same name. The calls of the tests are judged.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

@@ -5,8 +5,6 @@ FlashInfer-Bench.
 inputs.
 """
 
-from __future__ import annotations
-
 import json
 import types
 from pathlib import Path

@@ -6,8 +6,6 @@ that do not fit are counted and omitted, never cut. The length is counted in byt
 definition of characters.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import re

@@ -4,8 +4,6 @@ Words come in the order of the calls, the same on every device. They are made in
 thousands of times for a few words.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

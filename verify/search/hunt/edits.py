@@ -9,8 +9,6 @@ Fresh candidates start every climb. They follow the recipes of `verify run`, mix
 compared with them: a hunt whose candidates are all fresh is random sampling.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

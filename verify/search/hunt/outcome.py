@@ -6,8 +6,6 @@ judge it, as in a replay. If an error shows only beside other candidates, the bi
 says that results depend on their neighbours.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Defines the requests to workers about hunts and the corpus, their settings and their replies."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal

@@ -4,8 +4,6 @@ A hunt is of one result in one dtype. Ctrl-C asks the running hunts to stop and 
 report their finds; a second Ctrl-C abandons them.
 """
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -5,8 +5,6 @@ A hunt reports its progress as JSON and, for each new worst candidate, its case.
 parent still has the best case so far.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from typing import Any

@@ -13,8 +13,6 @@ A gradient that sums over rows depends on all of them. There a candidate is a fe
 arriving gradient, and has a call of its own.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

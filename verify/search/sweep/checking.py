@@ -7,8 +7,6 @@ an element's share of the figures never depends on its neighbours.
 A slab of points becomes the operands of one call. Single elements are found by place and need no tensors of the sweep.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -5,8 +5,6 @@ The parent imports no torch. A worker gets a span of a few unfinished chunks, so
 workers end together. After the last span of a space, workers make its records, result by result.
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections.abc import Callable, Mapping

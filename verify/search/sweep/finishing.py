@@ -1,7 +1,5 @@
 """Makes the record of a sweep: judges the worst elements exactly and adds figures, the curve."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import msgspec

@@ -1,7 +1,5 @@
 """Defines the requests of a sweep to workers, and their replies."""
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 import msgspec

@@ -1,7 +1,5 @@
 """Answers requests of a sweep in a worker: the spaces of a target, chunks of a space, and the record."""
 
-from __future__ import annotations
-
 import shlex
 import sys
 import time

@@ -1,7 +1,5 @@
 """Finds why a quantised tensor is wrong: the other rule or layout that explains its bits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -7,8 +7,6 @@
 An operand has any number of dimensions. The last two are rows and columns, and each matrix is quantised by itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -5,8 +5,6 @@ either exactly a power of two or at least 2^-27 away from one. A float32 element
 exactly a midpoint or at least 2^-33 away from one. A quotient in float64 distinguishes these cases.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@
 `isolate` gives namespaces beforehand, a second wall that many containers deny. Only Linux has all of these.
 """
 
-from __future__ import annotations
-
 import ctypes
 import glob
 import os

@@ -1,7 +1,5 @@
 """Folders of an untrusted process: they may hold links, pipes, sparse files of any size, thousands of folders."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import os

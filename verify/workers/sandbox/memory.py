@@ -4,8 +4,6 @@ The kernel then ends what exceeds the limit at once, with shared memory and file
 containers, a supervisor counts five times a second (starter.py). Memory of a GPU is counted by its driver alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import functools
 import glob

@@ -1,7 +1,5 @@
 """Starts a process for code that is not trusted, and calls it. Such a process cannot answer for any other."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

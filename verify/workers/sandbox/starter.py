@@ -8,8 +8,6 @@ module. It has a supervisor, which the starter forks: it applies the limits, wat
 not count, and ends everything if the other end is gone.
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import importlib
