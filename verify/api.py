@@ -28,6 +28,7 @@ from verify.declare.models import models_of
 from verify.declare.target import Target
 from verify.errors import INCOMPLETE, OF_VERDICT, PASS, USAGE, WRONG, UsageError, VerifyError
 from verify.measure import session
+from verify.measure.requests import Measure
 from verify.records import files
 from verify.records.bounds import committed, waivers
 from verify.records.bounds.verdict import Verdict
@@ -196,27 +197,31 @@ def run(
     dtypes, without = _dtypes(dtypes), _laws(profile, without)
     _demand_numbers(timeout, seed=seed, jobs=jobs, memory=memory)
     listed = _targets(run, targets, kernels, dtypes, declaration)
+    asked = Measure(
+        "",
+        laws=profile,
+        plan=named(cases_of).name if cases_of else "",
+        judging=timeout,
+        without=without,
+        memory=memory,
+        fail_fast=fail_fast,
+        models=models_of("models", models) if models else (),
+    )
     settings = session.Session(
         backend=backend,
         seed=seed,
         timeout=timeout,
-        judging=timeout,
-        memory=memory,
-        fail_fast=fail_fast,
-        models=models_of("models", models) if models else (),
+        asked=asked,
         jobs=jobs,
-        laws=profile,
-        without=without,
         profile=profile or "default",
         dtypes=dtypes,
         progress=progress,
-        plan=named(cases_of).name if cases_of else "",
         kept=_kept(resume, listed),
         whole=True,
         by_dtype=True,
     )
     said = {"dtype": dtypes, "profile": profile, "without": without, "seed": seed, "backend": backend}
-    said |= {"memory": memory, "fail-fast": fail_fast, "model": settings.models}
+    said |= {"memory": memory, "fail-fast": fail_fast, "model": asked.models}
     with workers(gpus, scheduler, listed, backend, pool, progress) as settings.pool:
         record = session.run(listed, settings, command or _command("run", listed, said))
     if not partial and any(gap.kind == "interrupted" for gap in record.incomplete):

@@ -28,6 +28,7 @@ from verify.declare import config
 from verify.declare.requests import Known, declared_by, sources_of
 from verify.declare.target import Declared, Target
 from verify.errors import IN_ERROR, InternalError, KernelError, TruthError, UsageError, no_verdict
+from verify.measure.requests import Measure
 from verify.measure.session import Session
 from verify.measure.session import run as run_kernels
 from verify.records.commit import digest, own_digest
@@ -220,8 +221,8 @@ def laws(night: Night, until: float | None) -> Run:
     judged = [kernel.target for kernel in _judged(night)]
     if not judged:
         raise NothingToDoError("no kernel is judged here")
-    of_laws = {"laws": night.profile, "without": night.without, "accuracy": False}
-    return _kernels(night, until, "laws", judged, _grown(night), **of_laws)
+    of_laws = Measure("", laws=night.profile, without=night.without, accuracy=False)
+    return _kernels(night, until, "laws", judged, _grown(night), asked=of_laws)
 
 
 def sweep(night: Night, until: float | None) -> Run:

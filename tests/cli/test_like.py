@@ -49,7 +49,7 @@ def test_seed_plan_and_targets_are_the_records(
     asked: list[Any] = []
 
     def measure(chosen: Any, session: Session, command: str) -> Any:
-        asked.append((list(chosen), session.seed, session.plan, command))
+        asked.append((list(chosen), session.seed, session.asked.plan, command))
         return files.load(path)
 
     monkeypatch.setattr("verify.measure.session.run", measure)

@@ -166,20 +166,6 @@ def clock(seconds: float) -> str:
     return f"{round(seconds / 60)} min" if seconds < 99 * 60 else f"{seconds / 3600:.1f} h"
 
 
-# the settings of a run that each request has
-_OF_REQUEST = (
-    "seed",
-    "laws",
-    "plan",
-    "judging",
-    "without",
-    "memory",
-    "fail_fast",
-    "enough",
-    "needed",
-    "models",
-    "accuracy",
-)
 LEAST_SHARE = 1e-3  # seconds of a part: 0 is no limit
 EXPECTED_DTYPES = 3  # assumed number of dtypes of a kernel before its declaration is read
 _NO_FINDING = ("skipped", "interrupted", "ok")  # statuses of a part that found nothing
@@ -193,17 +179,8 @@ class Session(SourceSettings):
 
     dtypes: tuple[str, ...] = ()
     profile: str = "default"
-    laws: str = ""  # profile of the laws; empty: none are tried
-    accuracy: bool = True  # False: only the laws are tried, with a share of the time for each part
-    without: tuple[str, ...] = ()  # laws that are not tried
-    plan: str = ""  # the backend whose cases are measured; empty: the backend in use
-    memory: int = 0  # bytes that judging a case may use; 0: the default
-    fail_fast: bool = False  # True: stop measuring a kernel after its first finding on ordinary inputs
-    models: tuple[str, ...] = ()  # public models at whose sizes kernels are measured too
+    asked: Measure = field(default_factory=partial(Measure, ""))  # of each part, but its target, dtypes and time
     judges: int = 0  # number of cases of a kernel that are judged at a time; 0: by the cores and the kernels
-    enough: float = 0.0  # see `Measure`
-    needed: bool = True
-    judging: float = 0.0  # seconds of judging beside `timeout`, which then counts the kernel's calls; 0: they share it
     by_dtype: bool = False  # True: measure each dtype of a kernel on its own, so that many workers are busy to the end
     # True: the store belongs to this run alone; the run claims it, and Ctrl-C makes a record of the finished parts
     whole: bool = False
@@ -220,10 +197,11 @@ def claim(kept: PartStore, session: Session, about: About, sources: dict[str, st
 
     A later run continues from it only if everything that figures depend on is equal.
     """
-    options = ("seed", "dtypes", "laws", "without", "plan", "memory", "fail_fast", "models")
+    options = ("laws", "without", "plan", "memory", "fail_fast", "models")
     facts = {name: value for name, value in about.environment.items() if name not in ("commit", "dirty")}
     settings = {
-        "options": {name: getattr(session, name) for name in options},
+        "options": {name: getattr(session.asked, name) for name in options}
+        | {"seed": session.seed, "dtypes": session.dtypes},
         "backend": about.backend,
         "device or versions": facts,
         "sources": sources,
@@ -328,7 +306,7 @@ class Measuring(Source[_RunPart, KernelRun]):
     def enqueue(self, parts: list[_RunPart], backend: str) -> None:
         """Sets the parts to measure. Ends parts that an earlier start finished, and parts that cannot be measured."""
         self.parts, self.backend = parts, backend
-        self.progress = RunProgress(len(parts), bool(self.session.laws))
+        self.progress = RunProgress(len(parts), bool(self.session.asked.laws))
         for part in parts:
             if (done := self.known(part.key, KernelRun)) is not None:
                 self.ended[part.key] = done
@@ -376,17 +354,20 @@ class Measuring(Source[_RunPart, KernelRun]):
         session.progress(self.progress.begin(part.key, f"{part.kernel.name} {part.dtype}".rstrip()))
         cores, left = session.jobs or usable_cores(), len(self.parts) - len(self.ended)
         judges = session.judges or (min(cores, 2 * cores // left) if left < cores else 1)
-        settings = {name: getattr(session, name) for name in _OF_REQUEST}
-        if not session.accuracy:
+        enough = session.asked.enough
+        if not session.asked.accuracy:
             rest = math.inf if session.until is None else session.until - time.monotonic()
             share = rest * self.workers / (len(self.waiting) + 1)
-            settings["enough"] = max(
-                min(session.timeout / 2, share), LEAST_SHARE
-            )  # the last case may take as long again
-        return Measure(part.target, dtypes=part.dtypes, seconds=session.timeout, judges=judges, **settings)
+            enough = max(min(session.timeout / 2, share), LEAST_SHARE)  # the last case may take as long again
+        return self._request(part, seconds=session.timeout, judges=judges, enough=enough)
+
+    def _request(self, part: _RunPart, **more: Any) -> Measure:
+        """Returns what the session asks for, of one part."""
+        own = {"target": part.target, "dtypes": part.dtypes, "seed": self.session.seed}
+        return msgspec.structs.replace(self.session.asked, **own, **more)
 
     def timeout(self, part: _RunPart) -> float:
-        return self.session.timeout + self.session.judging
+        return self.session.timeout + self.session.asked.judging
 
     def heard(self, part: _RunPart, text: str) -> None:
         """Shows how far the part is, and remembers its findings."""
@@ -472,10 +453,9 @@ class Measuring(Source[_RunPart, KernelRun]):
     def _of_judged(self, part: _RunPart) -> Measure:
         """Returns the request that makes results of judged cases."""
         judged = self.judged[part.key]
-        settings = {name: getattr(self.session, name) for name in _OF_REQUEST}
         ends = accumulate(map(len, judged))  # a message with the first of very many cases is short enough
         some = tuple(each for each, end in zip(judged, ends, strict=True) if end <= LONGEST // 2)
-        return Measure(part.target, dtypes=part.dtypes, judged=some, **settings)
+        return self._request(part, judged=some)
 
     def _join(self, part: _RunPart, made: KernelRun) -> None:
         """Adds the results of judged cases to the entry of a part. They decide its status, unless the kernel failed."""

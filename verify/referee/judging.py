@@ -19,6 +19,7 @@ from verify.declare.requests import declared_by
 from verify.diagnose.requests import ReplayElement
 from verify.errors import UsageError, VerifyError
 from verify.measure import session
+from verify.measure.requests import Measure
 from verify.measure.tally import BIAS_LIMIT, SURE
 from verify.records import record
 from verify.records.record import Run
@@ -292,8 +293,7 @@ class _Judging:
             backend=self.settings.backend,
             seed=self.plan.seed,
             timeout=self.settings.seconds,
-            enough=0.0 if math.isinf(enough) else enough,
-            needed=needed,
+            asked=Measure("", enough=0.0 if math.isinf(enough) else enough, needed=needed),
             jobs=1,
             judges=self._judges,
             profile=self.plan.profile,
