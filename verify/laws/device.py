@@ -149,11 +149,6 @@ def _free(subject: Subject) -> int:
     return int(torch.cuda.mem_get_info(subject.backend.device)[0])
 
 
-def _bytes(subject: Subject) -> int:
-    """Returns the memory of more than 2^31 elements."""
-    return _FAR * int(torch_dtype(named(subject.dtype)).itemsize)
-
-
 def _far_space(subject: Subject) -> CaseSpace:
     geometry = subject.kernel.op.geometry
     shapes = [(2, 40, 5), (2, 129, 17)] if geometry.multiplies else [(2, 40), (2, 257)]
@@ -240,7 +235,8 @@ def _memory_of_rows(subject: Subject, *, gradients: bool) -> int:
     """Returns the bytes of a call with more than 2^31 elements in every operand and result with rows."""
     kernel = subject.kernel
     tensors = len(kernel.operands if kernel.op.geometry.named else data_operands(kernel)) + len(kernel.outputs)
-    return tensors * (2 if gradients else 1) * _bytes(subject) * _BESIDE + _SPARE
+    each = _FAR * int(torch_dtype(named(subject.dtype)).itemsize)
+    return tensors * (2 if gradients else 1) * each * _BESIDE + _SPARE
 
 
 def _room_for_rows(subject: Subject) -> str | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -82,6 +82,7 @@ class Excess(NamedTuple):
         return self.error <= factor * self.limit
 
 
+@dataclass(eq=False, repr=False)
 class Broken(AssertionError):
     """Reports that a law does not hold for a case. `facts` are the lines of the message, in order.
 
@@ -89,25 +90,17 @@ class Broken(AssertionError):
     failed: True if the kernel raised or returned something else than results, so the law was not decided.
     """
 
-    def __init__(
-        self,
-        rule: str,
-        case: Case,
-        facts: dict[str, str],
-        *,
-        result: str = "",
-        index: int | None = None,
-        excess: Excess | None = None,
-        failed: bool = False,
-    ):
-        super().__init__(rule)
-        self.rule = rule
-        self.case = case
-        self.facts = facts
-        self.result = result
-        self.index = index
-        self.excess = excess
-        self.failed = failed
+    rule: str
+    case: Case
+    facts: dict[str, str]
+    _: KW_ONLY
+    result: str = ""
+    index: int | None = None
+    excess: Excess | None = None
+    failed: bool = False
+
+    def __str__(self) -> str:
+        return self.rule
 
     def restated(self, rule: str, case: Case, facts: dict[str, str]) -> Broken:
         """Returns the same failure in the words of another law."""

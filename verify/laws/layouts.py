@@ -29,7 +29,7 @@ from verify.cases.strategies import EITHER_PATH, CaseSpace, Layouts
 from verify.errors import KernelError
 from verify.laws.accuracy import broken_by
 from verify.laws.law import Subject, demand_same, has_gradients, laid, law, plain_case, space_of
-from verify.measure.call import run_contiguous, run_kernel, run_tensors
+from verify.measure.call import run_kernel, run_tensors
 
 _ONE_OVER = (33, 129)
 _OF_GRADIENTS = "gradients depend on the layout of the upstream gradient, not only on its values"
@@ -40,7 +40,7 @@ _LAYOUTS = tuple(name for name in LAYOUTS if name != "expanded matrices")
 def _compare(subject: Subject, case: Case, rule: str) -> None:
     """Compares the results of a case and of its contiguous copies."""
     strided = run_kernel(subject.kernel, case, subject.backend.device)
-    plain = run_contiguous(subject.kernel, case, subject.backend.device)
+    plain = run_kernel(subject.kernel, case, subject.backend.device, contiguous=True)
     got, wanted = strided.to_read.results, plain.to_read.results
     # if contiguous tensors break the limit too, the law of accuracy reports that
     demand_same(

@@ -113,11 +113,6 @@ class Unchanged:
         return [dict(zip(some, taken, strict=False)) for some in results]
 
 
-def run_contiguous(kernel: Kernel, case: Case, device: str) -> Measured:
-    """Runs a declared kernel on contiguous copies of the case's inputs."""
-    return run_kernel(kernel, case, device, contiguous=True)
-
-
 def sent(tensor: Tensor, device: torch.device | str) -> Tensor:
     """Copies a tensor to a device, into memory of its own, and keeps its layout. `clone` does not always keep it."""
     # non_blocking is safe: ordinary CPU memory is read before the call returns
@@ -392,11 +387,6 @@ def _raised(text: str, error: Exception, refused: type[Refused]) -> KernelError:
 def is_fault(error: BaseException) -> bool:
     """True if a GPU reported a fault of a kernel, such as a misaligned address. Any later call may raise it."""
     return type(error).__name__ == "AcceleratorError" or "CUDA error" in said_by(error)
-
-
-def no_gradient(name: str) -> str:
-    """Returns the note on a gradient that a kernel neither provides nor promises."""
-    return f"no gradient {name}: autograd has no path to it"
 
 
 @lru_cache

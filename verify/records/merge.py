@@ -6,7 +6,7 @@ It averages and chooses nothing: the record lists all results, each with its bas
 import datetime
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, get_args
 
@@ -65,17 +65,12 @@ def merge(runs: Sequence[Run], *, command: str, profile: str, stages: Sequence[S
         raise UsageError("merging takes at least one record; received none")
     first = runs[0]
     demand_same(runs, "merge", ("backend",), None)
-    kernels: dict[str, KernelRun] = {}
-    for run in runs:
-        for item in run.kernels:
-            known = kernels.get(item.target)
-            kernels[item.target] = item if known is None else together(known, item)
     bare = msgspec.structs.replace(
         first,
         schema=SCHEMA,
         command=command,
         profile=profile,
-        kernels=list(kernels.values()),
+        kernels=by_kernel(chain.from_iterable(run.kernels for run in runs)),
         incomplete=list(dict.fromkeys(gap for run in runs for gap in run.incomplete)),
         stages=list(stages),
     )
@@ -119,6 +114,14 @@ def demand_same(runs: Sequence[Run], what: str, fields: Sequence[str], names: Se
     if differing:
         texts = "; ".join(f"{name} is {' and '.join(values)}" for name, values in differing.items())
         raise UsageError(f"records of one {', '.join(differing)} {what}; {texts}", hint=TWO_MEASUREMENTS)
+
+
+def by_kernel(entries: Iterable[KernelRun]) -> list[KernelRun]:
+    """Merges the entries of each kernel into one, in the order of first occurrence."""
+    found: dict[str, KernelRun] = {}
+    for item in entries:
+        found[item.target] = together(found[item.target], item) if item.target in found else item
+    return list(found.values())
 
 
 def together(one: KernelRun, two: KernelRun) -> KernelRun:

@@ -282,8 +282,3 @@ CALM = ("ok", "peer")  # statuses of rows that need no attention
 
 
 ASCII = str.maketrans({"–": "..", "≥": ">=", "≤": "<=", "…": "...", "×": "x", "±": "+-"})
-
-
-def signs_of(glyphs: bool) -> dict[str, str]:
-    """Returns the sign of each status for a terminal with glyphs, or with ASCII alone."""
-    return GLYPHS if glyphs else {status: look.ascii for status, look in LOOKS.items()}

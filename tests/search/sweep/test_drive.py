@@ -11,9 +11,9 @@ import pytest
 
 from verify.declare.target import Declared
 from verify.errors import SPENT, TruthError
-from verify.records.merge import ORDER
+from verify.records.merge import ORDER, by_kernel
 from verify.records.record import Gap, KernelRun
-from verify.search.sweep.drive import SweepSettings, _gap, _records, _Sharing, _SweptSpace, _together
+from verify.search.sweep.drive import SweepSettings, _gap, _records, _Sharing, _SweptSpace
 from verify.search.sweep.requests import ListSpaces, SweepChunks
 from verify.search.sweep.space import CHUNK, Partial, Space, merged
 from verify.workers.pool import Pool
@@ -67,7 +67,7 @@ class _Answers:
 def test_the_worst_status_of_all_dtypes_counts() -> None:
     kernel = Declared("f.py::k", "k", "silu", "elementwise", {}, "", (), ())
     for first, second in itertools.permutations(("ok", "vacuous", "undecided", "wrong", "crashed"), 2):
-        (run,) = _together([kernel.run(first), kernel.run(second)])  # type: ignore[arg-type]
+        (run,) = by_kernel([kernel.run(first), kernel.run(second)])  # type: ignore[arg-type]
         assert run.status == max(first, second, key=ORDER.index)
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import WORDS, Columns, Document, Section, TableRow, header, is_right
-from verify.report.words import ASCII, STYLES, signs_of
+from verify.report.words import ASCII, LOOKS, STYLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ class Page:
 
     def __init__(self, terminal: Terminal) -> None:
         self.width = terminal.width
-        self.signs = signs_of(terminal.glyphs)
+        self.signs = {status: look.glyph if terminal.glyphs else look.ascii for status, look in LOOKS.items()}
         self._ascii = not terminal.glyphs
         self._console = terminal.console()
 

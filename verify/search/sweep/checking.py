@@ -18,7 +18,7 @@ from verify.cases.classes import class_of, classed
 from verify.declare.declaration import Kernel
 from verify.declare.standin import baseline_of
 from verify.errors import UsageError
-from verify.measure.call import Unchanged, call_tensors, gradients_of, no_gradient
+from verify.measure.call import Unchanged, call_tensors, gradients_of
 from verify.measure.counting import tally
 from verify.measure.curve import edges_for, peaks
 from verify.measure.form import check_output
@@ -212,7 +212,7 @@ def _check_chunk(kernel: Kernel, space: Space, chunk: int, backend: Backend) -> 
             unchanged.watch_inputs(subject.name, make(space, kernel.op, first, end, backend.device), inputs)
             unchanged.demand()
             if not prefix:
-                notes |= set(map(no_gradient, missing))
+                notes |= {f"no gradient {name}: autograd has no path to it" for name in missing}
             for name, got in results.items():
                 label = prefix + name
                 if label not in collectors:

@@ -19,7 +19,7 @@ from verify.declare.requests import declared_by
 from verify.declare.target import Declared, Target
 from verify.errors import SPENT, UsageError
 from verify.measure.source import NoResult, Source, SourceSettings, collect, crashes
-from verify.records.merge import together
+from verify.records.merge import by_kernel
 from verify.records.part_store import SETTINGS, PartStore
 from verify.records.record import Gap, KernelRun, Run
 from verify.search.sweep.requests import ListSpaces, RecordSweep, SweepChunks
@@ -245,7 +245,8 @@ class _Sharing(Source[_Task, Any]):
         """Returns one entry for each kernel, of all its dtypes, and the gaps."""
         gaps = list(map(_gap, self.spaces))
         found = zip(self.spaces, gaps, strict=True)
-        kernels = _together([each for item, gap in found if gap is None for each in _records(item, self.declared)])
+        kernels = by_kernel(each for item, gap in found if gap is None for each in _records(item, self.declared))
+        kernels = [msgspec.structs.replace(each, notes=sorted(each.notes)) for each in kernels]
         unasked = [Gap("not possible", line) for line in self.settings.usage]
         return kernels, [*unasked, *filter(None, gaps), *crashes(kernels)]
 
@@ -271,13 +272,3 @@ def _records(item: _SweptSpace, declared: Mapping[str, Declared]) -> list[Kernel
     again = f"verify sweep {shlex.quote(target)} --dtype {dtype}"
     message = f"{dtype}: {why.message if why else 'nothing was swept'}"
     return [declared[target].run(why.status if why else "error", message, hint=again)]
-
-
-def _together(runs: list[KernelRun]) -> list[KernelRun]:
-    """Combines the records of each kernel, of all its dtypes, in one."""
-    merged: dict[str, KernelRun] = {}
-    for item in runs:
-        if (known := merged.get(item.target)) is not None:
-            item = msgspec.structs.replace(together(known, item), notes=sorted({*known.notes, *item.notes}))
-        merged[item.target] = item
-    return list(merged.values())
