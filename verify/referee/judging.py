@@ -25,26 +25,7 @@ from verify.records import record
 from verify.records.record import Run
 from verify.records.recorded import largest as largest
 from verify.referee import formats
-from verify.referee.plan import (
-    AS_THE_MODEL,
-    GAVE_NONE,
-    OTHER,
-    OWN,
-    RULES,
-    RUNNER,
-    SAYS,
-    SAYS_NOTHING,
-    SCHEMA,
-    SEEDED,
-    CallTime,
-    Judgement,
-    Observed,
-    Plan,
-    SolutionVerdict,
-    TimeSolution,
-    Trick,
-    WrongInput,
-)
+from verify.referee import plan as plans
 from verify.report.rows import rows_of
 from verify.report.words import clean
 from verify.search.hunt import requests as hunt
@@ -108,7 +89,7 @@ class Settings:
         return self.timeout or SECONDS[self.profile]
 
 
-def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = None) -> Judgement:
+def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = None) -> plans.Judgement:
     """Returns the judgement of one solution. Raises UsageError if there is no such problem or solution."""
     began = time.monotonic()
     source = Path(os.path.abspath(solution))
@@ -121,14 +102,14 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
     with ExitStack() as after:
         after.callback(folders.remove, str(folder))
         workers = after.enter_context(using(pool, settings.backend))
-        starts = starter.address(RUNNER, settings.backend)  # it imports PyTorch beside the worker, not after it
+        starts = starter.address(plans.RUNNER, settings.backend)  # it imports PyTorch beside the worker, not after it
         about = workers.known or workers.ask(Environment(probed=None), timeout=START_SECONDS)
         name = formats.format_of(problem)
         (folder / "notes").mkdir()
         scratch = folder / secrets.token_hex(4)
         scratch.mkdir()
         copy = folders.copy(source, folder / "solution")
-        plan = Plan(
+        plan = plans.Plan(
             format=name,
             problem=problem,
             scratch=str(scratch),
@@ -150,7 +131,7 @@ def judge(problem: str, solution: str, settings: Settings, pool: Pool | None = N
     return _clean(msgspec.structs.replace(found, seconds=round(time.monotonic() - began, 2)))
 
 
-def _clean(judgement: Judgement) -> Judgement:
+def _clean(judgement: plans.Judgement) -> plans.Judgement:
     """Returns a judgement whose texts have no control characters: a solution writes some of them."""
 
     def cleaned(value: Any) -> Any:
@@ -160,13 +141,13 @@ def _clean(judgement: Judgement) -> Judgement:
             return {name: cleaned(each) for name, each in value.items()}
         return [cleaned(each) for each in value] if isinstance(value, list) else value
 
-    return msgspec.convert(cleaned(msgspec.to_builtins(judgement)), Judgement)
+    return msgspec.convert(cleaned(msgspec.to_builtins(judgement)), plans.Judgement)
 
 
-def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[Judgement]:
+def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) -> Iterator[plans.Judgement]:
     """Yields judgements as they are made. Each of `jobs` threads has a worker that stays warm."""
 
-    def one(pair: tuple[str, str], pool: Pool) -> Judgement:
+    def one(pair: tuple[str, str], pool: Pool) -> plans.Judgement:
         try:
             return judge(*pair, replace(settings, jobs=jobs), pool)
         except VerifyError as error:
@@ -184,16 +165,16 @@ def judge_many(pairs: Sequence[tuple[str, str]], settings: Settings, jobs: int) 
         yield from spread([pair], 1, settings.backend, one)
 
 
-def _unjudged(problem: str, solution: str, message: str) -> Judgement:
+def _unjudged(problem: str, solution: str, message: str) -> plans.Judgement:
     """Returns the judgement of a solution that could not be measured: undecided, with the reason."""
-    return _clean(Judgement(SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"]))
+    return _clean(plans.Judgement(plans.SCHEMA, "undecided", problem, solution, "", message, unchecked=["everything"]))
 
 
 @dataclass(frozen=True)
 class _Judging:
     """One judgement in progress."""
 
-    plan: Plan
+    plan: plans.Plan
     folder: Path
     settings: Settings
     workers: Pool
@@ -210,7 +191,7 @@ class _Judging:
         """Returns the number of cases to judge at a time."""
         return max(1, min(usable_cores() // self.settings.jobs, MOST_JUDGES))
 
-    def judgement(self, solution: str, fixed: dict[str, str]) -> Judgement:
+    def judgement(self, solution: str, fixed: dict[str, str]) -> plans.Judgement:
         """Measures the solution and returns the judgement.
 
         Args:
@@ -223,16 +204,16 @@ class _Judging:
         file.write_text(DECLARATION.format(plan=str(self.folder / "plan.json")))
         fixed = {**fixed, "plan": hashlib.sha256(encoded).hexdigest()}
         problem = Path(plan.problem.partition("::")[0])
-        base = Judgement(SCHEMA, "undecided", plan.problem, solution, plan.format, fixed=fixed)
+        base = plans.Judgement(plans.SCHEMA, "undecided", plan.problem, solution, plan.format, fixed=fixed)
         base = msgspec.structs.replace(base, profile=plan.profile, backend=self.backend, seed=plan.seed)
         try:
             names = [each.name for each in declared_by(self.workers, str(file))]
         except (UsageError, VerifyError) as error:
             message = getattr(error, "message", str(error)).replace(f"{file}: ", "").replace(str(file), plan.problem)
             return msgspec.structs.replace(base, message=message, unchecked=["everything"])
-        own = [name for name in names if name.startswith(OWN)]
+        own = [name for name in names if name.startswith(plans.OWN)]
         run, seen = self._measured(own), self._observed(own)
-        seeded = [name for name in names if name.startswith(SEEDED)]
+        seeded = [name for name in names if name.startswith(plans.SEEDED)]
         if seeded and any(each.by_seed for each in seen):
             own = seeded
             run, seen = self._measured(own), self._observed(own)
@@ -244,16 +225,16 @@ class _Judging:
         if verdict != "cheats" and folders.digest(problem) != fixed["problem"]:
             # a solution that is held cannot write there, so this shows nothing about it
             verdict, message = "undecided", f"{problem} has other bytes than before the solution started"
-        last = seen[-1] if seen else Observed()
+        last = seen[-1] if seen else plans.Observed()
         times = self._timed(own, verdict)
-        if on_clock := {name: Trick(name, text) for each in times for name, text in each.tricks.items()}:
+        if on_clock := {name: plans.Trick(name, text) for each in times for name, text in each.tricks.items()}:
             found.tricks.extend(on_clock.values())
             verdict, message = "cheats", "; ".join(on_clock)
         elif wrong := next((each.wrong for each in times if each.wrong), ""):
             verdict, message = "wrong", wrong
         elif failed := next((each.reason for each in times if each.failed), ""):
             verdict, message = "undecided", f"every judged answer is right, and in a chain of calls {failed}"
-        beyond = [name for name in names if name.startswith(OTHER)]
+        beyond = [name for name in names if name.startswith(plans.OTHER)]
         if verdict == "accepted" and beyond and self.left > LEAST_SECONDS:
             found.others = self._measured(beyond, needed=False)
         return msgspec.structs.replace(
@@ -274,16 +255,16 @@ class _Judging:
             calls=sum(each.calls for each in seen),
         )
 
-    def _timed(self, names: Sequence[str], verdict: str) -> list[CallTime]:
+    def _timed(self, names: Sequence[str], verdict: str) -> list[plans.CallTime]:
         """Times the solution of each problem. Only solutions that would be accepted are timed."""
         found = []
         for name in names if verdict == "accepted" else ():
             seconds = min(CLOCK_SECONDS[self.plan.profile], self.left / 2)
-            asked = TimeSolution(f"{self.folder / FILE}::{name}", seconds, self._judges)
+            asked = plans.TimeSolution(f"{self.folder / FILE}::{name}", seconds, self._judges)
             try:
                 found.append(self.workers.ask(asked, timeout=self.settings.seconds))
             except VerifyError as error:
-                found.append(CallTime(name, reason=getattr(error, "message", str(error))))
+                found.append(plans.CallTime(name, reason=getattr(error, "message", str(error))))
         return found
 
     def _measured(self, names: Sequence[str], *, needed: bool = True) -> Run:
@@ -302,10 +283,10 @@ class _Judging:
         )
         return session.run([f"{self.folder / FILE}::{name}" for name in names], settings, "verify judge")
 
-    def _observed(self, names: Sequence[str]) -> list[Observed]:
+    def _observed(self, names: Sequence[str]) -> list[plans.Observed]:
         """Reads the notes about the kernels with these names. A kernel that ended early has none."""
         paths = [self.folder / "notes" / f"{name}.json" for name in names]
-        return [msgspec.json.decode(path.read_bytes(), type=Observed) for path in paths if path.exists()]
+        return [msgspec.json.decode(path.read_bytes(), type=plans.Observed) for path in paths if path.exists()]
 
     def _hunted(self, names: Sequence[str]) -> Run | None:
         """Searches for the worst input of a solution. Drops finds where PyTorch is as wrong."""
@@ -341,7 +322,7 @@ class _Judging:
         mine = worst.ulp if worst.scaled_ulp is None else worst.scaled_ulp
         return abs(float(mine)) <= AS_PYTORCH * theirs
 
-    def _wrong(self, runs: Sequence[Run], wrong: Sequence[record.Result]) -> WrongInput | None:
+    def _wrong(self, runs: Sequence[Run], wrong: Sequence[record.Result]) -> plans.WrongInput | None:
         """Returns the worst input of the first wrong result, made smaller if possible; None if no result is wrong."""
         results = ((kernel, each) for run in runs for kernel in run.kernels for each in kernel.results if each in wrong)
         for kernel, result in results:
@@ -351,7 +332,7 @@ class _Judging:
                     asked = ReplayElement(kernel.target, origin.case, origin.result, origin.index, shrink=True)
                     small = self.workers.ask(asked, timeout=SMALLER_SECONDS)
                     worst = small.worst if not small.judged <= small.limit else worst
-                return WrongInput(
+                return plans.WrongInput(
                     result=origin.result,
                     input=", ".join(f"{name} = {text}" for name, text in worst.inputs.items()),
                     index=", ".join(map(str, worst.index)),
@@ -364,13 +345,13 @@ class _Judging:
         return None
 
 
-def tricks_in(seen: Observed, *, wrong: bool) -> Iterator[Trick]:
+def tricks_in(seen: plans.Observed, *, wrong: bool) -> Iterator[plans.Trick]:
     """Yields the tricks that observations show. Of a solution that is right only some are looked for."""
-    for row in RULES["trick"]:
+    for row in plans.RULES["trick"]:
         value = getattr(seen, row["field"])
         if value and (wrong or row.get("always")):
             shown = ", ".join(value) if isinstance(value, tuple) else value
-            yield Trick(row["name"], row.get("text", "{}").format(shown))
+            yield plans.Trick(row["name"], row.get("text", "{}").format(shown))
 
 
 # an error within so many times PyTorch's own near the same element is not held against a solution
@@ -424,7 +405,7 @@ class _Found:
 
     others: Run | None = None
 
-    def __init__(self, run: Run, seen: Sequence[Observed], hunted: Run | None, *, strict: bool = False) -> None:
+    def __init__(self, run: Run, seen: Sequence[plans.Observed], hunted: Run | None, *, strict: bool = False) -> None:
         self.run, self.seen, self.hunted = run, seen, hunted
         self.runs = [each for each in (run, hunted) if each]
         results = [result for each in self.runs for kernel in each.kernels for result in kernel.results]
@@ -438,20 +419,20 @@ class _Found:
         self.wrong = [result for result in wrong_ones if result not in self.excused and result not in self.special]
         wrong = bool(self.wrong) or any(kernel.status in BROKEN for kernel in run.kernels)
         self.tricks = list({trick.name: trick for each in seen for trick in tricks_in(each, wrong=wrong)}.values())
-        honest = {row["name"] for row in RULES["trick"] if row.get("honest")}
+        honest = {row["name"] for row in plans.RULES["trick"] if row.get("honest")}
         self.cheats = [trick.name for trick in self.tricks if trick.name not in honest]
 
     @property
-    def verdict(self) -> tuple[SolutionVerdict, str]:
+    def verdict(self) -> tuple[plans.SolutionVerdict, str]:
         """Returns the verdict and its reason."""
         kernels = self.run.kernels
         if self.cheats:
             return "cheats", "; ".join(self.cheats)
         if failed := next((each.failed for each in self.seen if each.failed), ""):
-            if lacking := next((what for sign, what in RULES["needs"].items() if sign in failed), ""):
+            if lacking := next((what for sign, what in plans.RULES["needs"].items() if sign in failed), ""):
                 return "undecided", f"it needs {lacking}, which is not installed here: {failed}"
             busy = os.getloadavg()[0] / usable_cores()
-            if GAVE_NONE in failed and busy > BUSY:
+            if plans.GAVE_NONE in failed and busy > BUSY:
                 return "undecided", f"{failed}, and this machine had {busy:.1f} processes for each core"
             return "fails", failed + (NEEDS_GPU if "active drivers" in failed else "")
         if raised := next((each for each in kernels if each.status in BROKEN), None):
@@ -467,7 +448,7 @@ class _Found:
         gaps = [gap.text for gap in self.run.incomplete if gap.kind != "no reference"]
         if kernels and open_ is None and not gaps:
             own = next((each.own_check for each in self.seen if each.own_check.startswith("fails")), "")
-            if own and not own.endswith((AS_THE_MODEL, SAYS_NOTHING)):
+            if own and not own.endswith((plans.AS_THE_MODEL, plans.SAYS_NOTHING)):
                 return "undecided", f"each answer is within its limit, and one {own}; the problem's own model passes"
             return "accepted", ""
         reasons = [each.reason for each in open_.results if each.status not in DECIDED] if open_ else []
@@ -510,10 +491,10 @@ class _Found:
     @property
     def facts(self) -> list[str]:
         """Lists observations that decide nothing."""
-        seen = self.seen[-1] if self.seen else Observed()
+        seen = self.seen[-1] if self.seen else plans.Observed()
         functions, written = ", ".join(filter(NAME, seen.functions)), ", ".join(seen.changed)
-        found = [f"{SAYS}one call calls the functions {functions} of PyTorch"] if seen.functions else []
-        found += [f"{SAYS}it {text}" for text in seen.modes]
+        found = [f"{plans.SAYS}one call calls the functions {functions} of PyTorch"] if seen.functions else []
+        found += [f"{plans.SAYS}it {text}" for text in seen.modes]
         found += [f"it writes into {written}"] if written and not self.tricks else []
         found += ["it writes into an answer that it gave before"] if seen.late and not self.tricks else []
         found += [f"as wrong as PyTorch: {each.output} {each.dtype}, {each.reason}" for each in self.excused]

@@ -17,17 +17,7 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 import msgspec
 
-from verify.errors import (
-    InternalError,
-    JudgeFailed,
-    KernelError,
-    Refused,
-    RefusedBackward,
-    TruthError,
-    UsageError,
-    VerifyError,
-    said_by,
-)
+from verify import errors
 from verify.workers.fork_map import ran_out
 
 R = TypeVar("R")
@@ -46,7 +36,9 @@ class Request(msgspec.Struct, Generic[R], frozen=True, forbid_unknown_fields=Tru
         try:
             found: R = msgspec.json.decode(reply, type=of.__args__[0])
         except msgspec.DecodeError as error:
-            raise InternalError(f"the reply to the request {kind_of(self)!r} is no reply to it: {error}") from error
+            raise errors.InternalError(
+                f"the reply to the request {kind_of(self)!r} is no reply to it: {error}"
+            ) from error
         return found
 
 
@@ -81,7 +73,7 @@ class CountGpus(Request[int], frozen=True, tag="gpus"):
 Who = Literal["kernel", "judge", "solution"]
 
 
-class _NoAnswer(VerifyError):
+class _NoAnswer(errors.VerifyError):
     """A process gave no answer; `who` is its kind."""
 
     def __init__(self, text: str, *, who: Who = "kernel") -> None:
@@ -109,14 +101,14 @@ class Late(_NoAnswer):
     """The process did not answer in time and was killed."""
 
 
-_KINDS: dict[str, type[VerifyError]] = {  # the first that fits
-    "usage": UsageError,
-    "truth": TruthError,
-    "refused backward": RefusedBackward,
-    "refused": Refused,
-    "kernel": KernelError,
-    "judge": JudgeFailed,
-    "internal": InternalError,
+_KINDS: dict[str, type[errors.VerifyError]] = {  # the first that fits
+    "usage": errors.UsageError,
+    "truth": errors.TruthError,
+    "refused backward": errors.RefusedBackward,
+    "refused": errors.Refused,
+    "kernel": errors.KernelError,
+    "judge": errors.JudgeFailed,
+    "internal": errors.InternalError,
     "died": Died,
     "timeout": Late,
 }
@@ -139,12 +131,12 @@ class Failure(msgspec.Struct, frozen=True, omit_defaults=True):
             if isinstance(error, error_type):
                 hint, who = getattr(error, "hint", None), getattr(error, "who", None)
                 return Failure(kind, getattr(error, "message", str(error)), hint, who)
-        return Failure("internal", f"{type(error).__name__}: {said_by(error)}")
+        return Failure("internal", f"{type(error).__name__}: {errors.said_by(error)}")
 
-    def error(self) -> VerifyError:
+    def error(self) -> errors.VerifyError:
         """Returns the exception again, on the side that sent the request."""
         more = {name: given for name in ("hint", "who") if (given := getattr(self, name)) is not None}
-        return _KINDS.get(self.kind, InternalError)(self.text, **more)
+        return _KINDS.get(self.kind, errors.InternalError)(self.text, **more)
 
 
 @dataclass(frozen=True)

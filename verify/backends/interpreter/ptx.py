@@ -9,15 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verify.backends.interpreter import casts, functions, minmax
-from verify.backends.interpreter.approximations import (
-    cos_approx,
-    div_approx,
-    in_float32,
-    saturate,
-    sin_approx,
-    upper_words,
-)
+from verify.backends.interpreter import approximations, casts, functions, minmax
 from verify.backends.interpreter.dot import round_tf32
 from verify.backends.interpreter.fma import fma
 from verify.backends.interpreter.functions import Evaluated
@@ -129,7 +121,7 @@ def _float(base: str, flags: list[str], name: str) -> Instruction | None:
         values = [_read(b, name) for b in bits]
         out = f(*(flush(v) for v in values)) if ftz else f(*values)
         out = flush(out) if ftz else out
-        return _write(saturate(out) if sat else out)
+        return _write(approximations.saturate(out) if sat else out)
 
     if sat and name != "fp32":
         return None
@@ -149,7 +141,7 @@ def _float_function(base: str, flags: list[str], name: str, direction: str) -> t
     if base == "copysign" and name in ("fp32", "fp64"):
         return 2, (lambda sign, size: np.copysign(size, sign))
     if base == "div" and "approx" in flags:
-        return 2, (lambda x, y: div_approx(x, y, ftz=False)) if name == "fp32" else None
+        return 2, (lambda x, y: approximations.div_approx(x, y, ftz=False)) if name == "fp32" else None
     if base in _UNARY:
         return 1, _elementary(base, flags, name, direction)
     if base in _BINARY:
@@ -170,11 +162,11 @@ def _elementary(base: str, flags: list[str], name: str, direction: str) -> Calla
     if direction != "rn":
         return (lambda x: to_float32(OPERATIONS32[base](x), direction)) if base in OPERATIONS32 else None
     if name == "fp64":
-        return upper_words(f) if "approx" in flags and "ftz" in flags else f
+        return approximations.upper_words(f) if "approx" in flags and "ftz" in flags else f
     if name == "fp32" and base in ("sin", "cos"):
-        return sin_approx if base == "sin" else cos_approx
+        return approximations.sin_approx if base == "sin" else approximations.cos_approx
     if name == "fp32":
-        return in_float32(f, inputs=False, result=False)
+        return approximations.in_float32(f, inputs=False, result=False)
     if isinstance(f, Evaluated):
         return lambda x: f.rounded(name, casts.widen(x, name).astype(np.float64))
     return lambda x: casts.narrow(f(casts.widen(x, name).astype(np.float64)), name)
@@ -320,7 +312,7 @@ def _float_conversion(flags: list[str], source: str, target: str, wide: Callable
         out = casts.narrow(values, name, "rtz" if direction == "rz" else "rtne")
         if "ftz" in flags and name == "fp32":
             out = flush(out)
-        return _write(saturate(out) if "sat" in flags else out)
+        return _write(approximations.saturate(out) if "sat" in flags else out)
 
     if "sat" in flags and name != "fp32":
         return None

@@ -21,21 +21,10 @@ from functools import reduce
 import torch
 from torch import Tensor
 
+from verify.ops.graph import forms
 from verify.ops.graph.chunks import PART, Chunked, Totals
 from verify.ops.graph.coins import Coins
 from verify.ops.graph.elementwise import COMPARISONS, Map
-from verify.ops.graph.forms import (
-    Gates,
-    LogSums,
-    WeightedSums,
-    bends,
-    constant_divisor,
-    less_largest,
-    of_softmax_gradient,
-    only_tests,
-    origins,
-    softmax_gradient,
-)
 from verify.ops.graph.program import Make, Program
 from verify.ops.graph.reducing import Contract, Reduce, Spread
 from verify.ops.graph.rounded import GRIDS
@@ -128,29 +117,29 @@ class Samples:
         self.format = format
         # ids of the steps whose numbers become results without further computation
         self.ends = set().union(*(ends_of(program.results[name]) for name in self.requested))
-        self.weighted = WeightedSums(self.steps, run, format)
-        self.gates, self.log_sums = Gates(self.steps, format), LogSums(self.steps, format)
-        takes = [step for step in self.steps if step.decides and not only_tests(step)]
+        self.weighted = forms.WeightedSums(self.steps, run, format)
+        self.gates, self.log_sums = forms.Gates(self.steps, format), forms.LogSums(self.steps, format)
+        takes = [step for step in self.steps if step.decides and not forms.only_tests(step)]
         deciding = [each for step in takes for each in step.inputs if each.real]
         # id(constant divisor of a remainder) -> the remainder: kernels round 0.1, and each of many quotients adds that
-        self.divisors = {id(b): step for step in self.steps if (b := constant_divisor(step)) is not None}
-        self.deciding = {id(each) for step in deciding for each in (step, *origins(step))} | self.divisors.keys()
+        self.divisors = {id(b): step for step in self.steps if (b := forms.constant_divisor(step)) is not None}
+        self.deciding = {id(each) for step in deciding for each in (step, *forms.origins(step))} | self.divisors.keys()
         self.compared = {
             id(s) for s in self.steps if isinstance(s, Map) and s.function in COMPARISONS and s.inputs[0].real
         }
-        self.bent = {id(step) for step in self.steps if bends(step)}
+        self.bent = {id(step) for step in self.steps if forms.bends(step)}
         self.before_bends = {id(each) for step in self.steps if id(step) in self.bent for each in step.inputs}
         exponential = [step for step in self.steps if isinstance(step, Map) and step.function in EXPONENTIALS]
         self.exponents = {id(step.inputs[0]) for step in exponential}
         # ids of steps whose roundings are relative to their numbers: in another run another one may be the largest
-        self.below = {id(step) for step in self.steps if less_largest(step)}
+        self.below = {id(step) for step in self.steps if forms.less_largest(step)}
         # ids of products that a scattered sum adds up, as in the gradient of a convolution: both are one sum
         self.spread = {id(moved_from(step.inputs[0])[-1]) for step in self.steps if isinstance(step, Spread)}
         # id(probabilities of a softmax whose gradient is computed) -> their value
         self.probabilities = {
             id(found[0]): torch.empty(0)
             for step in self.steps
-            if isinstance(step, Map) and (found := softmax_gradient(step))
+            if isinstance(step, Map) and (found := forms.softmax_gradient(step))
         }
         exact = [each for step in self.steps if _is_exact(step) for each in (step, step.inputs[1])]
         self.remembered = {*self.deciding, *self.before_bends, *self.exponents, *map(id, exact)}
@@ -193,9 +182,9 @@ class Samples:
         if id(step) in self.spread and isinstance(step, Contract):
             terms = terms_of(step, given, self.format)
             self.chains[id(step)] = Chain(torch.zeros_like(value), terms.squares, terms.count.expand(value.shape))
-        if isinstance(step, Map) and (found := softmax_gradient(step)) is not None:
+        if isinstance(step, Map) and (found := forms.softmax_gradient(step)) is not None:
             y, dims = self.probabilities[id(found[0])], found[1].dims
-            deviation = of_softmax_gradient(value, given, deviation, y, dims, self.format)
+            deviation = forms.of_softmax_gradient(value, given, deviation, y, dims, self.format)
         if id(step) in self.probabilities:
             self.probabilities[id(step)] = value
         others = (form.deviation(step, given, value) for form in (self.gates, self.log_sums))
