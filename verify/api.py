@@ -43,7 +43,6 @@ from verify.report.markdown import comment
 from verify.report.present import present
 from verify.report.rows import Row, rows_of, worst_of
 from verify.report.terminal import text_page
-from verify.report.terminal.text_page import Terminal
 from verify.search.hunt import schedule
 from verify.search.hunt.requests import Settings
 from verify.search.sweep import drive
@@ -122,8 +121,8 @@ class CompletedRun:
         return record_html.notebook(self.record)
 
 
-def _screen() -> Terminal:
-    return Terminal(shutil.get_terminal_size((120, 40)).columns)
+def _screen() -> text_page.Terminal:
+    return text_page.Terminal(shutil.get_terminal_size((120, 40)).columns)
 
 
 @dataclass(frozen=True, repr=False)

@@ -34,7 +34,6 @@ from verify.declare.promises import differing
 from verify.errors import UsageError
 from verify.ops.op import Op, Operand, Problem, up_to
 from verify.truth import formats
-from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, from_bits, widen
 
 LIMIT = 1 << 16  # a case spells out at most this many elements, so that it can be pasted
@@ -48,7 +47,7 @@ def spell(tensor: Tensor) -> str:
 
 
 def override(
-    filled: Tensor, fmt: Format | None, name: str, values: str | None, edits: Mapping[str, str] | None
+    filled: Tensor, fmt: formats.Format | None, name: str, values: str | None, edits: Mapping[str, str] | None
 ) -> Tensor:
     """Returns the tensor with the values that the case spells out for it. `fmt` is None for integers."""
     filled = filled if values is None else _whole(filled, fmt, name, values)
@@ -63,7 +62,7 @@ def override(
     return changed
 
 
-def _whole(filled: Tensor, fmt: Format | None, name: str, values: str) -> Tensor:
+def _whole(filled: Tensor, fmt: formats.Format | None, name: str, values: str) -> Tensor:
     """Returns the tensor that `values` spells out: all its elements, or rows that repeat."""
     digits, count = filled.element_size() * 2, filled.numel()
     row = digits * math.prod(filled.shape[1:])
@@ -95,7 +94,7 @@ def _pattern(text: str, digits: int, name: str) -> int:
     return int(text, 16)
 
 
-def _tensor(patterns: list[int], fmt: Format | None, like: Tensor) -> Tensor:
+def _tensor(patterns: list[int], fmt: formats.Format | None, like: Tensor) -> Tensor:
     if like.element_size() == 8:
         patterns = [item - (1 << 64) if item >= 1 << 63 else item for item in patterns]
     line = torch.tensor(patterns, dtype=torch.int64)

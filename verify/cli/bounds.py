@@ -58,7 +58,6 @@ from verify.cli import exits, given, sinks
 from verify.declare import config
 from verify.errors import UsageError
 from verify.records.bounds import changes, committed, waivers
-from verify.records.bounds.committed import Book
 from verify.records.bounds.verdict import BREACH
 from verify.records.bounds.worktree import book_at, waivers_at
 from verify.records.files import load
@@ -104,7 +103,7 @@ def accept(options: argparse.Namespace) -> int:
     return sinks.deliver_data(options, data, bounds_words.accepted(change, written=written))
 
 
-def _book(options: argparse.Namespace) -> Book:
+def _book(options: argparse.Namespace) -> committed.Book:
     # The first proposal creates the folder.
     return committed.load(given.bounds_folder(options, config.find(), created=True))
 

@@ -32,7 +32,6 @@ from verify.records.bounds import committed
 from verify.records.bounds.verdict import Verdict
 from verify.records.bounds.waivers import judge
 from verify.records.compare import Comparison, compare
-from verify.records.files import load
 from verify.records.merge import shards
 from verify.records.record import Run
 from verify.report import compare_words, coverage, gate_words, run_table
@@ -54,12 +53,12 @@ def main(options: argparse.Namespace) -> int:
     if (count := len(options.records)) > 1 and not options.merge:
         said = f"a report shows one record, or with --merge the parts of one; received {count} records"
         raise UsageError(said, hint="verify compare BASE.json HEAD.json")
-    run, path = load(options.records[0]), options.records[0]  # commands may name this file
+    run, path = files.load(options.records[0]), options.records[0]  # commands may name this file
     if options.merge:
         command = shlex.join(["verify", "report", *options.records, "--merge"])
-        run = shards([run, *map(load, options.records[1:])], command)
+        run = shards([run, *map(files.load, options.records[1:])], command)
         path = options.json if options.json and options.json != "-" else "RUN.json"
-    base = compare(load(options.compare), run) if options.compare else None
+    base = compare(files.load(options.compare), run) if options.compare else None
     verdict = None
     if options.bounds is not None:
         verdict = judge([run], committed.load(given.bounds_folder(options, config.find())))
@@ -87,7 +86,7 @@ def _coverage(options: argparse.Namespace) -> int:
     if given_too := [f"--{name}" for name in others if getattr(options, name)]:
         said = f"--coverage is a page in the terminal, --html or --markdown; received {', '.join(given_too)} too"
         raise UsageError(said, hint="verify report RUN.json --coverage --html coverage.html")
-    runs = sorted(map(load, options.records), key=lambda run: run.created)
+    runs = sorted(map(files.load, options.records), key=lambda run: run.created)
     found = coverage.document(runs)
     asked = options.html or options.markdown
     sinks.deliver(

@@ -11,7 +11,6 @@ import msgspec
 
 from verify import api
 from verify.cli import exits, explain, given, options, replay, sinks
-from verify.cli.options import Parser
 from verify.cli.screen import plain
 from verify.errors import UsageError, closest
 from verify.records import files
@@ -89,7 +88,7 @@ TOOLS = {
 }
 
 
-class _Commands(Parser):
+class _Commands(options.Parser):
     """Raises an error instead of ending the process."""
 
     def error(self, message: str, *, then: str = "") -> NoReturn:

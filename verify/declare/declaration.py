@@ -27,7 +27,6 @@ from verify.backends import known
 from verify.declare import promises
 from verify.declare.calling import accepted, by_operand, functional, op_of, recorded
 from verify.declare.captured import captured
-from verify.declare.promises import STOCHASTIC_LIMIT, STOCHASTIC_NOISE, limits_of_results, stochastic_results
 from verify.declare.quantiser import Encoded, encoded, quantiser
 from verify.errors import UsageError
 from verify.ops.graph.relative import RelativeRms
@@ -453,11 +452,11 @@ def kernel(
         limits = promises.limits(about, max_ulp, promised, beside, results, wide=wide, relative=by_terms)
         noises = promises.noise(about, max_noise, definition.gate, results)
         settings, others_of_bits = promises.same_bits(about, same_bits, same_bits_as, quantise is not None)
-        seeds = stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
+        seeds = promises.stochastic_results(about, stochastic, definition, returned, promised, of_outputs)
         if seeds and max_ulp is None:
-            limits |= limits_of_results(seeds, promised, of_outputs, STOCHASTIC_LIMIT, demanding=True)
-            noises = dict.fromkeys(seeds, STOCHASTIC_NOISE) | noises
-        limits |= limits_of_results(relative, promised, of_outputs, None, demanding=False)
+            limits |= promises.limits_of_results(seeds, promised, of_outputs, promises.STOCHASTIC_LIMIT, demanding=True)
+            noises = dict.fromkeys(seeds, promises.STOCHASTIC_NOISE) | noises
+        limits |= promises.limits_of_results(relative, promised, of_outputs, None, demanding=False)
         noises = dict.fromkeys(relative, promises.DEFAULT_NOISE) | noises
         models, roles = promises.models_and_roles(about, sizes, definition) if sizes else ((), {})
         if inputs is not None:

@@ -43,7 +43,6 @@ from verify.records.figure import signed
 from verify.records.record import Number, number, value_of
 from verify.truth import formats
 from verify.truth.enclosure import dyadic
-from verify.truth.formats import Format, power_of_two
 from verify.truth.ulp import bits_of, pattern_at
 
 Owner = Literal["kernel", "definition"]
@@ -227,7 +226,7 @@ def worst_place(kernel: Kernel, backend: Backend, case: Case, result: str) -> in
 class _ErrorUnit:
     """Holds the truth of an element and the size of its ULP, or of its ULP of scale if that judges the op."""
 
-    fmt: Format
+    fmt: formats.Format
     truth: Any  # mpf; NaN or infinite where the function is
     exponent: int
 
@@ -253,7 +252,7 @@ class _ErrorUnit:
             return math.nan
         truth = rational(self.truth)
         steps = self.fmt.error(pattern, truth) * self.fmt.ulp(min(max(truth, -self.fmt.overflow), self.fmt.overflow))
-        return float(steps / power_of_two(self.exponent))
+        return float(steps / formats.power_of_two(self.exponent))
 
 
 def rational(value: Any) -> Fraction:

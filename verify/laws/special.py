@@ -46,7 +46,6 @@ from verify.measure.call import Measured, Unchanged, call_tensors, gradients_of,
 from verify.ops.domain import Domain
 from verify.ops.geometry import ByGeometry, Shapes
 from verify.truth import formats
-from verify.truth.formats import Format
 from verify.truth.ulp import fetched, from_bits, raw
 
 _DIMS: ByGeometry[Shapes] = ByGeometry(
@@ -88,7 +87,7 @@ def plant(
 
 @lru_cache
 def _specials(
-    fmt: Format, infinite: bool, largest: bool, domain: Domain | None = None, *, payload: bool = False
+    fmt: formats.Format, infinite: bool, largest: bool, domain: Domain | None = None, *, payload: bool = False
 ) -> NDArray[Any]:
     """Returns the bits of a format's special values, with or without infinities and the largest finite numbers.
 

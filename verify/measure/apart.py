@@ -21,7 +21,6 @@ import msgspec
 import torch
 
 from verify import backends
-from verify.backends import Backend
 from verify.declare import promises
 from verify.declare.declaration import Kernel
 from verify.declare.discovery import load, reach
@@ -62,7 +61,7 @@ class RequestHandler:
     """Reads and answers requests. Every process of the worker uses the same one."""
 
     read: Callable[[bytes | msgspec.Raw], Any]
-    answer: Callable[[Any, Backend, OnProgress], Any]
+    answer: Callable[[Any, backends.Backend, OnProgress], Any]
 
 
 class ForkSetup(msgspec.Struct):
@@ -84,7 +83,7 @@ class KernelProcesses:
     def __init__(
         self,
         requested: str | None,
-        ready: Callable[[], Backend],
+        ready: Callable[[], backends.Backend],
         handler: RequestHandler,
         channel: Channel | None = None,
     ) -> None:
@@ -335,7 +334,7 @@ def call_over(channel: Channel) -> BeginKernel:
 class _Subject:
     """Answers requests about the target of a fork. Keeps the state before the import, to find side effects later."""
 
-    def __init__(self, handler: RequestHandler, backend: Backend, kernel: BeginKernel | None) -> None:
+    def __init__(self, handler: RequestHandler, backend: backends.Backend, kernel: BeginKernel | None) -> None:
         self._handler, self._backend, self._kernel = handler, backend, kernel
         self._began: ProcessState | None = None
         self._imported: list[SideEffect] = []

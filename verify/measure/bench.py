@@ -22,7 +22,6 @@ from verify.records.merge import identity
 from verify.records.record import Gap, Run, Speed
 from verify.workers import process
 from verify.workers.pool import Pool, using
-from verify.workers.process import START_SECONDS, Answers, AnyWorker
 from verify.workers.requests import Died, Environment, Late
 
 STAND_INS = ("eager", "compile")
@@ -48,7 +47,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
     """Compares the implementations and returns one record. Its kernels have `speed`, or a note with the reason."""
     with using(session.pool, session.backend) as worker:
         session.progress("looking for implementations")
-        backend = worker.ask(Environment(), timeout=START_SECONDS).backend
+        backend = worker.ask(Environment(), timeout=process.START_SECONDS).backend
         found = contenders(worker, settings)
     declared = {dtype for item in found for dtype in item.kernel.dtypes}
     session.dtypes = session.dtypes or tuple(sorted(declared - {"float64"}))
@@ -75,7 +74,7 @@ def bench(settings: Bench, session: Session, command: str) -> Run:
 # -- which implementations ------------------------------------------------------------------------------
 
 
-def contenders(worker: Answers, settings: Bench) -> list[Contender]:
+def contenders(worker: process.Answers, settings: Bench) -> list[Contender]:
     """Returns the implementations to compare. PyTorch's implementations come last."""
     found: dict[str, Contender] = {}
     for target in settings.wanted:
@@ -84,14 +83,14 @@ def contenders(worker: Answers, settings: Bench) -> list[Contender]:
     return [*both, *_stand_ins(worker, both, beside_peers=settings.beside_peers)]
 
 
-def _declared(worker: Answers, target: str) -> list[Contender]:
+def _declared(worker: process.Answers, target: str) -> list[Contender]:
     try:
-        return worker.ask(ListContenders(target), timeout=START_SECONDS)
+        return worker.ask(ListContenders(target), timeout=process.START_SECONDS)
     except (Died, Late) as error:
         raise UsageError(f"{target}: importing it failed: {error}") from None
 
 
-def _stand_ins(worker: Answers, contenders_: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
+def _stand_ins(worker: process.Answers, contenders_: list[Contender], *, beside_peers: bool = True) -> list[Contender]:
     """Returns PyTorch's implementations for every group.
 
     The first judged kernel of a group decides their dtypes and their promise. A group of peers alone uses its first
@@ -142,7 +141,7 @@ def time_all(entries: list[Contender], settings: Bench, session: Session, backen
     return timings, late
 
 
-def _time(worker: AnyWorker, request: Time, beside: list[str], session: Session, timings: Timings) -> None:
+def _time(worker: process.AnyWorker, request: Time, beside: list[str], session: Session, timings: Timings) -> None:
     """Times some targets together. A target that ends the worker or exceeds its time is omitted from the next attempt.
 
     If another group may have caused a failure, `beside` is emptied. Each group then gets a process of its own.

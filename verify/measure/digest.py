@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from verify.truth import formats
-from verify.truth.formats import Format
 from verify.truth.ulp import bits_of, widen
 
 _LARGE = 1 << 22  # elements: SHA-256 of gigabytes takes the host half a minute and two copies of them
@@ -24,7 +23,7 @@ _STORED = {8: torch.uint8, 16: torch.int16, 32: torch.int32, 64: torch.int64}
 class Digest:
     """Accumulates tensors of one format. `text` is 16 hex digits of the SHA-256 of their bits, little-endian."""
 
-    def __init__(self, fmt: Format) -> None:
+    def __init__(self, fmt: formats.Format) -> None:
         self._fmt = fmt
         self._hash: Any = hashlib.sha256(fmt.name.encode())
 
@@ -60,7 +59,7 @@ _AT_ONCE = {True: 1 << 18, False: 1 << 24}  # elements per step, on a CPU (True)
 _FACTOR = 0x9E3779B97F4A7C15  # an odd number with ones and zeros at all positions
 
 
-def of_many(tensor: Tensor, fmt: Format) -> str:
+def of_many(tensor: Tensor, fmt: formats.Format) -> str:
     """Returns 16 hex digits of a sum over all bits of a large tensor, each weighed by its place.
 
     NaN counts as in `Digest`. A change of one element changes the sum.

@@ -17,7 +17,6 @@ from verify.ops.op import Op, Problem
 from verify.records.record import Origin, Worst, number
 from verify.truth import formats
 from verify.truth.exact import Judged, digits
-from verify.truth.formats import Format
 from verify.truth.ulp import pattern_at
 
 FEW = 3  # at most this many elements of a row are shown
@@ -79,7 +78,7 @@ def by_accuracy(worst: Worst | None) -> Worst | None:
     return msgspec.structs.replace(worst, origin=Origin.here(worst.origin.target, worst.origin.case, law="accuracy"))
 
 
-def decimal(fmt: Format, pattern: int) -> str:
+def decimal(fmt: formats.Format, pattern: int) -> str:
     """Returns the shortest decimal that reads back as the same number of its format."""
     value = fmt.to_float(pattern)
     if fmt.name == "float64" or not math.isfinite(value):

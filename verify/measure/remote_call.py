@@ -21,7 +21,6 @@ from verify.measure.form import check_output
 from verify.measure.requests import Bits, CallKernel, Stored
 from verify.measure.tensors import LARGE, lent, tensors_in, view_of
 from verify.truth import formats
-from verify.truth.formats import torch_dtype
 from verify.truth.ulp import raw
 from verify.workers.calls import FOREIGN, BeginKernel, WithBytes
 from verify.workers.requests import Outcome, Reply, demand_reply
@@ -154,7 +153,7 @@ def _checked(
             value = None if operand is None else inputs[operand.name]
             if operand is None or value is None:
                 raise KernelError(f"{kernel.name} returned an unexpected result: {name}")
-            shape, kind = tuple(value.shape), torch_dtype(formats.named(operand_dtype(case, operand)))
+            shape, kind = tuple(value.shape), formats.torch_dtype(formats.named(operand_dtype(case, operand)))
         check_output(kernel.name, name, tensor, (shape, kind, device), f"for dims {case.dims}")
     if absent := [name for name in kernel.outputs if name not in results]:
         raise KernelError(f"{kernel.name} must return {', '.join(kernel.outputs)}; {absent[0]} is missing")

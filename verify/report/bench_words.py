@@ -13,7 +13,6 @@ from verify.records.record import RESULT_STATUSES, KernelRun, Result, Run, Speed
 from verify.report import result_words, words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
 from verify.report.present import name_of, present
-from verify.report.words import STANDING, STATUS_WORDS
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ def document(run: Run) -> Document:
     said = [f"{name_of(kernel)}: {words.clean(note)}" for kernel in run.kernels for note in kernel.notes]
     return Document(
         "verify bench",
-        STANDING[run.verdict],
+        words.STANDING[run.verdict],
         run.verdict,
         facts.clauses,
         [
@@ -96,7 +95,7 @@ def _row(line: BenchRow) -> TableRow:
         return TableRow("", "", cells, "peer", "not judged")  # timed only
     status = max((result.status for result in results), key=RESULT_STATUSES.index, default=line.kernel.status)
     standing = "peer" if line.kernel.peer else status
-    return TableRow("", "", cells, standing, STATUS_WORDS[standing])
+    return TableRow("", "", cells, standing, words.STATUS_WORDS[standing])
 
 
 def _size(result: Result) -> tuple[int, tuple[int, float]]:

@@ -17,7 +17,6 @@ from verify.records.bounds.verdict import BREACH, INCOMPLETE, MEANING, SEVERITY,
 from verify.records.grouped import grouped
 from verify.records.record import Run
 from verify.report import blocks, gate_words, words
-from verify.report.blocks import ReportBlock
 from verify.report.gaps import gathered
 from verify.report.present import KernelFacts, ResultFacts, present
 
@@ -139,7 +138,7 @@ def _of_result(found: ResultFacts, first: ResultFacts | None, place: Place) -> C
     return Check(result.status, found.owner.name, name, place, message, replay, repeats=first is None)
 
 
-def _message(title: str, block: ReportBlock) -> str:
+def _message(title: str, block: blocks.ReportBlock) -> str:
     """Returns a title with the facts of a block below it."""
     return "\n".join([title, *block.message, *(f"{name}: {value}" for name, value in block.fields)])
 

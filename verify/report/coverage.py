@@ -17,7 +17,6 @@ from verify.records.readings import FAILED, arch_of
 from verify.records.record import KernelRun, Run
 from verify.report import words
 from verify.report.document import EVERY, Document, Section, TableRow, plain
-from verify.report.words import STANDING
 
 Outcome = Literal["never tried", "not applicable", "passed", "no verdict", "wrong"]
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)  # the later one counts
@@ -107,7 +106,7 @@ def document(runs: Sequence[Run]) -> Document:
     counts = ", ".join(f"{total[each]:,} {each}" for each in reversed(OUTCOMES) if total[each])
     return Document(
         "coverage",
-        STANDING[word],
+        words.STANDING[word],
         word,
         [f"of {len(cells):,} combinations of kernel, dtype, law and sizes: {counts}"],
         [

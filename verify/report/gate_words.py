@@ -12,7 +12,6 @@ from verify.records.grouped import grouped
 from verify.records.readings import Reading
 from verify.records.record import UNPROVEN, Gate, number, replay_command, value_of
 from verify.report import blocks, result_words, words
-from verify.report.blocks import ReportBlock
 from verify.report.document import Document, Section, TableRow, narrowing
 from verify.report.gaps import GapLine, gathered
 from verify.report.words import STANDING
@@ -227,7 +226,7 @@ def unjudged(rows: Iterable[Row]) -> list[GapLine]:
     return found
 
 
-def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
+def breach(row: Row, files: Mapping[str, str]) -> blocks.ReportBlock:
     """Returns the block of a breach. `files` maps the ids of records to their paths, for a short command."""
     reading, bound = row.leading, row.bound
     assert reading is not None
@@ -246,7 +245,7 @@ def breach(row: Row, files: Mapping[str, str]) -> ReportBlock:
     # An old record may have no element.
     element = [] if reading.worst is None else [*blocks.element(reading.worst), ("there", there(reading))]
     of = " ".join((row.status, row.key.arch, row.key.kernel, row.key.output, row.key.dtype))
-    return ReportBlock("wrong", row.status, title(row), [*facts, *element], commands, short=short, group=of)
+    return blocks.ReportBlock("wrong", row.status, title(row), [*facts, *element], commands, short=short, group=of)
 
 
 def there(reading: Reading) -> str:

@@ -12,7 +12,6 @@ from verify.records.recorded import judged
 from verify.report import blocks, words
 from verify.report.document import EVERY, Columns, Document, Section, TableRow, plain
 from verify.report.present import Facts, KernelFacts, ResultFacts, present
-from verify.report.words import STANDING
 
 # From the most to the least room. In every layout, the basis follows the maximum.
 LAYOUTS = tuple(
@@ -122,7 +121,7 @@ def document(run: Run, *, record: str = "", lines: int = MOST_LINES) -> Document
 
     return Document(
         "verify",
-        STANDING[run.verdict],
+        words.STANDING[run.verdict],
         run.verdict,
         facts.clauses,
         [

@@ -12,7 +12,6 @@ import numpy as np
 from verify.backends.interpreter import approximations, casts, functions, minmax
 from verify.backends.interpreter.dot import round_tf32
 from verify.backends.interpreter.fma import fma
-from verify.backends.interpreter.functions import Evaluated
 from verify.backends.interpreter.libdevice import OPERATIONS32, mulhi32, mulhi64
 from verify.backends.interpreter.rounding import DIRECTIONS, Array, flush, to_float32
 
@@ -167,7 +166,7 @@ def _elementary(base: str, flags: list[str], name: str, direction: str) -> Calla
         return approximations.sin_approx if base == "sin" else approximations.cos_approx
     if name == "fp32":
         return approximations.in_float32(f, inputs=False, result=False)
-    if isinstance(f, Evaluated):
+    if isinstance(f, functions.Evaluated):
         return lambda x: f.rounded(name, casts.widen(x, name).astype(np.float64))
     return lambda x: casts.narrow(f(casts.widen(x, name).astype(np.float64)), name)
 

@@ -14,7 +14,6 @@ from torch import Tensor
 from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic
 from verify.ops.graph.elementwise import Map
-from verify.ops.graph.spans import Span
 from verify.ops.graph.steps import ABSENT, NOTHING, Places, Run, Step, offsets, rows_of, strides_of
 
 
@@ -49,7 +48,7 @@ class Reduce(Step):
         if unknown is None:
             return found
         unknown = unknown.sum(self.dims, self.keep) > 0
-        return Span(found.lo.masked_fill(unknown, -math.inf), found.hi.masked_fill(unknown, math.inf))
+        return spans.Span(found.lo.masked_fill(unknown, -math.inf), found.hi.masked_fill(unknown, math.inf))
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
         [a] = given
@@ -91,7 +90,7 @@ class Reduce(Step):
 class Contract(Step):
     """A product of batches of matrices, (b, m, k) @ (b, k, n)."""
 
-    def span(self, run: Run, given: Sequence[Any]) -> Span:
+    def span(self, run: Run, given: Sequence[Any]) -> spans.Span:
         return spans.contract(*given)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:
@@ -143,7 +142,7 @@ class Spread(Step):
         starts = torch.arange(outer, device=inner.device)[:, None] * size
         return torch.where(inner < 0, inner, starts + inner).reshape(-1)
 
-    def span(self, run: Run, given: Sequence[Any]) -> Span:
+    def span(self, run: Run, given: Sequence[Any]) -> spans.Span:
         a = given[0]
         where, size = self._destination(run), math.prod(self.shape)
         most = int(torch.bincount(where[where >= 0], minlength=size).max()) if size and where.numel() else 0
@@ -152,7 +151,7 @@ class Spread(Step):
         lo = self.gathered(run, a.lo)
         hi = lo if a.is_point else self.gathered(run, a.hi)
         strange = ~torch.isfinite(sizes)
-        found = Span((lo - slack).masked_fill(strange, -math.inf), (hi + slack).masked_fill(strange, math.inf))
+        found = spans.Span((lo - slack).masked_fill(strange, -math.inf), (hi + slack).masked_fill(strange, math.inf))
         return spans.add(given[1], found) if len(given) > 1 else found
 
     def gathered(self, run: Run, values: Tensor) -> Tensor:
@@ -198,7 +197,7 @@ class Running(Step):
 
     dim: int = 0
 
-    def span(self, run: Run, given: Sequence[Any]) -> Span:
+    def span(self, run: Run, given: Sequence[Any]) -> spans.Span:
         return spans.running(given[0], self.dim)
 
     def value(self, run: Run, given: Sequence[Tensor]) -> Tensor:

@@ -12,7 +12,6 @@ from typing import Any, Literal
 from verify.errors import UsageError, nearest
 from verify.records.bounds import verdict as gate
 from verify.records.bounds.committed import PROMISES, Acceptance, Book, Bound, Evidence, Promise, supported, tightened
-from verify.records.bounds.verdict import Row, Verdict, exceeded
 from verify.records.figure import UNIT
 from verify.records.readings import Key, Reading, date_of, inputs, leading
 from verify.records.record import Run
@@ -41,8 +40,8 @@ class Proposal:
     """Holds the changes that may be written, and the verdict from which they come."""
 
     changes: tuple[Change, ...]
-    verdict: Verdict
-    left: tuple[Row, ...]  # rows that are not ok and that no change covers
+    verdict: gate.Verdict
+    left: tuple[gate.Row, ...]  # rows that are not ok and that no change covers
 
 
 def propose(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = ()) -> Proposal:
@@ -53,7 +52,7 @@ def propose(runs: Sequence[Run], book: Book, *, kernels: Sequence[str] = ()) -> 
     return Proposal(tuple(change for _, change in pairs if change is not None), verdict, tuple(left))
 
 
-def _proposed(row: Row) -> Change | None:
+def _proposed(row: gate.Row) -> Change | None:
     """Returns a new, tighter or restated bound, or None if the readings change nothing or cannot carry a bound."""
     usable = _usable(row.readings)
     if not usable or len(usable) < len(row.readings):
@@ -62,7 +61,7 @@ def _proposed(row: Row) -> Change | None:
     if row.bound is None:
         return Change("new", None, _bound(row, reading, supported(usable), "first measured"))
     old = row.bound
-    if row.beyond or any(item.gate != old.gate or exceeded(item, old) for item in usable):
+    if row.beyond or any(item.gate != old.gate or gate.exceeded(item, old) for item in usable):
         return None
     asked: dict[str, str] = {**old.properties, **{str(item.source): item.properties for item in usable}}
     stale = old.evidence.source in asked and asked[old.evidence.source] != old.properties.get(old.evidence.source)
@@ -104,7 +103,7 @@ def accept(text: str, reason: str, runs: Sequence[Run], book: Book, *, today: st
     reading, old = leading(usable), row.bound
     if old is None:
         raise UsageError(f"{text} has no bound to loosen", hint="verify bounds propose RUN")
-    beyond = {each.name for item in usable for each in exceeded(item, old)}
+    beyond = {each.name for item in usable for each in gate.exceeded(item, old)}
     other = any(each.gate != old.gate for each in usable)
     other |= any(old.properties.get(each.source, each.properties) != each.properties for each in usable)
     if not beyond and not other:
@@ -170,7 +169,7 @@ def _promising(bound: Bound, promise: Sequence[Any]) -> Bound:
     return dataclasses.replace(bound, **dict(zip(PROMISES, promise, strict=True)))
 
 
-def _bound(row: Row, reading: Reading, promise: Promise, reason: str) -> Bound:
+def _bound(row: gate.Row, reading: Reading, promise: Promise, reason: str) -> Bound:
     """Returns the bound of a row with its limits, a reason and the evidence of a reading."""
     old = row.bound
     asked: dict[str, str] = {item.source: item.properties for item in _usable(row.readings)}

@@ -20,7 +20,6 @@ import msgspec
 from verify.records.figure import ordered
 from verify.records.record import Curve, Histogram, Number, value_of
 from verify.report import words
-from verify.report.words import power
 from verify.truth import formats
 
 if TYPE_CHECKING:
@@ -121,7 +120,7 @@ def _axis(edges: list[Number], step: float) -> list[str]:
 
     y = HEIGHT - 4
     return [
-        *axis([power(edge) for edge in edges], step, BASELINE, importance),
+        *axis([words.power(edge) for edge in edges], step, BASELINE, importance),
         f'<text class="start" x="{GUTTER:g}" y="{y:g}">got too small</text>',
         f'<text x="{(GUTTER + WIDTH) / 2:g}" y="{y:g}">error in ULP</text>',
         f'<text class="end" x="{WIDTH:g}" y="{y:g}">got too large</text>',

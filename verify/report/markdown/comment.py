@@ -16,7 +16,6 @@ from verify.records.grouped import grouped
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import Columns, Document, Section, TableRow, header, is_right
-from verify.report.words import CALM, GLYPHS, LOOKS
 
 LIMIT = 60_000
 OPEN, OPEN_BLOCKS = 3, 1  # rows or lines, and blocks, of a section that are not folded: a reader sees some 25 lines
@@ -101,13 +100,13 @@ def figures_row(columns: Columns, row: TableRow, *, regimes: int = 1) -> str:
         cells.append((code if name in ("output", "dtype", "regime") else inert)(row.cells.get(name, "")) + more)
     word = f"**{inert(row.word)}**" if row.standing == "wrong" else inert(row.word)
     note = f": {inert(row.note)}" if row.note else ""
-    return f"| {' | '.join([*cells, f'{GLYPHS[row.standing]} {word}{note}'])} |"
+    return f"| {' | '.join([*cells, f'{words.GLYPHS[row.standing]} {word}{note}'])} |"
 
 
 def folded(block: ReportBlock, others: int) -> str:
     """Returns a block behind its heading: a table of its facts, its message, and its commands."""
     more = f", and {words.plural(others, 'other part')} of it" if others else ""
-    heading = f"{GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note + more)}"
+    heading = f"{words.GLYPHS[block.status]} {code(block.title)}: {inert(block.word + block.note + more)}"
     facts = "".join(f"| {inert(name)} | {inert(value)} |\n" for name, value in block.fields)
     table = f"| | |\n| --- | --- |\n{facts}\n" if facts else ""
     message = "<br>".join(code(line) for line in block.message if line)
@@ -122,12 +121,12 @@ def render(*documents: Document, limit: int = LIMIT) -> str:
     sections = [section for each in documents for section in each.sections]
     if not any(section.rows or section.blocks or section.lines for section in sections):
         first = documents[0]
-        budget.must(f"{GLYPHS[first.standing]} {first.name}: no changes: {inert('; '.join(first.clauses))}.\n")
+        budget.must(f"{words.GLYPHS[first.standing]} {first.name}: no changes: {inert('; '.join(first.clauses))}.\n")
         return budget.text()
     for place, each in enumerate(documents):
         heading = "\n" if place else "### "
         said = inert("; ".join(each.clauses))
-        budget.must(f"{heading}{GLYPHS[each.standing]} {each.name}: **{each.word}:** {said}\n")
+        budget.must(f"{heading}{words.GLYPHS[each.standing]} {each.name}: **{each.word}:** {said}\n")
     next_ = f"\nNext:\n\n{fenced(last.next)}" if last.next else ""
     small = f"\n<sub>{inert('; '.join(last.about))}</sub>\n" if last.about else ""
     if budget.room() >= size(next_ + small):  # the closing has room, or there is none at all
@@ -150,11 +149,11 @@ def _rows(budget: Budget, section: Section) -> None:
         return "\0".join((row.kernel, *known, row.word)) if "regime" in columns and row.cells else ""
 
     def order(row: TableRow) -> tuple[float, ...]:
-        return -LOOKS[row.standing].rank, *(-each for each in row.size)
+        return -words.LOOKS[row.standing].rank, *(-each for each in row.size)
 
     merged = [(min(group, key=order), len(group)) for group in _groups(section.rows, result)]
     merged.sort(key=lambda pair: order(pair[0]))
-    loud, calm = ([each for each in merged if (each[0].standing in CALM) == quiet] for quiet in (False, True))
+    loud, calm = ([each for each in merged if (each[0].standing in words.CALM) == quiet] for quiet in (False, True))
     pieces = [figures_row(columns, row, regimes=count) for row, count in [*loud, *calm]]
     notes = ". ".join(section.notes(columns))
     heads = ["kernel", *map(header, columns)], ["---", *("---:" if is_right(name) else "---" for name in columns)]
