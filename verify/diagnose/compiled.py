@@ -16,12 +16,12 @@ from itertools import groupby, pairwise, product
 from typing import Any, NamedTuple
 
 import msgspec
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.backends import Backend
 from verify.diagnose.requests import Order, Proof, ProvedSum
 from verify.measure.launches import Launch, launches_of
 from verify.measure.ttgir import ADDITIONS, COMMUTES, OPERAND, PRODUCT, NotUnderstood, Program
+from verify.ops.autograd import DispatchMode
 
 _PROGRAMS = 256  # of a launch that are compared
 _FEW = 8  # numbers of memory that name a term
@@ -107,12 +107,8 @@ def _order(of: Order, launch: Launch, program: Program, form: list[Sum]) -> Orde
     )
 
 
-class _OnlyLaunches(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _OnlyLaunches(DispatchMode):  # type: ignore[no-untyped-call]
     """Refuses a call that computes anything beside its launches."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports torch._dynamo, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not func.is_view and "empty" not in func.__name__:

@@ -21,7 +21,6 @@ import msgspec
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from verify.cases import Case, inputs_of
@@ -29,6 +28,7 @@ from verify.cases.sizes import longer
 from verify.laws.law import NotApplicable, Subject
 from verify.measure.launches import Recorded, first_forms, recording
 from verify.measure.ttgir import EXPRESSION, OPERAND, POINTER, Array, NotUnderstood, Op, Program, Region
+from verify.ops.autograd import DispatchMode
 from verify.truth.formats import named, torch_dtype
 
 _BYTES = 1 << 37  # of operands and results: hardly a GPU has memory for more
@@ -259,17 +259,13 @@ class _Blank(Tensor):
         raise NotUnderstood("a call outside of its mode")
 
 
-class _NoMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _NoMemory(DispatchMode):
     """Gives PyTorch's functions tensors without memory. Numbers made of few whole numbers alone are computed."""
 
     def __init__(self, device: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.constants: dict[int, int] = {}  # memory that holds one number everywhere
         self._device, self._calls = device, 0
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else the first call imports torch._dynamo, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Computes a function of PyTorch, or calls an operator of the kernel's own."""

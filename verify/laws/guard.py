@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
+from verify.ops.autograd import DispatchMode
 from verify.truth.ulp import same_bits
 
 NAN_FILL, NUMBER_FILL = 0xFF, 0x3C
@@ -56,7 +56,7 @@ class Block:
     before: Tensor | None = None
 
 
-class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Guard(DispatchMode):
     """Moves fresh tensors into guarded memory while it is active, see the module's docstring.
 
     A guard without `watched` cannot report damage, and keeps no copies of embedded tensors.
@@ -124,10 +124,6 @@ class Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = block.raw[block.start : block.stop]
         wrong[own] = False if block.before is None else held != block.before.to(held.device)
         return wrong
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the default True makes the first call import the compiler, which takes seconds
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

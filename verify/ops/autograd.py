@@ -1,9 +1,10 @@
-"""Computes gradients without the slow imports of `torch.autograd.grad`."""
+"""Uses PyTorch without its slow imports: computes gradients, and sees each operator that is called."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def gradients(
@@ -29,3 +30,11 @@ def gradients(
     ends = tuple(outputs), tuple(arriving), retain or again, again, tuple(leaves)
     found: tuple[Tensor | None, ...] = run(*ends, allow_unreachable=True, accumulate_grad=False)
     return found
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Gets each operator while it is entered. By default the first call would import the compiler, for seconds."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._mode_utils import no_dispatch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from verify.errors import UsageError
+from verify.ops.autograd import DispatchMode
 from verify.ops.graph import inference
 from verify.ops.graph.rounded import GRIDS
 
@@ -86,7 +86,7 @@ class Traced(Tensor):
         return f"Traced({tuple(self.shape)}, {self.dtype})"
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(DispatchMode):
     """Records the operators that are called while it is entered.
 
     Args:
@@ -113,10 +113,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.lifted: dict[int, tuple[Tensor, Traced]] = {}  # id(constant) -> (constant, its traced tensor)
         self.wholes: dict[Any, Tensor] = {}  # (storage, dtype) of a constant -> its whole storage on the meta device
         self.values: dict[Node, Tensor] = {}  # numbers of fixed nodes
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # by default True: the first call then imports the compiler, which takes seconds
 
     def operand(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Returns a traced tensor to pass to the function as an operand."""
