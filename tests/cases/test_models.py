@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import verify
+from tests.measure.test_kernel import few_cases
 from verify import backends
 from verify.cases.models import modelled
 from verify.declare.declaration import Kernel
@@ -137,13 +138,17 @@ TWINS = {
 
 
 @pytest.mark.parametrize("model", TWINS)
-def test_a_kernel_that_is_wrong_at_a_models_sizes_is_found_there_alone(model: str) -> None:
+def test_a_kernel_that_is_wrong_at_a_models_sizes_is_found_there_alone(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_cases(monkeypatch)
     found = measure_kernel(TWINS[model], Measure("k.py::k", models=(model,)), backends.select())
     statuses = {result.output: result.status for result in found.results}
     assert statuses == {"y": "ok", f"y ({model})": "wrong"} and found.status == "wrong"
 
 
-def test_a_declaration_may_ask_for_models() -> None:
+def test_a_declaration_may_ask_for_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_cases(monkeypatch)
     kernel = declared(double, {"x": "n d"}, sizes={"model": ["gpt2", "qwen3-8b"], "n": "tokens", "d": "hidden"})
     assert kernel.models == ("gpt2", "qwen3-8b") and kernel.sizes == {"n": "tokens", "d": "hidden"}
     run = measure_kernel(kernel, Measure("k.py::k"), backends.select())
