@@ -258,20 +258,14 @@ class Choices:
         An output has the value that PyTorch's convention gives it there, and so has a number that decides later. Only a
         derivative has two sides.
         """
-        if isinstance(step, Map) and step.function in COMPARISONS and not self._is_settled(step):
-            exact = self._unrounded(step)
-            if exact is None:
-                return self._none
+        exact = self._unrounded(step)
+        if exact is None or not isinstance(step, Map):
+            return torch.zeros((), dtype=torch.bool, device=self.run.device)
+        if step.function in COMPARISONS and not self._is_settled(step):
             if not any(leaf.dtype == torch.float64 for leaf in self.run.leaves.values()):
                 exact = exact & is_held(given[0])  # of a number that is 0 in PyTorch's own choice no noise is known
             return (given[0] - given[1] == 0) & exact
-        if isinstance(step, Map) and step.function in ("sign", "signbit"):
-            return (given[0] == 0) & (self.near(step.inputs[0]) == 0)
-        return self._none
-
-    @cached_property
-    def _none(self) -> Tensor:
-        return torch.zeros((), dtype=torch.bool, device=self.run.device)
+        return (given[0] == 0) & exact if step.function in ("sign", "signbit") else torch.zeros_like(exact)
 
     def _unrounded(self, step: Step) -> Tensor | None:
         """Returns a mask of the decisions on numbers that a kernel has exactly; None if there are none.
