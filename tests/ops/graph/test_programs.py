@@ -16,6 +16,7 @@ from mpmath import mp
 from torch import Tensor
 from torch.nn import functional
 
+import verify
 from tests.ops.graph.suite import SUITE, followed
 from verify.errors import BeyondEffort, UsageError
 from verify.measure.judge import JudgedBy, judge_by
@@ -290,6 +291,18 @@ def test_an_element_without_a_bound_is_looked_up_in_a_gradient_that_lies_transpo
     problem = Problem(operands, {}, {"y": torch.ones(2, 3, 4).double()}, ("db",))
     truth = evaluate(op, problem, {"db": named("float32")})["db"]
     assert truth.value.shape == (2, 4, 4) and bool(truth.bound.isfinite().all())
+
+
+def test_a_variance_of_equal_numbers_is_known_not_to_be_negative() -> None:
+    """Arb has mish(1) as a ball, so the difference from the mean and its square may be any small number."""
+
+    def like(x: Tensor) -> Tensor:
+        return functional.mish(x).std(-1)
+
+    x = torch.ones(1, 5, dtype=torch.float64)
+    verify.assert_close(torch.zeros(1, dtype=torch.float64), like=like, inputs=(x,))
+    with pytest.raises(AssertionError, match="wrong"):
+        verify.assert_close(torch.full((1,), 1e-3, dtype=torch.float64), like=like, inputs=(x,))
 
 
 def test_intervals_of_gelu_are_as_narrow_where_its_share_is_one() -> None:

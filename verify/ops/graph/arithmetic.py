@@ -87,9 +87,13 @@ class Arithmetic:
                 if side == 0:
                     value = float(function.torch(torch.tensor(end, dtype=torch.float64)))
                     return POLE if value == math.inf and outside < 0 else self.number(value)
-                if side is None:
+                if side is None and not (x >= end if outside < 0 else x <= end):
                     return self.unknown()
         return self.evaluated(function, x)
+
+    def nonnegative(self, a: Number) -> Number:
+        """Returns a number that is known not to be negative."""
+        return a
 
     def order(self, a: Number, b: Number) -> int | None:
         """Returns -1, 0 or 1 as a < b, a = b or a > b; 2 if one is NaN; None if it is not decided."""
@@ -226,6 +230,9 @@ class Balls(Arithmetic):
 
     def sign(self, a: Number) -> int | None:
         return 1 if a > 0 else -1 if a < 0 else 0 if a.is_zero() else None
+
+    def nonnegative(self, a: Number) -> Number:
+        return a if isinstance(a, float) else a.nonnegative_part()
 
     def digits(self, a: Number) -> tuple[int, int] | None:
         if not a.is_exact():

@@ -210,11 +210,10 @@ class Choices:
 
         So sign(c) * c is 0 for a c that is 0 but for its roundings, and no noise of it is known.
         """
-        after = set(map(id, self.deciding))
-        for step in self.program.needed_for(self.wanted):
-            after |= {id(step)} if any(id(each) in after for each in step.inputs) else set()
-        numbers = [each for step in self.deciding for each in step.inputs if id(each) in after and each.real]
-        if not any(bool((self.near(each) == 0).any()) for each in numbers):
+        decisions = set(map(id, self.deciding))
+        numbers = [each for step in self.deciding for each in step.inputs if each.real]
+        after = [each for each in numbers if not decisions.isdisjoint(map(id, in_order([each])))]
+        if not any(bool((self.near(each) == 0).any()) for each in after):
             return []
         ways = [self.proposed({id(step): self.size(step) * sign for step in self.sources}) for sign in (1.0, -1.0)]
         return [self._deciding(next(self.taken(way, Parts())).decisions) for way in ways]

@@ -19,7 +19,7 @@ from verify.ops.graph import spans
 from verify.ops.graph.arithmetic import Arithmetic, Number, divided, has_special
 from verify.ops.graph.functions import FUNCTIONS, STEPPED, Pole
 from verify.ops.graph.spans import Span, point
-from verify.ops.graph.steps import Move, Places, Run, Step, broadcast
+from verify.ops.graph.steps import Move, Places, Plain, Run, Step, broadcast, reached
 
 _BITS = ("bits and", "bits or", "bits xor")
 QUOTIENTS = {"floor quotient": "floor", "trunc quotient": "trunc"}  # which way each rounds
@@ -150,7 +150,9 @@ class Map(Step):
             return arithmetic.numbers(decided) if self.real else decided
         if self.function in FUNCTIONS:
             function = FUNCTIONS[self.function]
-            made = [arithmetic.apply(function, x) for x in given[0]]
+            known = function.domain[0] == 0 and _is_never_negative(self.inputs[0], run)
+            numbers = map(arithmetic.nonnegative, given[0]) if known else given[0]
+            made = [arithmetic.apply(function, x) for x in numbers]
             for at, value in enumerate(made):
                 if isinstance(value, Pole):
                     zero = 0.0 * self._side(run, 0, wanted[at])
@@ -331,6 +333,20 @@ def holds_integers(step: Step) -> bool:
     while isinstance(step, Move) and len(step.inputs) == 1:
         step = step.inputs[0]
     return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
+
+
+def _is_never_negative(step: Step, run: Run) -> bool:
+    """True for squares and constants that are not negative, and for sums, products and quotients of these."""
+
+    def is_square(each: Step) -> bool:
+        return isinstance(each, Map) and each.function == "multiply" and each.inputs[0] is each.inputs[1]
+
+    def before(each: Step) -> Sequence[Step]:
+        joins = getattr(each, "function", "") in ("add", "multiply", "divide", "sum") and not is_square(each)
+        return each.inputs if joins or (isinstance(each, Move) and each.view) else ()
+
+    ends = (each for each in reached([step], before) if not before(each))
+    return all(is_square(x) or (isinstance(x, Plain) and not x.of and bool((run.on_host(x) >= 0).all())) for x in ends)
 
 
 def stays_whole(step: Step, made: Callable[[Step], bool]) -> bool:
