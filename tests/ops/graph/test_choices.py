@@ -320,12 +320,13 @@ def test_the_first_of_equal_numbers_may_win_where_no_direction_moves_it(row: int
     assert passes(like, x, torch.full((3, 2), 0.5), dx, dy) is right
 
 
-def test_a_largest_number_is_not_less_than_itself() -> None:
+@pytest.mark.parametrize("largest", [lambda a: a.detach().max(), lambda a: a.max()])
+def test_a_largest_number_is_not_less_than_itself(largest: Callable[[Tensor], Tensor]) -> None:
     """With >= some element keeps its gradient, whichever wins. All are 0 there, so no output tells."""
 
     def like(x: Tensor) -> Tensor:
         a = x + (torch.round(x) - x).detach()
-        return a * (a >= a.detach().max())
+        return a * (a >= largest(a))
 
     x, dy = T([[0.4, 0.4, -1.0], [-1.0, -0.3, -1.0]]), torch.arange(1.0, 7.0).reshape(2, 3)
     alone = torch.zeros(2, 3)
