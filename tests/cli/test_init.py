@@ -151,6 +151,20 @@ def test_the_workflow_installs_the_verify_that_wrote_it(project: Path, monkeypat
     assert written()["env"] == {"VERIFY": "vendor/verify_kernels-0.1.0-py3-none-any.whl"}
 
 
+def test_the_workflow_finds_a_package_in_src_that_is_not_installed(project: Path) -> None:
+    """Every kernel would be skipped there, and the gate incomplete."""
+    (project / "src").mkdir()
+    (project / "toykernels").rename(project / "src" / "toykernels")
+    path = project / init.WORKFLOW
+    for folder in ("src", "src/toykernels/act.py"):
+        assert "to do  export PYTHONPATH=src: accuracy.py imports" in said("init", folder, cwd=project).stdout
+        assert yaml.safe_load(path.read_text())["jobs"]["gate"]["env"]["PYTHONPATH"] == "src"
+        path.unlink()
+    (project / "pyproject.toml").touch()
+    assert "PYTHONPATH" not in said("init", "src", cwd=project).stdout
+    assert "PYTHONPATH" not in path.read_text()
+
+
 @pytest.fixture(autouse=True)
 def unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hides where this verify was installed from."""

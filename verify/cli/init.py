@@ -48,12 +48,20 @@ def main(options: argparse.Namespace) -> int:
         raise UsageError(f"nothing was written: {', '.join(kept)} exist already, and none is changed")
     definitions = [] if DECLARATION in kept else [definition_of(each) for each in functions]
     install = " -e ." if any(Path(name).exists() for name in ("pyproject.toml", "setup.py")) else ""
+    roots = {Path(os.path.relpath(each.path)).parents[each.module.count(".")] for each in functions} - {Path()}
+    importable = "" if install or not roots else os.pathsep.join(sorted(map(Path.as_posix, roots)))
     origin = _origin()
     declared = map(_declaration, functions, _labels(functions), definitions)
+    workflow = _TEMPLATE.read_text("utf-8")
     texts = {
         DECLARATION: "\n\n\n".join([_HEAD, *declared]) + "\n",
         TEST: _TEST,
-        WORKFLOW: _TEMPLATE.read_text("utf-8").format(install=install, file=DECLARATION, verify=origin or _UNKNOWN),
+        WORKFLOW: workflow.format(
+            install=install,
+            file=DECLARATION,
+            verify=origin or _UNKNOWN,
+            path=f"\n      PYTHONPATH: {importable}" if importable else "",
+        ),
     }
     written = [path for path in texts if path not in kept]
     for path in written:
@@ -68,6 +76,8 @@ def main(options: argparse.Namespace) -> int:
     lines += [f"to do  install {name}: importing {count} of these needs it" for name, count in sorted(missing.items())]
     if WORKFLOW in written and not origin:
         lines.append(f"to do  set VERIFY in {WORKFLOW}: pip does not know where this verify came from")
+    if importable:
+        lines.append(f"to do  export PYTHONPATH={importable}: {DECLARATION} imports these functions from there")
     then = "" if filled or DECLARATION in kept else f"fill in like= in {DECLARATION}, then "
     end = f"functions to declare: {len(names)}, of these filled in: {len(filled)}"
     return sinks.deliver_data(options, data, [*lines, *sinks.ending(end, f"{then}verify run {DECLARATION}")])
