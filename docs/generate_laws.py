@@ -1,6 +1,6 @@
 """Writes the tables of docs/laws.md from the registry of laws. A test compares the page with the registry.
 
-The page shows the docstring of each module of laws, up to the line `Details:`.
+The page shows the title of each module of laws, and its text up to the line `Details:`.
 
     python docs/generate_laws.py     rewrite the text between the markers
 """
@@ -20,7 +20,7 @@ BEGIN, END = "<!-- laws: begin -->", "<!-- laws: end -->"
 
 
 def sections() -> str:
-    """Returns one section per module, in the order of the registry: its laws, then its docstring up to the details."""
+    """Returns one section per module, in the order of the registry: its laws, then its text."""
     modules: dict[str, list[Law]] = {}
     for law in registry.ALL:
         modules.setdefault(getattr(law.check, "func", law.check).__module__, []).append(law)
@@ -31,9 +31,9 @@ def _section(name: str, laws: list[Law]) -> str:
     module = importlib.import_module(name)
     first, _, text = (inspect.getdoc(module) or "").partition("\n")
     text = text.partition(DETAILS)[0]
-    title, _, gist = first.partition(": ")
-    lines = [f"### {title.rstrip('.')}", "", gist[:1].upper() + gist[1:], ""]
-    lines += [
+    lines = [
+        f"### {first.partition(': ')[0].rstrip('.')}",
+        "",
         "| law | what holds |",
         "|---|---|",
         *(f"| `{law.name}` | {law.summary[0].upper()}{law.summary[1:]} |" for law in laws),
