@@ -102,7 +102,7 @@ def test_a_mutant_that_damages_foreign_memory_dies_between_guard_bands(mutant: M
 def test_a_twin_survives_the_laws_that_kill_its_mutants(twin: Kernel, backend: Backend) -> None:
     """In the first fixed cases of each law; slow runs draw others."""
     deadly = {name for mutant in ALL if mutant.twin is twin for name in mutant.killed_by} - set(MINUTES)
-    few = replace(PROFILES["quick"], examples=0, fixed=2)
+    few = replace(PROFILES["quick"], examples=0, fixed=4)
     trials = [try_law(registry.get(name), twin, backend, few) for name in sorted(deadly)]
     assert [(trial.law, trial.reason, trial.case) for trial in trials if trial.fate in ALARMS] == []
 

@@ -432,7 +432,7 @@ def test_the_last_of_equal_numbers_may_win(like: Callable[[Tensor], Tensor], x: 
     up = draw(*like(x).shape, seed=1)
     dx = slope(like, x, up)
     assert passes(like, x, like(x), dx, up)
-    assert not passes(like, x, like(x), dx * 4.0, up)
+    assert not passes(like, x, like(x), dx * 1.5, up)
 
 
 # -- routers and choices of several ---------------------------------------------------------------------------
@@ -684,8 +684,8 @@ def test_equal_numbers_may_be_sorted_into_any_order(rows: int) -> None:
     order = order.gather(-1, x.gather(-1, order).argsort(dim=-1, stable=True))
     right = torch.zeros_like(x).scatter(-1, order, dy * in_order(x))
     assert passes(in_order, x, in_order(x), right, dy)
-    wrong = right.flip(-1) if rows == 1 else right * 4.0
-    assert not passes(in_order, x, in_order(x), wrong, dy)
+    assert not passes(in_order, x, in_order(x), right.flip(-1), dy)
+    assert not passes(in_order, x, in_order(x), torch.where(x > 0, right.mean(), right), dy)
 
 
 def test_a_sum_over_rows_may_hold_any_winner_of_each() -> None:

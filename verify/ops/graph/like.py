@@ -237,6 +237,7 @@ class Like(Meaning):
         """
         dims = self._small_dims()
         shapes, found = self._shapes(dims), []
+        derived = [*self._derived(shapes, {name: self._dtype(name) for name in shapes})]
         outputs = tuple(self.definition.outputs or self._program(shapes, ()).results)
         for wanted in dict.fromkeys(((), self.smooth)):
             first = self._program(shapes, wanted)
@@ -244,8 +245,7 @@ class Like(Meaning):
             for kind in _KINDS if first.typed else ():
                 with suppress(UsageError):  # the function takes no operands of this type
                     found.append(self._program(shapes, wanted, kind).digest)
-        identity = "".join([*found, *self._derived(shapes, {name: self._dtype(name) for name in shapes})])
-        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {identity}{self.ties}"
+        declared = f"{self.shapes!r} {sorted(self.ranges.items())} {outputs} {''.join(found + derived)}{self.ties}"
         return f"{label} {hashlib.sha256(declared.encode()).hexdigest()[:8]}"
 
     def identity(self, dims: Shape, kinds: Kinds, *, gradients: bool) -> str:
