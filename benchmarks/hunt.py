@@ -49,7 +49,7 @@ def torch_geglu(x: torch.Tensor) -> torch.Tensor:
 
 
 @verify.kernel(op="layer_norm", dtypes=["float32"], peer=True)
-def torch_layer_norm(x, weight, bias, *, eps):  # type: ignore[no-untyped-def]
+def torch_layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, eps: float) -> torch.Tensor:
     """PyTorch eager."""
     return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -275,8 +276,7 @@ class _CaseJudge:
         for name in self.rules[KERNEL].keys() & set(self.question.op.outputs):
             by = self.rules[KERNEL][name]
             exact, low = by.truth.value, 0.0 if by.truth.low is None else by.truth.low
-            overflow = by.fmt.overflow
-            largest = float(overflow) if overflow <= sys.float_info.max else math.inf
+            largest = float(min(by.fmt.overflow, Fraction(sys.float_info.max)))
             # an infinity with a rest is a finite number beyond float64
             beyond = torch.where(torch.isinf(exact), low != 0, exact.abs() > largest)
             if bool(beyond.any()):

@@ -80,8 +80,9 @@ class Choices:
     pinned: bool = False  # True: exactly equal numbers are decided as in PyTorch
     numbers: dict[int, Tensor] = field(default_factory=dict)  # id(step) -> the numbers that decide, undisturbed
     base: dict[str, Tensor] = field(default_factory=dict)  # the results under PyTorch's own decisions
-    nears: dict[int, Tensor] = field(default_factory=dict)  # cache of `near`
-    unrounded: dict[int, Tensor | None] = field(default_factory=dict)  # cache of `_unrounded`
+    # caches, which `replace` leaves empty
+    _nears: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _exact: dict[int, Tensor | None] = field(default_factory=dict, init=False)
 
     @classmethod
     def of(
@@ -223,7 +224,7 @@ class Choices:
         reach = dict(self.reach)
         for other in others:
             reach |= {key: torch.maximum(size, reach.get(key, size)) for key, size in other.items()}
-        return replace(self, reach=reach, nears={}, unrounded={})
+        return replace(self, reach=reach)
 
     def complete(self, decisions: Decisions) -> Decisions:
         """Returns the decisions and all that follow from them."""
@@ -243,13 +244,13 @@ class Choices:
 
     def near(self, step: Step) -> Tensor:
         """Returns how far a kernel's numbers may be from the real ones: if at all, then no less than float64 tells."""
-        if id(step) not in self.nears:
+        if id(step) not in self._nears:
             found, x = self.reach.get(id(step)), self.numbers.get(id(step))
             if found is not None and x is not None:
                 found = torch.where(found > 0, torch.maximum(found, x.abs() * torch.finfo(x.dtype).eps), 0.0)
             none = torch.zeros((), dtype=torch.float64, device=self.run.device)
-            self.nears[id(step)] = none if found is None else found
-        return self.nears[id(step)]
+            self._nears[id(step)] = none if found is None else found
+        return self._nears[id(step)]
 
     def is_tie(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the decisions on exactly equal numbers that no kernel rounds.
@@ -271,10 +272,10 @@ class Choices:
 
         A search evaluates the program thousands of times, and this does not change.
         """
-        if id(step) not in self.unrounded:
+        if id(step) not in self._exact:
             exact = reduce(torch.logical_and, [self.near(each) == 0 for each in step.inputs])
-            self.unrounded[id(step)] = exact if bool(exact.any()) else None
-        return self.unrounded[id(step)]
+            self._exact[id(step)] = exact if bool(exact.any()) else None
+        return self._exact[id(step)]
 
     def _free(self, step: Step, given: Sequence[Tensor]) -> Tensor:
         """Returns a mask of the free decisions of a step on some numbers; for an order, of the rows with one."""
@@ -384,9 +385,9 @@ class Choices:
         known = all(id(each) in self.numbers for each in step.inputs)
         if not known or not isinstance(step, Map) or not step.decides or step.function == "integer":
             return None
-        real = [self.numbers[id(each)] for each in step.inputs]
         if self._unrounded(step) is None:
             return None
+        real = [self.numbers[id(each)] for each in step.inputs]
         found = self._follows(step, real)
         for x, own in zip(given, real, strict=True):
             size = own.abs().nan_to_num(0.0, 0.0, 0.0)

@@ -335,18 +335,19 @@ def holds_integers(step: Step) -> bool:
     return getattr(step, "function", "integer") in ("integer", "where", *_BITS)
 
 
+def _is_square(step: Step) -> bool:
+    return isinstance(step, Map) and step.function == "multiply" and step.inputs[0] is step.inputs[1]
+
+
 def _is_never_negative(step: Step, run: Run) -> bool:
     """True for squares and constants that are not negative, and for sums, products and quotients of these."""
 
-    def is_square(each: Step) -> bool:
-        return isinstance(each, Map) and each.function == "multiply" and each.inputs[0] is each.inputs[1]
-
     def before(each: Step) -> Sequence[Step]:
-        joins = getattr(each, "function", "") in ("add", "multiply", "divide", "sum") and not is_square(each)
+        joins = getattr(each, "function", "") in ("add", "multiply", "divide", "sum") and not _is_square(each)
         return each.inputs if joins or (isinstance(each, Move) and each.view) else ()
 
     ends = (each for each in reached([step], before) if not before(each))
-    return all(is_square(x) or (isinstance(x, Plain) and not x.of and bool((run.on_host(x) >= 0).all())) for x in ends)
+    return all(_is_square(x) or (isinstance(x, Plain) and not x.of and bool((run.on_host(x) >= 0).all())) for x in ends)
 
 
 def stays_whole(step: Step, made: Callable[[Step], bool]) -> bool:
@@ -395,7 +396,7 @@ ELEMENTWISE: dict[str, Elementwise] = {
     "add": Elementwise(lambda step, run, a, b: spans.add(a, b), "add", torch.add, rounds=True),
     "subtract": Elementwise(_difference_span, "subtract", torch.sub, rounds=True),
     "multiply": Elementwise(
-        lambda step, run, a, b: spans.square(a) if step.inputs[0] is step.inputs[1] else spans.multiply(a, b),
+        lambda step, run, a, b: spans.square(a) if _is_square(step) else spans.multiply(a, b),
         "multiply",
         torch.mul,
         rounds=True,

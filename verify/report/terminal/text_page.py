@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from verify.report import words
 from verify.report.blocks import ReportBlock
 from verify.report.document import WORDS, Columns, Document, Section, TableRow, header, is_right
-from verify.report.words import ASCII, LOOKS, STYLES
+from verify.report.words import ASCII, GLYPHS, LOOKS, STYLES
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ class Page:
 
     def __init__(self, terminal: Terminal) -> None:
         self.width = terminal.width
-        self.signs = {status: look.glyph if terminal.glyphs else look.ascii for status, look in LOOKS.items()}
+        self.signs = GLYPHS if terminal.glyphs else {status: look.ascii for status, look in LOOKS.items()}
         self._ascii = not terminal.glyphs
         self._console = terminal.console()
 
